@@ -229,7 +229,7 @@ class App:
             self._relay.kept.go_on(parsed.request, parsed.previous_id)
         body = parsed.body  # so that the received bytes are not kept too
         record.request, record.token_ids = parsed.request, parsed.token_ids
-        record.service_class = parsed.request.service_class
+        record.service_class, record.model = parsed.request.service_class, parsed.model
         if self._protection.shed:
             tenants, service_class = self._config.tenants, parsed.request.service_class
             if self._protection.rejects(tenants.class_among_all(record.tenant, service_class)):
@@ -310,7 +310,7 @@ class App:
             salts=self._security.salts,
             sdk_timeout=self._config.admission.sdk_timeout,
             most_tokens=self._config.buckets[-1].up_to,
-            counted=bool(tenant) and self._config.tenants.has_quota(tenant),
+            counted=bool(self._config.usage.path) or self._config.tenants.has_quota(tenant),
             models=self._backends.models,
         )
 

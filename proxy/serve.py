@@ -45,6 +45,7 @@ from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
 from forebay.proxy.telemetry.tracing import Tracer
+from forebay.proxy.telemetry.usage_ledger import UsageLedger
 from forebay.traces.errors import InputError
 
 HLOG_INTERVAL_S = 1.0
@@ -183,7 +184,10 @@ async def start_proxy(
             stack.callback(tracer.close)
         access = AccessLog(config.logs)
         capture = await stack.enter_async_context(capturing(config, environ, say))
-        telemetry = Telemetry(metrics, access, tracer, capture, recorder.receipts)
+        ledger = None
+        if config.usage.path is not None:
+            ledger = stack.enter_context(UsageLedger(config.usage.path, say))
+        telemetry = Telemetry(metrics, access, tracer, capture, recorder.receipts, ledger)
         app = App(
             config,
             driver,

@@ -67,6 +67,7 @@ class ParsedBody:
         block_bytes: bytes of the prompt in each block of `request`.
         hides_usage: the body asks for usage, which the client did not.
         previous_id: of the response that a request to /v1/responses goes on from.
+        model: as the backends know it.
     """
 
     request: Request
@@ -78,6 +79,7 @@ class ParsedBody:
     block_bytes: int
     hides_usage: bool = False
     previous_id: str = ""
+    model: str = ""
 
 
 def read_fields(
@@ -103,7 +105,7 @@ def read_fields(
         sdk_timeout: the timeout of OpenAI's Python client counts where no other one is given.
         most_tokens: the longest prompt of any bucket. A longer estimate is cut to it if the prompt
             may fit: an estimate rejects no prompt, and if it is served it is no longer than this.
-        counted: ask the backend for the usage of a stream, too: the tenant has a quota.
+        counted: ask the backend for the usage of a stream, too: somebody counts it.
         models: those of the backends, with other names for them.
     """
     streams = typed(fields, "stream", bool, False)
@@ -124,10 +126,10 @@ def read_fields(
         tokens = min(tokens, all_tokens)
     answer_tokens = _answer_tokens(fields, dialect)
     pure = not text.media_tokens and is_pure(fields, dialect)
-    priority, quota_tokens, hides_usage = _integer(fields, "priority", 0), 0, False
+    priority, quota_tokens = _integer(fields, "priority", 0), 0
+    hides_usage = counted and _streams_uncounted(fields, dialect)
+    body = _fair_body(body, priority if tenant else 0, hides_usage)
     if tenant:
-        hides_usage = counted and dialect.classic and _streams_uncounted(fields)
-        body = _fair_body(body, priority, hides_usage)
         quota_tokens = _quota_tokens(text, estimate, tokens, most_tokens)
     sequences = _sequences(fields, dialect)
     blocks = chain(prompt, block_bytes, cache)
@@ -153,7 +155,7 @@ def read_fields(
     teaches = not (text.token_ids or text.media_tokens or previous_id)
     return ParsedBody(
         request, body, len(prompt) if teaches else 0, text.token_ids, streams, dialect, block_bytes,
-        hides_usage, previous_id,
+        hides_usage, previous_id, wanted.name,
     )  # fmt: skip
 
 
@@ -259,11 +261,11 @@ def _quota_tokens(
     return int(min(most_tokens, tokens + text.media_tokens))
 
 
-def _streams_uncounted(fields: dict[str, Any]) -> bool:
-    """Return whether the client asks for a stream without its usage."""
+def _streams_uncounted(fields: dict[str, Any], dialect: Dialect) -> bool:
+    """Return whether the client asks for a stream without its usage, which it could ask for."""
     options = fields.get("stream_options")
     asks_usage = isinstance(options, dict) and options.get("include_usage") is True
-    return bool(fields.get("stream")) and not asks_usage
+    return dialect.classic and bool(fields.get("stream")) and not asks_usage
 
 
 def _sequences(fields: dict[str, Any], dialect: Dialect) -> int:

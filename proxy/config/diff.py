@@ -11,7 +11,7 @@ from forebay.proxy.config.sections import Tls
 # Sections or single keys. Other keys of the sections in IN_PLACE change while the proxy runs.
 NEEDS_RESTART = frozenset(
     {
-        *("capture", "listen", "metrics", "share", "tokens", "tracing", "upstream_tls"),
+        *("capture", "listen", "metrics", "share", "tokens", "tracing", "upstream_tls", "usage"),
         *("limits.header", "logs.format"),
     }
 )

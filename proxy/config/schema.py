@@ -40,6 +40,7 @@ from forebay.proxy.config.sections import (
     Tokens,
     Tracing,
     UpstreamTls,
+    UsageConfig,
 )
 from forebay.proxy.config.tenants import Tenants
 from forebay.proxy.core.model import BackendSpec, Tenant
@@ -255,6 +256,7 @@ class Config(Section):
     mode: Literal["shape", "observe"] = "shape"
     observe: Observe = Observe()
     hold: HoldConfig = HoldConfig()
+    usage: UsageConfig = UsageConfig()
 
     @field_validator("backends")
     @classmethod

@@ -212,6 +212,15 @@ class UpstreamTls(Section):
     verify: bool = True
 
 
+class UsageConfig(Section):
+    """A ledger of what each request used.
+
+    path: the file, to which a JSON line is added for each request that was served; null: none.
+    """
+
+    path: Path | None = None
+
+
 class CaptureConfig(Section):
     """Capture of traffic as a trace.
 

@@ -8,6 +8,7 @@ from forebay.proxy.telemetry.capture import Capture
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.record import RequestRecord
 from forebay.proxy.telemetry.tracing import Tracer
+from forebay.proxy.telemetry.usage_ledger import UsageLedger
 
 
 class Telemetry:
@@ -20,12 +21,14 @@ class Telemetry:
         tracer: Tracer | None,
         capture: Capture | None,
         receipts: Receipts,
+        ledger: UsageLedger | None,
     ) -> None:
         self._metrics = metrics
         self._access = access
         self._tracer = tracer
         self._capture = capture
         self._receipts = receipts
+        self._ledger = ledger
 
     def started(self, record: RequestRecord, operation: str, headers: Mapping[str, str]) -> None:
         """A shaped request has arrived, with these headers."""
@@ -47,5 +50,7 @@ class Telemetry:
         self._access.finished(record, status, now)
         if self._capture is not None:
             self._capture.finished(record)
+        if self._ledger is not None:
+            self._ledger.finished(record, status, now)
         if record.span is not None:
             record.span.finished(record, status)

@@ -26,6 +26,7 @@ class RequestRecord:
 
     Attributes:
         operation: OpenTelemetry's name: chat or text_completion; "" for a path that is not shaped.
+        model: as the backends know it.
         request: the request as the policy sees it, once the body is parsed.
         token_ids: the prompt came as token ids.
         reason: code of the error that was returned.
@@ -39,6 +40,7 @@ class RequestRecord:
     bucket: str = "none"
     tenant: str = ""
     service_class: str = ""
+    model: str = ""
     backend: str = ""
     queued_s: float | None = None
     predicted_ttft_s: float | None = None

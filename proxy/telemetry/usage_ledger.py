@@ -1,0 +1,144 @@
+"""Write who used how much: a JSON line for each request that a backend served.
+
+A thread writes, so that a slow disk never blocks the loop. What cannot be written waits in memory,
+for an hour of a busy proxy. The file may be moved away at any time: it is opened anew. Several
+processes may write one file, as each write ends with a whole line.
+"""
+
+import os
+import queue
+import threading
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from forebay.proxy.telemetry.events import LogEvent, Say
+from forebay.proxy.telemetry.record import RequestRecord
+from forebay.traces.errors import InputError
+
+MOST_WAITING: Final = 100_000  # lines, of about 300 bytes each
+MOST_TOGETHER: Final = 1_000
+RETRY_S: Final = 1.0
+CLOSE_S: Final = 5.0
+MOST_NAME: Final = 200  # characters of a model's name, which clients choose
+
+
+class UsageLedger:
+    """Use as a context; raises InputError if the file cannot be opened.
+
+    Attributes:
+        dropped: lines for which there was no room any more.
+    """
+
+    def __init__(self, path: Path, say: Say) -> None:
+        self.dropped = 0
+        self._path = path
+        self._say = say
+        self._failing = False
+        self._closing = threading.Event()
+        self._queue: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
+        try:
+            self._file = _opened(path)
+        except OSError as error:
+            raise InputError(f"usage.path: cannot write {path} ({error.strerror})") from error
+        self._thread = threading.Thread(target=self._write_all, name="usage", daemon=True)
+
+    def __enter__(self) -> "UsageLedger":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Write what waits, within a time limit."""
+        self._closing.set()
+        with suppress(queue.Full):
+            self._queue.put(None, timeout=CLOSE_S)
+            self._thread.join(CLOSE_S)
+
+    def finished(self, record: RequestRecord, status: int, now: float) -> None:
+        """Enter a request that has ended, unless it reached no backend."""
+        if record.sent_at is None or record.request is None:
+            return
+        try:
+            self._queue.put_nowait(_line(record, status, now))
+        except queue.Full:
+            if not self.dropped:
+                line = f"usage: {self._path} is not written: lines are dropped"
+                self._say(LogEvent.USAGE_DROPS, line)
+            self.dropped += 1
+
+    def _write_all(self) -> None:
+        last = False
+        while not last:
+            lines = [self._queue.get()]
+            with suppress(queue.Empty):
+                while len(lines) < MOST_TOGETHER:
+                    lines.append(self._queue.get_nowait())
+            last = lines[-1] is None
+            left = b"".join(line for line in lines if line is not None)
+            while left := self._written(left):
+                if self._closing.is_set():
+                    line = f"usage: {self._path} lacks lines: it could not be written at the end"
+                    self._say(LogEvent.USAGE_DROPS, line)
+                    break
+                self._closing.wait(RETRY_S)
+        os.close(self._file)
+
+    def _written(self, data: bytes) -> bytes:
+        """Write to the file that has the name now; return what could not be written."""
+        try:
+            if not _is_file(self._file, self._path):
+                before, self._file = self._file, _opened(self._path)
+                os.close(before)
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError as error:
+            if not self._failing:
+                line = f"usage: {self._path} cannot be written ({error.strerror}); trying again"
+                self._say(LogEvent.USAGE_FAILED, line)
+            self._failing = True
+        else:
+            self._failing = False
+        return data
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+
+
+def _is_file(file: int, path: Path) -> bool:
+    """Return whether the open file still has this name."""
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _line(record: RequestRecord, status: int, now: float) -> bytes:
+    assert record.request is not None
+    counted = record.prompt_tokens > 0
+    row = {
+        "time": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds"),
+        "request_id": record.id,
+        "tenant": record.tenant,
+        "model": record.model[:MOST_NAME],
+        "operation": record.operation,
+        "bucket": record.bucket,
+        "backend": record.backend,
+        "status": status,
+        "counted": counted,
+        "prompt_tokens": record.prompt_tokens if counted else record.request.prompt_tokens,
+        "cached_tokens": record.cached_tokens if counted else None,
+        "output_tokens": record.output_tokens if counted else None,
+        "queue_ms": _ms(record.queued_s),
+        "ttft_ms": _ms(record.ttft_s),
+        "duration_ms": _ms(now - record.arrived_at),
+    }
+    return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 1)

@@ -1,0 +1,175 @@
+"""Who used how much: a line for each request that was served, whatever the disk does."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from proxy_stage import RawBackend, Stage, by_request, on_stage, settle, silent
+from said import Said
+
+from forebay.proxy.core.model import Request
+from forebay.proxy.telemetry import usage_ledger
+from forebay.proxy.telemetry.record import RequestRecord
+from forebay.proxy.telemetry.usage_ledger import UsageLedger
+from forebay.traces.errors import InputError
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def record(number: int, **fields: Any) -> RequestRecord:
+    made = RequestRecord(f"r{number}", 100.0, backend="b0", sent_at=100.5, **fields)
+    made.request = Request(f"r{number}", 600, 30)
+    return made
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    """In real time: a thread writes."""
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def on_a_proxy(tmp_path: Path, scene: Any, *serves: Any, **keys: Any) -> list[dict[str, Any]]:
+    path = tmp_path / "usage.jsonl"
+    on_stage(scene, *serves, usage={"path": str(path)}, **keys)
+    return lines(path)
+
+
+class TestLines:
+    def test_what_a_line_says(self, tmp_path: Path) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post({"model": "tiny", "prompt": "hello", "max_tokens": 3}) as response:
+                await response.read()
+
+        (line,) = on_a_proxy(tmp_path, scene, None)
+        assert line["model"] == "tiny"
+        assert (line["status"], line["counted"], line["backend"]) == (200, True, "b0")
+        assert (line["prompt_tokens"], line["cached_tokens"], line["output_tokens"]) == (7, 0, 1)
+        assert line["duration_ms"] >= 0
+        assert line["time"].endswith("+00:00")
+
+    def test_a_stream_is_counted_though_its_client_does_not_ask(self, tmp_path: Path) -> None:
+        """The usage is asked for, and not sent on."""
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post({"prompt": "hello", "stream": True}) as response:
+                assert b"usage" not in await response.read()
+            assert json.loads(backends[0].calls[0].body)["stream_options"] == {
+                "include_usage": True
+            }
+
+        (line,) = on_a_proxy(tmp_path, scene, None)
+        assert line["counted"]
+        assert (line["prompt_tokens"], line["cached_tokens"], line["output_tokens"]) == (7, 4, 3)
+
+    def test_a_client_that_left_is_charged_by_the_estimate(self, tmp_path: Path) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async def ask() -> None:
+                async with on.post({"prompt": "hello " * 1000, "stream": True}):
+                    pass
+
+            task = asyncio.create_task(ask())
+            await settle()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await settle()
+
+        (line,) = on_a_proxy(tmp_path, scene, silent)
+        assert (line["status"], line["counted"]) == (499, False)
+        assert 1000 <= line["prompt_tokens"] <= 2000
+        assert line["cached_tokens"] is line["output_tokens"] is line["ttft_ms"] is None
+
+    def test_what_no_backend_served_has_none(self, tmp_path: Path) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.post(b"{") as response:
+                assert response.status == 400
+            async with on.client.get(on.url + "/version") as response:
+                assert response.status == 200
+
+        assert on_a_proxy(tmp_path, scene, by_request) == []
+
+    def test_without_it_bodies_pass_byte_for_byte(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            body = b'{"prompt": "hello", "stream": true, "priority": 1}'
+            async with on.post(body) as response:
+                await response.read()
+            assert backends[0].calls[0].body == body
+
+        on_stage(scene, None)
+
+
+class TestDisk:
+    def test_a_file_that_is_moved_away_is_opened_anew(self, tmp_path: Path) -> None:
+        path, old = tmp_path / "usage.jsonl", tmp_path / "usage.1.jsonl"
+        with UsageLedger(path, Said()) as ledger:
+            ledger.finished(record(1), 200, 101.0)
+            eventually(lambda: path.stat().st_size > 0)
+            path.rename(old)
+            ledger.finished(record(2), 200, 102.0)
+            eventually(path.exists)
+        assert [line["request_id"] for line in lines(old)] == ["r1"]
+        assert [line["request_id"] for line in lines(path)] == ["r2"]
+
+    def test_a_start_adds_to_what_is_there(self, tmp_path: Path) -> None:
+        path = tmp_path / "usage.jsonl"
+        for number in range(3):
+            with UsageLedger(path, Said()) as ledger:
+                ledger.finished(record(number), 200, 101.0)
+        assert [line["request_id"] for line in lines(path)] == ["r0", "r1", "r2"]
+
+    def test_a_full_disk_loses_nothing_once_it_has_room(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not even the half of a line that it took."""
+        path, said = tmp_path / "usage.jsonl", Said()
+        room = [25]
+        write = os.write
+
+        def limited(file: int, data: bytes) -> int:
+            if not room[0]:
+                raise OSError(28, "No space left on device")
+            taken = write(file, data[: room[0]])
+            room[0] -= taken
+            return taken
+
+        monkeypatch.setattr(usage_ledger, "RETRY_S", 0.01)
+        monkeypatch.setattr(os, "write", limited)
+        with UsageLedger(path, said) as ledger:
+            for number in range(50):
+                ledger.finished(record(number), 200, 101.0)
+            eventually(lambda: len(said) > 0)
+            time.sleep(0.1)
+            room[0] = 10**9
+        assert [line["request_id"] for line in lines(path)] == [f"r{n}" for n in range(50)]
+        assert len(said) == 1
+        assert "No space left on device" in said[0]
+
+    def test_a_disk_that_never_has_room(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Memory is bounded, requests go on, the end comes, and the log tells what is lost."""
+
+        def full(file: int, data: bytes) -> int:
+            raise OSError(28, "No space left on device")
+
+        said = Said()
+        monkeypatch.setattr(usage_ledger, "MOST_WAITING", 10)
+        monkeypatch.setattr(os, "write", full)
+        with UsageLedger(tmp_path / "usage.jsonl", said) as ledger:
+            for number in range(1_100):
+                ledger.finished(record(number), 200, 101.0)
+            assert ledger.dropped > 0
+        assert any("lines are dropped" in line for line in said)
+        assert any("lacks lines" in line for line in said)
+
+    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"usage\.path: cannot write .*No such file"):
+            UsageLedger(tmp_path / "none" / "usage.jsonl", Said())
