@@ -11,6 +11,8 @@ from forebay.proxy.runtime.event_loop import fast_runner, short_collections
 from forebay.replay.engine.calibration.calibrate_cli import HELP as CALIBRATE_HELP
 from forebay.replay.engine.calibration.calibrate_cli import calibrate_command
 from forebay.replay.engine.calibration.output import print_shipped
+from forebay.replay.engine.calibration.validate_cli import HELP as VALIDATE_HELP
+from forebay.replay.engine.calibration.validate_cli import validate_command
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.faults import Fault, fault_help, parse_fault
 from forebay.replay.engine.options import EngineOptions
@@ -72,6 +74,7 @@ def engine(context: typer.Context, options: EngineOptions) -> None:
 
 
 app.command("calibrate", help=CALIBRATE_HELP)(calibrate_command)
+app.command("validate", help=VALIDATE_HELP)(validate_command)
 
 
 async def _serve(

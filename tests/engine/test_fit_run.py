@@ -87,9 +87,36 @@ def test_prediction_is_what_a_replay_against_the_server_measures(tmp_path: Path)
     assert hit_ratio(measured) == hit_ratio(predicted) > 0.1
 
 
-def forebay(*words: str) -> "subprocess.CompletedProcess[str]":
+def test_the_command_says_how_true_the_engine_is(tmp_path: Path) -> None:
+    """Against a server with its own constants it is exact, against any other it is not."""
+    path, other = tmp_path / "trace.jsonl", tmp_path / "run"
+    write_trace(path, iter(trace(12)))
+
+    async def main() -> None:
+        async with start_engine(CONFIG) as server:
+            await replay(ReplayOptions(path, [server.url], other, quiet=True))
+
+    run(main())
+    server = ("--model", "llama-3-8b", "--max-num-batched-tokens", "2048", "--max-num-seqs", "64")
+    done = forebay(
+        str(other), *server, "--gpu", "h200", "--within", "0.01", "--json", of="validate"
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert max(abs(line["error"]) for line in told["lines"]) < 0.01
+    assert told["hit_ratio"]["measured"] == told["hit_ratio"]["simulated"] > 0
+    far = forebay(str(other), *server, "--gpu", "h200-nvl", "--within", "0.01", of="validate")
+    assert far.returncode == 1
+    assert "Furthest off: " in far.stdout
+    path.unlink()
+    refused = forebay(str(other), *server, "--gpu", "h200", of="validate")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "give it as --trace" in refused.stderr
+
+
+def forebay(*words: str, of: str = "calibrate") -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "forebay.proxy", "engine", "calibrate", *words],
+        [sys.executable, "-m", "forebay.proxy", "engine", of, *words],
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
 

@@ -5,11 +5,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from forebay.replay.engine.calibration.calibrate import kernel_table
 from forebay.replay.engine.calibration.fit_run import (
     RunFit,
+    Timed,
     compared,
     fit_run,
     hit_ratio,
@@ -57,12 +59,11 @@ def calibrate_runs(
         write_calibration(done.file, out)
 
 
-def _print(done: RunFit) -> None:
-    console = Console(highlight=False)
-    console.print(Text(f"{done.file.model} on {done.file.gpu}: {done.file.source}"))
+def comparison_table(title: str, measured: Sequence[Timed], predicted: Sequence[Timed]) -> Table:
+    """Return a table of measured and predicted quantiles."""
     numbers = ("requests", "measured", "model", "error")
-    table = new_table("fitted trace", *numbers, right=numbers)
-    for line in compared(done.measured, done.predicted):
+    table = new_table(title, *numbers, right=numbers)
+    for line in compared(measured, predicted):
         table.add_row(
             f"{line.measure} p{line.quantile * 100:g}",
             str(line.requests),
@@ -70,7 +71,13 @@ def _print(done: RunFit) -> None:
             f"{line.model_s:#.4g} s",
             f"{line.error:+.1%}",
         )
-    console.print(table)
+    return table
+
+
+def _print(done: RunFit) -> None:
+    console = Console(highlight=False)
+    console.print(Text(f"{done.file.model} on {done.file.gpu}: {done.file.source}"))
+    console.print(comparison_table("fitted trace", done.measured, done.predicted))
     console.print(constants_table(done.file.constants, done.prior, done.fit))
     console.print(
         Text(
