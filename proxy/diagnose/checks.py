@@ -6,7 +6,7 @@ of them. Counters are those since the start of the proxy.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from forebay.proxy.diagnose.scene import Scene
 
@@ -64,14 +64,19 @@ def states(scene: Scene) -> Found:
 
 
 def speeds(scene: Scene) -> Found:
-    """No backend is much slower than another one."""
-    costs = {
-        name: (b["prefill_cost"]["seconds_10k_tokens"], b["prefill_cost"])
-        for name, b in scene.backends().items()
-        if b["prefill_cost"]["observations"] >= LEARNED
-    }
-    if len(costs) < 2:
-        return
+    """No backend is much slower than another one of its models."""
+    by_models: dict[tuple[str, ...], dict[str, tuple[float, dict[str, Any]]]] = {}
+    for name, b in scene.backends().items():
+        cost = b["prefill_cost"]
+        if cost["observations"] >= LEARNED:
+            costs = by_models.setdefault(tuple(b.get("models") or ()), {})
+            costs[name] = cost["seconds_10k_tokens"], cost
+    for costs in by_models.values():
+        yield from _slow_ones(costs)
+
+
+def _slow_ones(costs: dict[str, tuple[float, dict[str, Any]]]) -> Found:
+    """Compare the seconds of 10,000 tokens of backends that should be equal."""
     fastest = min(costs, key=lambda name: costs[name][0])
     least_s, of_fastest = costs[fastest]
     for name, (takes_s, cost) in costs.items():
@@ -349,6 +354,16 @@ def reloads(scene: Scene) -> Found:
         yield "error", last["last_reload"], remedy
 
 
+def mode(scene: Scene) -> Found:
+    """The proxy shapes traffic."""
+    if any(status.get("mode") == "observe" for status in scene.statuses()):
+        yield (
+            "warning",
+            "the proxy only observes: it queues and rejects nothing",
+            "set `mode: shape` when you have seen enough; the running proxy follows",
+        )
+
+
 CHECKS: Mapping[str, Callable[[Scene], Found]] = {
     "backends take work": states,
     "backends answer": unanswered,
@@ -368,6 +383,7 @@ CHECKS: Mapping[str, Callable[[Scene], Found]] = {
     "workers and other proxies": processes,
     "capture": capture,
     "reloads": reloads,
+    "mode": mode,
 }
 """The checks by the name under which they are reported."""
 

@@ -228,6 +228,7 @@ CASES: list[Case] = [
         sample("backend_predicted_time_to_first_token_seconds_total", 10.0, backend="a")]),
     ("b keeps only 30% of the prefixes",
      status(backend("a"), backend("b", prefix_index={"kept_share": 0.3})), (), ()),
+    ("the proxy only observes", status(mode="observe"), (), ()),
     ("none of 100 answers of b says how many",
      status(backend("a"), backend("b", prefix_index={"mode": "believed"})), (), SERVED),
     ("different versions (a 0.20.2, b 0.26.0)", status(), [fact("a"), fact("b", version="0.26.0")],
@@ -279,6 +280,18 @@ def test_each_check(
     found = examine(of_case((text, told, facts, samples)))
     assert len(found) == (2 if "ejected" in text else 1), found
     assert any(text in one.text for one in found)
+
+
+def test_backends_of_other_models_may_be_slower() -> None:
+    def learned(name: str, model: str, seconds: float) -> dict[str, Any]:
+        cost = {"observations": 100, "seconds_10k_tokens": seconds, "relative_error": 0.1}
+        return backend(name, models=[model], prefill_cost=cost)
+
+    backends = [learned("a", "small", 0.2), learned("b", "large", 2.0)]
+    assert examine(Scene(status(*backends), [fact("a"), fact("b")], SERVED)) == []
+    backends.append(learned("c", "large", 0.7))
+    (found,) = examine(Scene(status(*backends), [fact("a"), fact("b")], SERVED))
+    assert found.text.startswith("b needs 2.9 times as long as c")
 
 
 def test_every_check_has_a_case() -> None:
