@@ -80,7 +80,8 @@ class App:
         self._parsing = LargeBodies()
         self._cors = Cors(config.cors_origins)
         self._parsed_count = 0
-        self.held = HeldRequests(backends, lambda: self._config.hold.max_requests)
+        self.held = HeldRequests(backends.models, lambda: self._config.hold.max_requests)
+        relay.keeps = lambda: self.held.on
         self.rejecting_s = 0.0  # taken by requests that were rejected before their body was read
         self.leaving = False  # lame duck: requests are taken, but connections are told to close
         self.draining = False  # no more requests are taken
@@ -90,8 +91,9 @@ class App:
 
     @property
     def ready(self) -> bool:
-        """Requests are taken, and some backend is up."""
-        return self._backends.any_up() and not self.draining and not self.leaving
+        """Requests are taken, and some backend is up or requests wait for it."""
+        serves = self._backends.any_up() or self.held.on
+        return serves and not self.draining and not self.leaving
 
     def reconfigure(self, config: Config) -> None:
         """Use this configuration for requests that arrive from now on."""
@@ -239,16 +241,18 @@ class App:
         shaped = ShapedRequest(
             request, dialect.path, body, parsed, id_, record, reply_headers, hold
         )
-        if not self._backends.any_up(parsed.request.model):
-            await self._until_up(parsed.request, record.arrived_at)
+        if self.held.on:
+            await self._until_up(parsed, record)
         while True:
+            granted = False
             try:
                 async with self._driver.slot(parsed.request) as grant:
+                    granted = True
                     record.sent(grant.send, self._driver.clock())
                     return await self._relay.serve(shaped, grant)
             except Rejected as rejected:
                 lost = rejected.action.reason == "no_backend_available"
-                if lost and await self._until_up(parsed.request, record.arrived_at):
+                if lost and await self._until_up(parsed, record, refused=granted):
                     continue
                 record.bucket = rejected.action.bucket or "none"
                 record.queued_s = rejected.action.queued_s
@@ -256,14 +260,18 @@ class App:
                 field, status = dialect.messages or "prompt", self._config.reject_status
                 raise errors.rejected(rejected.action, field, status, receipt) from None
 
-    async def _until_up(self, request: Request, arrived_at: float) -> bool:
+    async def _until_up(
+        self, parsed: ParsedBody, record: RequestRecord, *, refused: bool = False
+    ) -> bool:
         """Wait for a backend of the model, as long as in a queue; return whether one came up."""
-        bucket, now = self._driver.shaper.bucket_of(request.prompt_tokens), self._driver.clock()
+        request, now = parsed.request, self._driver.clock()
+        bucket = self._driver.shaper.bucket_of(request.prompt_tokens)
         if bucket is None:
             return False
-        until = min(arrived_at + bucket.max_wait_s, now + request.timeout_s)
-        came = await self.held.until_up(request.model, until)
+        until = min(record.arrived_at + bucket.max_wait_s, now + request.timeout_s)
+        came = await self.held.until_up(parsed.model, request.tenant, until, refused=refused)
         request.timeout_s -= self._driver.clock() - now
+        request.model = self._backends.models.find(parsed.model).route  # told only now, perhaps
         return came
 
     async def preview(self, request: web.BaseRequest, tenant: str) -> tuple[Request, str]:
@@ -348,15 +356,14 @@ class App:
             raise errors.no_backend()
         body = await self._body(request, record, hold)
         path, models, model = raw.partition("?")[0], self._backends.models, ""
-        if path == MODELS and models.matter and request.method != "POST":
+        if path == MODELS and models.listed and models.matter and request.method != "POST":
             return web.Response(body=models.page(), content_type="application/json")
         # Without an engine there is no prefix cache, and so no salt.
         salts = None if path in ENGINELESS else self._security.salts
+        content_type = request.headers.get("content-type", "")
         if body and (salts or models.matter):
             async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
-                body, model = await prepared(
-                    body, request.content_type, record.tenant, salts, models
-                )
+                body, model = await prepared(body, content_type, record.tenant, salts, models)
         reply = self._stream_headers(id_, self._cors.answer(request.headers))
         return await self._unshaped.serve(
             request, raw, body, model, id_, record.tenant, reply, hold

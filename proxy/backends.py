@@ -19,7 +19,7 @@ from forebay.proxy.http1.faults import LostConnection
 from forebay.proxy.probes import Prober, Upstream, key_header
 from forebay.proxy.relay.failures import Failure
 from forebay.proxy.relay.suspicions import Suspects, Suspicions
-from forebay.proxy.served_models import ServedModels, others
+from forebay.proxy.served_models import ServedModels, any_up, others
 from forebay.proxy.telemetry.events import LogEvent, Say
 
 STALE_WITHIN_S = 0.5  # a kept connection that is lost so soon was closed while idle
@@ -42,7 +42,6 @@ class Backends:
 
     Attributes:
         models: which backends serve which model.
-        came_up: set for a moment whenever a backend has come up.
         on_hang: called at every probe of a backend that is down, to end attempts there.
     """
 
@@ -61,8 +60,8 @@ class Backends:
         self._suspicions = Suspicions()
         self._serving = False  # some backend was up when health was last applied
         self.upstreams = {b.name: self._upstream(b) for b in config.backends}
-        self.models = ServedModels(self.upstreams, driver, say)
         self.health = Health(self.upstreams)
+        self.models = ServedModels(self.upstreams, self.health, driver, say)
         self.prober = Prober(
             config,
             self.health,
@@ -72,7 +71,6 @@ class Backends:
             self._size_known,
             self.models.changed,
         )
-        self.came_up = asyncio.Event()
         self.on_hang: Callable[[Upstream], None] = lambda _: None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -162,7 +160,13 @@ class Backends:
     # Sending.
 
     async def open(
-        self, method: str, upstream: Upstream, target: str, body: bytes, headers: dict[str, str]
+        self,
+        method: str,
+        upstream: Upstream,
+        target: str,
+        body: bytes,
+        headers: dict[str, str],
+        model: str = "",
     ) -> UpstreamResponse:
         """Send one request, and wait for the head of its response; raises UpstreamFault.
 
@@ -172,6 +176,7 @@ class Backends:
 
         Args:
             target: an allowed raw path with its query.
+            model: as `Request.model`.
         """
         headers = {**key_header(self._config), **headers}
         sent_at = self._driver.clock()
@@ -180,13 +185,13 @@ class Backends:
         except LostConnection as lost:
             # Later it is not that race: perhaps the backend died over this very request.
             raced = lost.stale and self._driver.clock() - sent_at < STALE_WITHIN_S
-            if not raced or self.others_up(upstream):
+            if not raced or self.others_up(upstream, model):
                 raise
         return await upstream.origin.ask(method, target, headers, body, fresh=True)
 
     def any_up(self, model: str = "") -> bool:
         """Return whether a backend of the model is up; "" is any model."""
-        return any(u.up and u.serves(model) for u in self.upstreams.values())
+        return any_up(self.upstreams, model)
 
     def next_up(self, model: str = "", but: Upstream | None = None) -> Upstream | None:
         """Choose a backend that takes work, in rotation, for a request that is not shaped.
@@ -201,15 +206,14 @@ class Backends:
         self._turn += 1
         return others[self._turn % len(others)] if others else None
 
-    def others_up(self, upstream: Upstream) -> bool:
-        return any(other.up for other in others(self.upstreams, upstream))
+    def others_up(self, upstream: Upstream, model: str) -> bool:
+        return any(other.up for other in others(self.upstreams, upstream, model))
 
-    def others_willing(self, upstream: Upstream) -> bool:
+    def others_willing(self, upstream: Upstream, model: str) -> bool:
         """Return whether another backend is up that has not declined a request lately itself."""
         lately = self._driver.clock() - DECLINED_S
-        return any(
-            other.up and other.declined_at < lately for other in others(self.upstreams, upstream)
-        )
+        found = others(self.upstreams, upstream, model)
+        return any(other.up and other.declined_at < lately for other in found)
 
     # Outcomes of requests.
 
@@ -232,13 +236,16 @@ class Backends:
             self.health.failed(suspect, "", self._driver.clock(), sent_at=sent_at)
         self._apply_changed_health()
 
-    def failed(self, name: str, request_id: str, failure: Failure, suspects: Suspects) -> None:
-        """A request has failed before a good first byte."""
+    def failed(
+        self, name: str, request_id: str, failure: Failure, suspects: Suspects, model: str
+    ) -> None:
+        """A request for this model has failed before a good first byte."""
         health, now = self.health, self._driver.clock()
         upstream, everywhere = self.upstreams.get(name), False
         if failure.declined and upstream:
             upstream.declined_at = now
-            everywhere = self.others_up(upstream) and not self.others_willing(upstream)
+            others_up = self.others_up(upstream, model)
+            everywhere = others_up and not self.others_willing(upstream, model)
         match failure.verdict:
             case "failed" if failure.provokable:
                 sent_at = health.left(name, request_id, now)
@@ -307,8 +314,7 @@ class Backends:
             self._driver.backend_down(upstream.name, not intake.restarted)
             return
         self._driver.backend_up(upstream.name, upstream.kv_tokens, intake.most_prefills)
-        self.came_up.set()
-        self.came_up.clear()
+        self.models.pulse()
 
     def _say_transition(self, transition: Transition) -> None:
         name, state, reason, why = transition

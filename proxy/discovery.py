@@ -21,13 +21,11 @@ class Discovery:
         self._names: dict[str, HostName] = {}
         self._found: dict[str, tuple[str, ...]] = {}
 
-    async def look_up(self, config: Config) -> bool:
-        """Look all names up; return whether any address is new or gone."""
+    async def look_up(self, config: Config) -> None:
+        """Look all names up, at the same time."""
         hosts = {_host(backend) for backend in config.backends if backend.dns}
         await asyncio.gather(*(self._look_up(host) for host in hosts))
-        found = {host: tuple(sorted(self._names[host].known)) for host in hosts}
-        changed, self._found = found != self._found, found
-        return changed
+        self._found = {host: tuple(sorted(self._names[host].known)) for host in hosts}
 
     def expand(self, config: Config) -> Config:
         """Return the configuration with a backend for each address that was found."""

@@ -1,52 +1,76 @@
 """Keep requests while no backend of their model is up: one restarts, or the first one starts."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
-from forebay.proxy.backends import Backends
+from forebay.proxy.core.model import MAJORITY
+from forebay.proxy.served_models import ServedModels
+
+REFUSED_S = 0.25  # until a backend that refused a connection is tried again
 
 
 class HeldRequests:
     """Requests that wait for a backend to come up, in no queue.
 
     Args:
-        most: returns how many may be kept; one more is not.
+        most: returns how many may be kept; one more is not. A tenant may have half of them.
 
     Attributes:
         count: requests that are kept now.
     """
 
-    def __init__(self, backends: Backends, most: Callable[[], int]) -> None:
+    def __init__(self, models: ServedModels, most: Callable[[], int]) -> None:
         self.count = 0
-        self._backends = backends
+        self._of_tenant: Counter[str] = Counter()
+        self._models = models
         self._most = most
         self._refusal: Callable[[], Exception] | None = None
 
-    async def until_up(self, model: str, until: float) -> bool:
+    @property
+    def on(self) -> bool:
+        """Whether requests are kept at all."""
+        return self._most() > 0
+
+    async def until_up(
+        self, asked: str, tenant: str, until: float, *, refused: bool = False
+    ) -> bool:
         """Wait until some backend of the model is up.
 
         Returns whether there was one to wait for and it came in time.
 
         Args:
-            model: as `Request.model`.
+            asked: the name of the model.
             until: on the clock of the event loop.
+            refused: a backend that seems to be up has just refused a connection.
         """
-        if self._backends.any_up(model) or self.count >= self._most():
+        served = self._models.may_be_served(asked) and not refused
+        if served or not self._has_room(tenant):
             return False
         self.count += 1
+        self._of_tenant[tenant] += 1
         try:
             async with asyncio.timeout_at(until):
-                while not self._backends.any_up(model):
+                if refused:
+                    await asyncio.sleep(REFUSED_S)
+                while not self._models.may_be_served(asked):
                     if self._refusal is not None:
                         raise self._refusal()
-                    await self._backends.came_up.wait()
+                    await self._models.moved.wait()
         except TimeoutError:
             return False
         finally:
             self.count -= 1
+            self._of_tenant[tenant] -= 1
+            if not self._of_tenant[tenant]:
+                del self._of_tenant[tenant]
         return True
 
     def end_all(self, refusal: Callable[[], Exception]) -> None:
         """Fail all requests that are kept, and those that would be, with `refusal()`."""
         self._refusal = refusal
-        self._backends.came_up.set()
+        self._models.pulse()
+
+    def _has_room(self, tenant: str) -> bool:
+        most = self._most()
+        return self.count < most and not (tenant and self._of_tenant[tenant] >= MAJORITY * most)

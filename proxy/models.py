@@ -45,6 +45,15 @@ class Models:
         self.differ = False
 
     @property
+    def listed(self) -> bool:
+        """Whether any backend has told its models."""
+        return bool(self._listed)
+
+    def lists(self, name: str) -> bool:
+        """Return whether a backend names this model."""
+        return name in self._listed
+
+    @property
     def matter(self) -> bool:
         """Whether the name of the model changes where, or how, a request is sent."""
         return self.differ or bool(self.aliases)

@@ -73,12 +73,6 @@ class Upstream:
         """Return whether it serves the model, as far as is known; "" is any model."""
         return not model or self.models is None or model in self.models
 
-    def shares_models(self, other: "Upstream") -> bool:
-        """Return whether the two serve a model in common, as far as is known."""
-        if self.models is None or other.models is None:
-            return True
-        return not self.models.keys().isdisjoint(other.models)
-
     def use_models(self, names: Sequence[str]) -> None:
         """Take the configured models; without any, ask for them at the next probe."""
         self.models = configured_models(names)

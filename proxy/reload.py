@@ -118,7 +118,10 @@ class Reloader:
         self._keep(task)
         return await asyncio.shield(task)
 
-    async def _reload_alone(self, change: Callable[[], Awaitable[Result]]) -> Result:
+    async def _reload_alone(
+        self, change: Callable[[], Awaitable[Result]], said: str = ""
+    ) -> Result:
+        """Apply a change, and log its result, unless it is what was `said` before."""
         async with self._lock:
             systemd.reloading()
             try:
@@ -130,7 +133,8 @@ class Reloader:
                 self.message = f"only partly reloaded: {fault}; restart the proxy"
                 result, event = "failed", LogEvent.RELOAD_BROKEN
             self._parts.metrics.reloaded(result, self.generation)
-            self._say(event, f"configuration {self.message}")
+            if self.message != said:
+                self._say(event, f"configuration {self.message}")
             systemd.ready(f"configuration {self.message}")
             return result
 
@@ -146,9 +150,14 @@ class Reloader:
         await self._discovery.look_up(read)
         return await self._change_to(read)
 
-    async def _change_servers(self) -> Result:
-        """Use the servers that were found behind the names."""
-        return await self._change_to(self._read)
+    async def _follow_names(self) -> None:
+        """Look the names up, and use the servers that are found behind them."""
+        async with self._lock:
+            await self._discovery.look_up(self._read)
+            servers = self._discovery.expand(self._read).backends
+            changed, before = servers != self.config.backends, self.message
+        if changed:
+            await self._reload_alone(lambda: self._change_to(self._read), said=before)
 
     def _failed(self, error: InputError) -> Result:
         self.message = f"reload failed, keeping the running one: {error}"
@@ -268,12 +277,12 @@ class Reloader:
                     await self._requested.wait()
             except TimeoutError:
                 if self._parts.driver.clock() >= looked_up_at + LOOK_UP_EVERY_S:
-                    if await self._discovery.look_up(self._read):
-                        await self._reload_alone(self._change_servers)
+                    await self._follow_names()
                     looked_up_at = self._parts.driver.clock()
                 before, seen = seen, self._stamps()
-                # None: an editor replaces the file. One that is still changing is half written.
-                if None in seen or seen == self._seen or seen != before:
+                # No configuration: an editor replaces it. What still changes is half written.
+                replaced = self._watch is not None and seen[0] is None
+                if replaced or seen == self._seen or seen != before:
                     continue
             self._requested.clear()
             await self.reload()

@@ -1,7 +1,9 @@
 """Let what the backends say of their models take effect on names, routes and the log."""
 
+import asyncio
 from collections.abc import Mapping
 
+from forebay.proxy.core.health import Health
 from forebay.proxy.driver import Driver
 from forebay.proxy.models import Models
 from forebay.proxy.probes import Upstream
@@ -13,11 +15,19 @@ class ServedModels(Models):
 
     Args:
         upstreams: by name; all of them are known to the policy.
+        health: judges each backend by those that serve the same.
+
+    Attributes:
+        moved: set for a moment whenever a backend has come up, or serves other models.
     """
 
-    def __init__(self, upstreams: Mapping[str, Upstream], driver: Driver, say: Say) -> None:
+    def __init__(
+        self, upstreams: Mapping[str, Upstream], health: Health, driver: Driver, say: Say
+    ) -> None:
         super().__init__()
+        self.moved = asyncio.Event()
         self._upstreams = upstreams
+        self._health = health
         self._driver = driver
         self._say = say
 
@@ -26,7 +36,14 @@ class ServedModels(Models):
         self.update(aliases, [upstream.models for upstream in self._upstreams.values()])
         for upstream in self._upstreams.values():
             models = None if upstream.models is None else frozenset(upstream.models)
+            self._health.set_models(upstream.name, models)
             self._set(upstream.name, models)
+        self.pulse()
+
+    def pulse(self) -> None:
+        """Wake what waits for a backend."""
+        self.moved.set()
+        self.moved.clear()
 
     def changed(self, upstream: Upstream) -> None:
         """Take the answer of a backend that serves other models than before."""
@@ -38,14 +55,29 @@ class ServedModels(Models):
             line = f"backend {one.name} serves {', '.join(one.models or ['unknown models'])}"
             self._say(LogEvent.BACKEND_MODELS, line, one.name)
 
+    def may_be_served(self, asked: str) -> bool:
+        """Return whether a backend is up that may serve the model which a client asks for.
+
+        Where none of those that are up names it, one that has not told its models yet may come up.
+        """
+        wanted = self.find(asked)
+        if wanted.route or self.lists(wanted.name):
+            return any_up(self._upstreams, wanted.route)
+        up = [upstream for upstream in self._upstreams.values() if upstream.up]
+        if any(upstream.serves(wanted.name) for upstream in up):
+            return True
+        untold = any(u.models is None and not u.up for u in self._upstreams.values())
+        return bool(up) and not untold
+
     def _set(self, name: str, models: frozenset[str] | None) -> None:
         self._driver.change(lambda core, now: core.changes.set_models(name, models, now))
 
 
-def others(upstreams: Mapping[str, Upstream], upstream: Upstream) -> list[Upstream]:
-    """Return the other backends that may take requests of this one."""
-    return [
-        other
-        for other in upstreams.values()
-        if other is not upstream and upstream.shares_models(other)
-    ]
+def any_up(upstreams: Mapping[str, Upstream], model: str = "") -> bool:
+    """Return whether a backend of the model is up; "" is any model."""
+    return any(upstream.up and upstream.serves(model) for upstream in upstreams.values())
+
+
+def others(upstreams: Mapping[str, Upstream], upstream: Upstream, model: str) -> list[Upstream]:
+    """Return the other backends of a model."""
+    return [other for other in upstreams.values() if other is not upstream and other.serves(model)]

@@ -169,22 +169,24 @@ def with_model(fields: dict[str, Any], body: bytes, models: Models) -> tuple[byt
 
 
 def _cache_of(salt: str | None, wanted: Wanted) -> str | None:
-    """Return what a prompt's first block is chained to: caches of adapters are apart."""
-    return f"{salt or ''}\0{wanted.adapter}" if wanted.adapter else salt
+    """Return what a prompt's first block is chained to: caches of models are apart."""
+    model = wanted.adapter or wanted.route
+    return f"{salt or ''}\0{model}" if model else salt
 
 
-async def parse_any(body: bytes, *, in_pieces: bool = False) -> dict[str, Any]:
+async def parse_any(body: bytes, *, in_pieces: bool = False, ours: bool = False) -> dict[str, Any]:
     """Parse a body, in steps if it takes long or may have a key twice; raises ApiError 400.
 
     Args:
         in_pieces: very long strings are each a LongText.
+        ours: it was checked before, and the proxy has added keys that may come again.
     """
     if len(body) < LARGE_BYTES and not is_dense(body):
         fields = parse(body)
-        if not may_repeat(body, fields):
+        if ours or not may_repeat(body, fields):
             return fields
     try:
-        return _fields(await loads_in_steps(body, in_pieces=in_pieces))
+        return _fields(await loads_in_steps(body, in_pieces=in_pieces, ours=ours))
     except TooMuchJson as error:
         raise ApiError(400, "too_many_items", f"The body holds {error}.") from None
     except RepeatedKey as repeated:

@@ -21,7 +21,7 @@ async def prefix_body(body: bytes, length: int, *, chat: bool) -> bytes | None:
 
     Returns None if the prompt cannot be cut there: before the first message, or at its end.
     """
-    fields = await parse_any(body)
+    fields = await parse_any(body, ours=True)
     if chat:
         messages = _first_messages(fields, length)
         if not messages:

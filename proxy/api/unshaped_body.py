@@ -1,16 +1,13 @@
 """Prepare the body of a request that is not shaped: its model, and its tenant's cache salt."""
 
-import re
+from email.message import Message
 
 from forebay.proxy.api.body import client_salt, parse_any, reject_media_ids, with_model
 from forebay.proxy.api.cache_salt import CacheSalts, with_salt
 from forebay.proxy.models import Models
 
-_FORM_MODEL = re.compile(
-    rb'^content-disposition:[^\r\n]*;[ ]*name="?model"?(?:;[^\r\n]*)?\r\n'
-    rb"(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n--",
-    re.IGNORECASE | re.MULTILINE,
-)
+MOST_PARTS = 64  # of a form that are looked at
+HEADER_BYTES = 1 << 10  # of a part
 
 
 async def prepared(
@@ -20,12 +17,15 @@ async def prepared(
 
     Forms (audio) get no salt: vLLM reads none from them.
 
+    Args:
+        content_type: the whole header.
+
     Returns:
         The body, with the backends' name of the model and the tenant's salt, and what
         `Request.model` would be.
     """
-    if content_type == "multipart/form-data":
-        return _form(body, models)
+    if content_type.partition(";")[0].strip().lower() == "multipart/form-data":
+        return _form(body, content_type, models) if models.matter else (body, "")
     fields = await parse_any(body)
     body, wanted = with_model(fields, body, models)
     if salts is not None:
@@ -34,13 +34,37 @@ async def prepared(
     return body, wanted.route
 
 
-def _form(body: bytes, models: Models) -> tuple[bytes, str]:
+def _form(body: bytes, content_type: str, models: Models) -> tuple[bytes, str]:
     """Do the same with a form: its part `model` is a line of text."""
-    found = _FORM_MODEL.search(body)
-    if found is None:
-        return body, ""
-    asked = found[1].decode(errors="replace")
-    wanted = models.find(asked)
-    if wanted.name != asked:
-        body = b"".join((body[: found.start(1)], wanted.name.encode(), body[found.end(1) :]))
-    return body, wanted.route
+    boundary = _parameter("content-type", content_type, "boundary")
+    delimiter = b"--" + boundary.encode("utf-8", "surrogateescape")
+    start = body.find(delimiter) if boundary else -1
+    for _ in range(MOST_PARTS):
+        head_end = body.find(b"\r\n\r\n", start, start + HEADER_BYTES)
+        end = body.find(b"\r\n" + delimiter, head_end)
+        if min(start, head_end, end) < 0:
+            break
+        if _part_name(body[start:head_end]) == "model" and end - head_end < HEADER_BYTES:
+            value = body[head_end + 4 : end]
+            wanted = models.find(value.decode(errors="replace"))
+            if wanted.name.encode() != value:
+                body = b"".join((body[: head_end + 4], wanted.name.encode(), body[end:]))
+            return body, wanted.route
+        start = end + 2
+    return body, ""
+
+
+def _part_name(head: bytes) -> str:
+    for line in head.decode("latin-1").split("\r\n"):
+        field, _, value = line.partition(":")
+        if field.strip().lower() == "content-disposition":
+            return _parameter(field.strip(), value.strip(), "name")
+    return ""
+
+
+def _parameter(field: str, value: str, name: str) -> str:
+    """Return a parameter of a header, "" if it has none."""
+    message = Message()
+    message[field] = value
+    found = message.get_param(name, "", header=field)
+    return found if isinstance(found, str) else ""

@@ -142,11 +142,13 @@ class NewRequests:
         would = self.preview(request, now)
         bucket = dispatcher.bucket_of(request.prompt_tokens) or dispatcher.by_length[-1]
         waiting = self._enter(request, bucket, now)
-        options = dispatcher.forecast.options(waiting, now)
+        options = dispatcher.forecast.all_options(waiting, now)
         if not options:
             return dispatcher.reject(waiting, "no_backend_available", now)
         if would.state != "refused":
             self._charge(waiting, now)
+        else:
+            waiting.counted = True  # nothing was charged, so nothing is corrected
         if dispatcher.recorder is not None:
             dispatcher.recorder.observed(request, bucket, would, now)
         return self.send_past_queues(waiting, options, route, now)

@@ -12,16 +12,16 @@ A backend that leaves `up` less than LONGEST_HOLD_S after it came stays away twi
 damps flapping.
 A backend that answers "full" (429, 503) is sent nothing for a moment and keeps its state.
 
-Panic: when no backend is up, all that are `ejected` or `half_open` are used without limit. Bad
-answers are better than none, and a rule that ejects the last backend turns a slow hour into an
-outage.
+Panic: when no backend of a model is up, all of them that are `ejected` or `half_open` are used
+without limit. Bad answers are better than none, and a rule that ejects the last backend turns a
+slow hour into an outage.
 
 Health reads no clock: `now` comes in, and `intakes()` returns what changed. Every tie has a
 defined order, and every iteration has the order of the configuration.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -99,6 +99,13 @@ class _Backend:
         self.fulls = 0  # in a row
         self.waiting: dict[str, tuple[float, float]] = {}  # sent at, predicted to take
         self.ratios: deque[tuple[float, float]] = deque(maxlen=HISTORY)
+        self.models: frozenset[str] | None = None  # that it serves; None: unknown
+
+    def shares_models(self, other: "_Backend") -> bool:
+        """Return whether the two may serve a model in common."""
+        if self.models is None or other.models is None:
+            return True
+        return not self.models.isdisjoint(other.models)
 
     def enter(self, state: State, reason: Reason, why: str, now: float) -> None:
         self.state, self.reason, self.why, self.since = state, reason, why, now
@@ -163,6 +170,11 @@ class Health:
         self.moved = True  # it may have been the last one up
         self._backends.pop(name, None)
 
+    def set_models(self, name: str, models: frozenset[str] | None) -> None:
+        """Note what a backend serves: those that share no model with it cannot stand in for it."""
+        if (backend := self._backends.get(name)) and models != backend.models:
+            backend.models, self.moved = models, True
+
     def state(self, name: str) -> State:
         return self._backends[name].state
 
@@ -191,7 +203,7 @@ class Health:
         """Note that /health answered 200."""
         if backend := self._backends.get(name):
             backend.failed_probes = 0
-            alone = all(other.state != "up" for other in self._backends.values())
+            alone = not any(_up_with(backend, self._backends.values()))
             if backend.state == "down" and (alone or now >= backend.held_until):
                 self._enter(backend, "up", "probe_passed", "its health check passed", now)
 
@@ -304,9 +316,9 @@ class Health:
             if backend.state == "ejected" and now >= backend.held_until:
                 self._enter(backend, "half_open", "trial", backend.why, now)
         self.moved = False
-        panic = all(backend.state != "up" for backend in self._backends.values())
         changed = []
         for backend in self._backends.values():
+            panic = backend.state != "up" and not any(_up_with(backend, self._backends.values()))
             if (most := _most(backend, panic, now)) != backend.told:
                 changed.append((most <= backend.told, most, backend))
                 backend.told = most
@@ -328,7 +340,7 @@ class Health:
 
         At least 1: three times later than a peer that is early is not late.
         """
-        peers = [b for b in self._backends.values() if b is not backend and b.state == "up"]
+        peers = _up_with(backend, self._backends.values())
         lately = [ratios for b in peers if len(ratios := b.lately(now)) >= GRAY_LEAST]
         return max(1.0, median([median(ratios) for ratios in lately])) if lately else inf
 
@@ -341,6 +353,13 @@ class Health:
         self.moved = True
         backend.eject(state, reason, why, now)
         self._unseen.append(Transition(backend.name, state, reason, why))
+
+
+def _up_with(backend: _Backend, backends: Iterable[_Backend]) -> Iterator[_Backend]:
+    """Find the other backends that are up and may serve its models."""
+    for other in backends:
+        if other is not backend and other.state == "up" and backend.shares_models(other):
+            yield other
 
 
 def _most(backend: _Backend, panic: bool, now: float) -> float:

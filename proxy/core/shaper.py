@@ -317,6 +317,7 @@ class Shaper:
         if not options:
             return [dispatcher.reject(waiting, "no_backend_available", now)]
         if dispatcher.observed is not None:
+            options = dispatcher.forecast.all_options(waiting, now)
             return [self._arrivals.send_past_queues(waiting, options, dispatcher.observed, now)]
         left_s = waiting.request.timeout_s - (now - waiting.arrived_at)
         hopeful = [o for o in options if o.ttft_s <= left_s]

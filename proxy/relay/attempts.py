@@ -13,6 +13,7 @@ from aiohttp import web
 
 from forebay.proxy.backends import Backends
 from forebay.proxy.config.schema import Config
+from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Grant
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.byte_budget import Hold
@@ -37,14 +38,20 @@ class Attempt:
         ended: why the proxy ended the attempt before its time limit; "" if it did not.
     """
 
-    __slots__ = ("_active", "ended", "limit", "tries", "upstream")
+    __slots__ = ("_active", "ended", "limit", "model", "tries", "upstream")
 
     def __init__(
-        self, upstream: Upstream, tries: Tries, limit: Limit, active: "dict[Attempt, None]"
+        self,
+        upstream: Upstream,
+        tries: Tries,
+        limit: Limit,
+        active: "dict[Attempt, None]",
+        model: str,
     ) -> None:
         self.upstream = upstream
         self.tries = tries
         self.limit = limit
+        self.model = model
         self.ended: Literal["", "hang", "draining"] = ""
         self._active = active
 
@@ -78,11 +85,11 @@ class ShapedAttempt(Attempt):
         limit: Limit,
         active: dict[Attempt, None],
         backends: Backends,
-        request_id: str,
+        request: Request,
     ) -> None:
-        super().__init__(upstream, tries, limit, active)
+        super().__init__(upstream, tries, limit, active, request.model)
         self._backends = backends
-        self._request_id = request_id
+        self._request_id = request.id
 
     def __exit__(
         self,
@@ -93,7 +100,8 @@ class ShapedAttempt(Attempt):
         name = self.upstream.name
         try:
             if isinstance(error, Failure):
-                self._backends.failed(name, self._request_id, error, self.tries.suspects)
+                suspects = self.tries.suspects
+                self._backends.failed(name, self._request_id, error, suspects, self.model)
             elif error is not None:
                 self._backends.cancelled(name, self._request_id)
         finally:
@@ -122,12 +130,12 @@ class Attempts:
         """Use this configuration for attempts that start from now on."""
         self._config = config
 
-    def start(self, upstream: Upstream, tries: Tries) -> Attempt:
+    def start(self, upstream: Upstream, tries: Tries, model: str) -> Attempt:
         """Make an attempt for a request that is not shaped; raises ApiError during a drain."""
         if self._draining:
             raise errors.draining()
         limit = Limit(self._clock() + self._config.timeouts.first_token, self._loop)
-        return Attempt(upstream, tries, limit, self._active)
+        return Attempt(upstream, tries, limit, self._active, model)
 
     def start_shaped(
         self, grant: Grant, upstream: Upstream, tries: Tries, *, shows_first_token: bool
@@ -143,8 +151,8 @@ class Attempts:
         timeouts = self._config.timeouts
         limit_s = timeouts.first_token if shows_first_token else timeouts.whole_answer
         limit = Limit(self._clock() + limit_s, self._loop)
-        request_id = grant.send.request.id
-        return ShapedAttempt(upstream, tries, limit, self._active, self._backends, request_id)
+        request = grant.send.request
+        return ShapedAttempt(upstream, tries, limit, self._active, self._backends, request)
 
     async def within_limit(self, attempt: Attempt, asking: Awaitable[T]) -> T:
         """Return the result of `asking`; raises Failure on a fault or past the time limit."""
@@ -212,7 +220,9 @@ class Attempts:
         """End attempts at a backend that hangs, as far as another one may be asked instead."""
         for attempt in self._active:
             if attempt.upstream is upstream and not (attempt.ended or attempt.tries.spent):
-                if not self._backends.others_up(upstream) or not attempt.tries.reserve():
+                if not self._backends.others_up(upstream, attempt.model):
+                    continue
+                if not attempt.tries.reserve():
                     break
                 attempt.end("hang")
 

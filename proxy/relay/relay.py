@@ -67,6 +67,7 @@ class Relay:
     Attributes:
         translator: is offered each prompt that a backend has computed.
         kept: responses that later requests may go on from.
+        keeps: whether requests wait where no backend is up.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Relay:
     ) -> None:
         self.translator = translator
         self.kept = KeptResponses()
+        self.keeps: Callable[[], bool] = lambda: False
         self._attempts = attempts
         self._backends = backends
         self._watchdog = watchdog
@@ -102,13 +104,17 @@ class Relay:
                 except Failure as failure:
                     self._metrics.upstream_error(upstream.name, failure.kind)
                     # A fleet that is busy as a whole must not get every request twice.
-                    hopeless = failure.declined and not self._backends.others_willing(upstream)
+                    model = grant.send.request.model
+                    willing = self._backends.others_willing(upstream, model)
+                    hopeless = failure.declined and not willing
                     if hopeless or not tries.again(failure.retry):
                         return failure.result()
                     self._metrics.retries.of[(upstream.name,)].inc()
                     try:
                         send = await grant.retry()
                     except Rejected:  # no other backend: the first one's response stands
+                        if failure.retry == "refused" and self.keeps():
+                            raise  # it may be up again soon
                         return failure.result()
                     shaped.record.sent(send, self._clock())
 
@@ -154,8 +160,9 @@ class Relay:
     ) -> Stream | LargeAnswer | web.Response:
         streams = shaped.parsed.streams
         response = await self._backends.open(
-            "POST", upstream, shaped.path, _body(shaped, grant), _request_headers(shaped)
-        )
+            "POST", upstream, shaped.path, _body(shaped, grant), _request_headers(shaped),
+            grant.send.request.model,
+        )  # fmt: skip
         relaying = False
         try:
             check_head(response)
@@ -226,8 +233,9 @@ class Relay:
         self, shaped: ShapedRequest, upstream: Upstream, body: bytes
     ) -> web.Response:
         response = await self._backends.open(
-            "POST", upstream, shaped.path, body, _request_headers(shaped)
-        )
+            "POST", upstream, shaped.path, body, _request_headers(shaped),
+            shaped.parsed.request.model,
+        )  # fmt: skip
         try:
             check_head(response)
             check_type(response, False)
@@ -252,8 +260,9 @@ class Relay:
 
     def prompt_computed(self, shaped: ShapedRequest, upstream: Upstream) -> None:
         """Offer a prompt that the engine now holds for translation; the salted body counts."""
-        if not shaped.parsed.dialect.classic:
-            return  # /tokenize reads no such body
+        adapter = self._backends.models.find(shaped.parsed.model).adapter
+        if adapter or not shaped.parsed.dialect.classic:
+            return  # the engine keys its blocks by more; /tokenize reads no such body
         self.translator.offer(shaped.body, shaped.parsed, upstream)
 
     def usage_reported(

@@ -56,12 +56,14 @@ class UnshapedRelay:
         with Tries(self._attempts.budget) as tries:
             while upstream is not None:
                 try:
-                    with self._attempts.start(upstream, tries) as attempt:
-                        asking = self._ask(upstream, incoming, target, body, headers, reply, hold)
+                    with self._attempts.start(upstream, tries, model) as attempt:
+                        asking = self._ask(
+                            upstream, incoming, target, body, model, headers, reply, hold
+                        )
                         response = await self._attempts.within_limit(attempt, asking)
                 except Failure as failed:
                     failure = failed
-                    self._backends.failed(upstream.name, "", failed, tries.suspects)
+                    self._backends.failed(upstream.name, "", failed, tries.suspects, model)
                     self._metrics.upstream_error(upstream.name, failed.kind)
                     # A refused connection is no attempt, but nothing else bounds their number here.
                     retry = "lost" if failed.retry == "refused" else failed.retry
@@ -86,13 +88,14 @@ class UnshapedRelay:
         incoming: web.BaseRequest,
         target: str,
         body: bytes,
+        model: str,
         headers: dict[str, str],
         reply: dict[str, str],
         hold: Hold,
     ) -> Stream | LargeAnswer | web.Response:
         # A HEAD request is forwarded as GET; its response is sent without the body.
         method = "POST" if incoming.method == "POST" else "GET"
-        response = await self._backends.open(method, upstream, target, body, headers)
+        response = await self._backends.open(method, upstream, target, body, headers, model)
         relaying = False
         try:
             check_head(response)

@@ -113,3 +113,27 @@ def test_the_mode_changes_while_requests_run(observed: Route | None) -> None:
             done += [request_id, *(a.request.id for a in shaper.finish(request_id, float(now)))]
     assert set(done) == {*map(str, range(4)), "late"}
     assert all(backend.idle for backend in shaper.backends.values())
+
+
+def test_a_large_fleet_is_looked_at_whole() -> None:
+    shaper, _ = observing(30)
+    sent = Counter[str]()
+    for i in range(90):
+        (action,) = shaper.arrive(document(str(i), first=1_000 * (i % 5)), i / 100)
+        assert isinstance(action, Send)
+        sent[action.backend] += 1
+    assert set(sent.values()) == {3}
+
+
+def test_what_would_be_over_quota_is_neither_charged_nor_refunded() -> None:
+    """The engine counts fewer tokens than a quota is charged for a guess."""
+    shaper, recorder = observing(tenants=(Tenant("a", 1.0, 1.0, 1_000.0),))
+    for i in range(8):
+        request = Request(str(i), 400, tenant="a", quota_tokens=500)
+        shaper.arrive(request, 0.0)
+        shaper.first_token(str(i), 0.0)
+        if i > 1:  # those that were admitted are still running
+            shaper.used(str(i), 10, 0.0, 0, 400)
+            shaper.finish(str(i), 0.0)
+    counts = recorder.receipts.tally("chat").observed
+    assert counts == {"starts": 2, "tenant_quota": 6}

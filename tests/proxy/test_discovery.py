@@ -106,6 +106,34 @@ class TestNames:
 
         asyncio.run(main())
 
+    def test_what_cannot_be_applied_yet_is_tried_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known = NameServer(monkeypatch, "127.0.0.1")
+
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                backend = await stack.enter_async_context(RawBackend().running())
+                port = backend.url.rpartition(":")[2]
+                on = await stack.enter_async_context(
+                    stage([f"http://{HOST}:{port}"], each={"dns": True})
+                )
+                security = on.proxy.security
+                read = security.read
+
+                def broken(config: Config) -> Any:
+                    raise InputError("a bad line in the file of keys")
+
+                monkeypatch.setattr(security, "read", broken)
+                known.addresses = ["127.0.0.1", "127.0.0.2"]
+                await asyncio.sleep(0.5)
+                said = [line for line in on.said if "a bad line" in line]
+                assert len(said) == 1
+                monkeypatch.setattr(security, "read", read)
+                await until(on, "b0-127.0.0.1", "b0-127.0.0.2")
+
+        asyncio.run(main())
+
     def test_buckets_mean_all_servers_of_a_name(self) -> None:
         config = load_config(
             None,
@@ -203,6 +231,9 @@ class TestFile:
                 path.write_text("- {url: nowhere}")
                 await asyncio.sleep(3)
                 assert on.proxy.reloader.message.startswith("reload failed")
+                path.unlink()
+                await asyncio.sleep(3)
+                assert "No such file" in on.said[-1]
                 assert servers(on) == {"one", "two"}
                 write(two=two.url)
                 await asyncio.sleep(3)

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
+import pytest
 from proxy_stage import (
     Call,
     RawBackend,
@@ -145,3 +146,111 @@ def test_a_proxy_that_stops_ends_them() -> None:
         assert held(on) == 0
 
     on_stage(scene, None, buckets=[{"name": "chat", "up_to": 5000, "max_wait": "60s"}], **HOLD)
+
+
+def test_a_model_that_is_known_only_once_its_server_is_up() -> None:
+    """All servers start together, and that of another model is first."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            one = RawBackend(models={"one": {}}, healthy=False)
+            two = RawBackend(models={"two": {}}, healthy=False)
+            for backend in (one, two):
+                await stack.enter_async_context(backend.running())
+            patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
+            on = await stack.enter_async_context(
+                stage([one.url, two.url], wait_up=0, buckets=patient, **HOLD)
+            )
+            task = asyncio.create_task(status(on, "two"))
+            await settle()
+            assert held(on) == 1
+            one.healthy = True
+            await until(lambda: on.proxy.backends.upstreams["b0"].up)
+            assert await status(on, "one") == 200
+            assert held(on) == 1  # nobody that is up names it, and one has told nothing yet
+            two.healthy = True
+            assert await task == 200
+            assert [len(one.calls), len(two.calls)] == [1, 1]
+            assert await status(on, "three") == 200  # all have told: theirs to reject
+
+    run(main())
+
+
+def test_a_server_that_loads_the_model_meanwhile() -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            one, two = RawBackend(models={"one": {}}), RawBackend(models={"two": {}})
+            for backend in (one, two):
+                await stack.enter_async_context(backend.running())
+            patient = [{"name": "chat", "up_to": 5000, "max_wait": "600s"}]
+            on = await stack.enter_async_context(stage([one.url, two.url], buckets=patient, **HOLD))
+            await go_down(on, two, "b1")
+            task = asyncio.create_task(status(on, "two"))
+            await settle()
+            one.models = {"one": {}, "two": {}}
+            began = asyncio.get_running_loop().time()
+            assert await task == 200
+            assert asyncio.get_running_loop().time() - began < 60
+
+    run(main())
+
+
+def test_a_server_that_refuses_connections_while_it_restarts() -> None:
+    """Before a probe has seen that it is down."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            backend = RawBackend()
+            running = backend.running()
+            await running.__aenter__()
+            port = int(backend.url.rpartition(":")[2])
+            patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
+            health = {"interval": "30s"}
+            on = await stack.enter_async_context(
+                stage([backend.url], buckets=patient, health=health, **HOLD)
+            )
+            await running.__aexit__(None, None, None)
+            tasks = [asyncio.create_task(status(on)) for _ in range(3)]
+            await settle()
+            again = await stack.enter_async_context(RawBackend().running(port))
+            assert await asyncio.gather(*tasks) == [200] * 3
+            assert len(again.calls) == 3
+
+    run(main())
+
+
+def test_the_proxy_is_ready_while_it_keeps_requests() -> None:
+    """Else nobody would send it any."""
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        await go_down(on, backends[0])
+        for url in (on.url + "/health", on.proxy.admin_url + "/readyz"):
+            async with on.client.get(url) as response:
+                assert response.status == 200
+
+    on_stage(scene, None, **HOLD)
+
+
+def test_a_tenant_gets_half_of_the_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEYS", "acme: key-of-acme-0123456789\nzeta: key-of-zeta-0123456789")
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        await go_down(on, backends[0])
+
+        async def ask(key: str) -> int:
+            async with on.post(headers={"authorization": f"Bearer {key}"}) as response:
+                return int(response.status)
+
+        tasks = [asyncio.create_task(ask("key-of-acme-0123456789")) for _ in range(8)]
+        await settle()
+        assert held(on) == 3
+        other = asyncio.create_task(ask("key-of-zeta-0123456789"))
+        await settle()
+        assert held(on) == 4
+        for task in (*tasks, other):
+            task.cancel()
+        await asyncio.gather(*tasks, other, return_exceptions=True)
+        await settle()
+        assert held(on) == 0
+
+    on_stage(scene, None, tenants={"keys": "env:KEYS"}, hold={"max_requests": 6})

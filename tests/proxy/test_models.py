@@ -2,13 +2,29 @@
 
 import asyncio
 import json
+import time
 from contextlib import AsyncExitStack
 from itertools import pairwise
 from typing import Any
 
 import aiohttp
-from proxy_stage import RawBackend, Stage, answer, error_of, on_stage, stage, until
+from proxy_stage import (
+    WHOLE,
+    Call,
+    RawBackend,
+    Stage,
+    answer,
+    by_request,
+    error_of,
+    on_stage,
+    stage,
+    until,
+)
 
+from forebay.proxy.api.body import parse, with_model
+from forebay.proxy.api.members import with_member
+from forebay.proxy.api.prefix_request import prefix_body
+from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.models import Models, configured_models, listed_models
 from forebay.replay.sim.clock import run
 
@@ -135,6 +151,42 @@ class TestRouting:
 
         run(main())
 
+    def test_the_only_backend_of_a_model_is_used_however_it_fails(self) -> None:
+        """As the last one of a fleet is: bad answers are better than none."""
+        failing = [True]
+
+        async def serve(call: Call) -> None:
+            await (call.send(answer(500, b"{}")) if failing[0] else by_request(call))
+
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                on, _, large = await two_models(stack)
+                large.serve = serve
+                assert [await ask(on, "large") for _ in range(12)] == [500] * 12
+                failing[0] = False
+                assert await ask(on, "large") == 200
+
+        run(main())
+
+    def test_only_one_of_the_model_is_another_one(self) -> None:
+        base: dict[str, dict[str, Any]] = {"base": {}}
+        both = base | {"lora": {"parent": "base"}}
+
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                urls = []
+                for models in (both, base):
+                    backend = RawBackend(models=models)
+                    urls.append((await stack.enter_async_context(backend.running())).url)
+                on = await stack.enter_async_context(stage(urls))
+                backends = on.proxy.backends
+                first, second = backends.upstreams.values()
+                assert not backends.others_up(first, "lora")
+                assert backends.others_up(first, "base")
+                assert backends.others_up(second, "lora")
+
+        run(main())
+
 
 class TestOtherNames:
     def test_the_backend_is_asked_by_its_own_name(self) -> None:
@@ -205,6 +257,13 @@ class TestTheList:
 
         run(main())
 
+    def test_where_no_backend_tells_one_answers(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            async with on.client.get(on.url + "/v1/models") as response:
+                assert await response.read() == WHOLE
+
+        on_stage(scene, None, models={"other": "name"})
+
     def test_where_all_serve_the_same_a_backend_answers(self) -> None:
         async def models(call: Any) -> None:
             await call.send(answer(200, b'{"mine": 1}'))
@@ -260,3 +319,54 @@ class TestNames:
         assert models.find("b").route == "b"
         assert models.find("other").name == "a"
         assert models.find("unknown").route == ""
+
+
+class TestForms:
+    """Of a form only the headers of its parts are read."""
+
+    MODELS = Models()
+    MODELS.update({"whisper-1": "large"}, [configured_models(["large"])])
+    TYPE = "multipart/form-data; boundary=XX"
+
+    def read(self, *parts: bytes, content_type: str = TYPE) -> bytes:
+        body = b"".join(b"--XX\r\n%b\r\n" % part for part in parts) + b"--XX--\r\n"
+        made, _ = run(prepared(body, content_type, "", None, self.MODELS))
+        return made
+
+    def test_the_part_of_that_name_only(self) -> None:
+        head = b"Content-Disposition: form-data; name="
+        decoys = (
+            head + b'"file"; filename="a; name=model"\r\n\r\nwhisper-1',
+            head + b'"file"\r\n\r\ncontent-disposition: x; name=model\r\n\r\nwhisper-1',
+            head + b'"models"\r\n\r\nwhisper-1',
+        )
+        made = self.read(*decoys, head + b'"model"\r\n\r\nwhisper-1')
+        assert made.count(b"whisper-1") == 3
+        assert made.endswith(b'name="model"\r\n\r\nlarge\r\n--XX--\r\n')
+
+    def test_what_is_no_form_stays_as_it_is(self) -> None:
+        part = b'content-disposition: form-data; name="model"\r\n\r\nwhisper-1'
+        for content_type in ("multipart/form-data", "multipart/form-data; boundary=other"):
+            assert b"whisper-1" in self.read(part, content_type=content_type)
+        assert b"whisper-1" in self.read(part.replace(b"\r\n\r\n", b"\r\n"))
+
+    def test_a_long_one_takes_no_time(self) -> None:
+        """No more than a look at each byte: 8 MB of lines that look like the right one."""
+        line = b"content-disposition: x; name=model\r\n"
+        body = line * ((8 << 20) // len(line))
+        began = time.process_time()
+        assert run(prepared(body, self.TYPE, "", None, self.MODELS)) == (body, "")
+        assert time.process_time() - began < 2.0
+
+
+def test_a_long_prompt_for_another_name_goes_in_pieces() -> None:
+    body = b'{"model":"gpt","prompt":"%b"}' % (b"word " * 20_000)
+    for sent in (body, body.replace(b"word", b"w" * 200)):  # small, and parsed in steps
+        fields = parse(sent)
+        made, wanted = with_model(fields, sent, TestForms.MODELS)
+        assert wanted.name == "gpt"
+        made = with_member(made, "model", '"large"')
+        piece = run(prefix_body(made, 4_096, chat=False))
+        assert piece is not None
+        assert json.loads(piece)["model"] == "large"
+        assert json.loads(piece)["max_tokens"] == 1

@@ -505,7 +505,7 @@ class TestKvSize:
                 backend.metrics = CACHE.replace(b"100", b"50")
                 for _ in range(3):
                     on.proxy.backends.failed(
-                        "b0", "", Failure("connect", upstream_error(), verdict="refused"), []
+                        "b0", "", Failure("connect", upstream_error(), verdict="refused"), [], ""
                     )
                 await asyncio.sleep(5)
                 assert on.said[-1] == "backend b0 is up, KV cache of 800 tokens"

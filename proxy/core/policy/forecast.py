@@ -117,6 +117,10 @@ class Forecast:
             backends = [b for b in backends if b.takes_another] or backends
         return self.options_among(backends, waiting, now)
 
+    def all_options(self, waiting: QueuedRequest, now: float) -> list[Option]:
+        """Price every backend that may take the request, also in a large fleet."""
+        return self.options_among(self._all_suitable(waiting), waiting, now)
+
     def _all_suitable(self, waiting: QueuedRequest) -> list[Backend]:
         return [b for b in self._usable[waiting.bucket] if self.suits(b, waiting)]
 
