@@ -75,7 +75,8 @@ class Backends:
         self._timer: asyncio.TimerHandle | None = None
 
     def _upstream(self, config: BackendConfig) -> Upstream:
-        return Upstream(config, Origin(config.url, self._config.timeouts.connect, self._tls))
+        origin = Origin(config.url, self._config.timeouts.connect, self._tls)
+        return Upstream(config, origin, added_at=self._driver.clock())
 
     async def __aenter__(self) -> "Backends":
         self.models.apply(self._config.models)
@@ -134,9 +135,9 @@ class Backends:
         self.prober.stop(config.name)
         self.upstreams[config.name].origin.close()
         self.upstreams[config.name] = upstream
-        self.models.apply(self._config.models)
         self.health.remove(config.name)
         self.health.add(config.name)
+        self.models.apply(self._config.models)
         if problem is None:
             self.health.probe_passed(config.name, self._driver.clock())
         else:

@@ -25,7 +25,8 @@ class Discovery:
         """Look all names up, at the same time."""
         hosts = {_host(backend) for backend in config.backends if backend.dns}
         await asyncio.gather(*(self._look_up(host) for host in hosts))
-        self._found = {host: tuple(sorted(self._names[host].known)) for host in hosts}
+        # Others stay: a configuration that is not taken may name fewer.
+        self._found |= {host: tuple(sorted(self._names[host].known)) for host in hosts}
 
     def expand(self, config: Config) -> Config:
         """Return the configuration with a backend for each address that was found."""

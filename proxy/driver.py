@@ -69,9 +69,13 @@ class Grant:
         """
         return await self._next_slot(self._driver.shaper.not_split)
 
-    async def retry(self) -> Send:
-        """Give the slot back, and wait for one on another backend; raises Rejected."""
-        return await self._next_slot(self._driver.shaper.retry)
+    async def retry(self, *, refused: bool) -> Send:
+        """Give the slot back, and wait for one on another backend; raises Rejected.
+
+        Args:
+            refused: the backend did not even take the connection.
+        """
+        return await self._next_slot(partial(self._driver.shaper.retry, refused=refused))
 
     async def _next_slot(self, decide: Callable[[str, float], list[Action]]) -> Send:
         driver, request_id = self._driver, self.send.request.id

@@ -19,12 +19,12 @@ class Wanted(NamedTuple):
     Attributes:
         name: as the backends know it.
         route: `Request.model`: the name, or "" if any backend may take the request.
-        adapter: the name of a LoRA adapter, or "": vLLM's prefix cache keeps adapters apart.
+        may_be_adapter: it is a LoRA adapter, or that is not known.
     """
 
     name: str
     route: str = ""
-    adapter: str = ""
+    may_be_adapter: bool = False
 
 
 class Models:
@@ -67,10 +67,11 @@ class Models:
                 self._listed.setdefault(name, entry)
         self.differ = any(listed.keys() != self._listed.keys() for listed in known)
         self._wanted = {}
+        several = any(len(listed) > 1 for listed in known)
         for name, entry in self._listed.items():
             everywhere = all(name in listed for listed in known)
-            adapter = name if entry.get("parent") else ""
-            self._wanted[name] = Wanted(name, "" if everywhere else name, adapter)
+            may_be_adapter = bool(entry.get("parent")) or (several and "parent" not in entry)
+            self._wanted[name] = Wanted(name, "" if everywhere else name, may_be_adapter)
 
     def find(self, asked: str) -> Wanted:
         """Return the model that a client means by this name."""

@@ -63,6 +63,7 @@ class Upstream:
     most_prefills: float = NONE
     models: Entries | None = None
     ask_models_at: float = -inf
+    added_at: float = -inf
     name: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -9,6 +9,8 @@ from forebay.proxy.models import Models
 from forebay.proxy.probes import Upstream
 from forebay.proxy.telemetry.events import LogEvent, Say
 
+NEW_S = 600.0  # a backend that was never up for so long is not waited for
+
 
 class ServedModels(Models):
     """The models of these backends, which change as backends come, go and are asked.
@@ -66,8 +68,12 @@ class ServedModels(Models):
         up = [upstream for upstream in self._upstreams.values() if upstream.up]
         if any(upstream.serves(wanted.name) for upstream in up):
             return True
-        untold = any(u.models is None and not u.up for u in self._upstreams.values())
-        return bool(up) and not untold
+        return bool(up) and not any(map(self._may_tell, self._upstreams.values()))
+
+    def _may_tell(self, upstream: Upstream) -> bool:
+        """Return whether a backend that has not told its models yet may still come up."""
+        new = self._driver.clock() < upstream.added_at + NEW_S
+        return new and upstream.models is None and not upstream.up and upstream.name in self._health
 
     def _set(self, name: str, models: frozenset[str] | None) -> None:
         self._driver.change(lambda core, now: core.changes.set_models(name, models, now))

@@ -170,8 +170,7 @@ def with_model(fields: dict[str, Any], body: bytes, models: Models) -> tuple[byt
 
 def _cache_of(salt: str | None, wanted: Wanted) -> str | None:
     """Return what a prompt's first block is chained to: caches of models are apart."""
-    model = wanted.adapter or wanted.route
-    return f"{salt or ''}\0{model}" if model else salt
+    return f"{salt or ''}\0{wanted.name}" if wanted.name else salt
 
 
 async def parse_any(body: bytes, *, in_pieces: bool = False, ours: bool = False) -> dict[str, Any]:

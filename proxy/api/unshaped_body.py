@@ -6,7 +6,7 @@ from forebay.proxy.api.body import client_salt, parse_any, reject_media_ids, wit
 from forebay.proxy.api.cache_salt import CacheSalts, with_salt
 from forebay.proxy.models import Models
 
-MOST_PARTS = 64  # of a form that are looked at
+MOST_PARTS = 16  # of a form that are looked at
 HEADER_BYTES = 1 << 10  # of a part
 
 

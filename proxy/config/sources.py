@@ -113,7 +113,7 @@ def _listed_backends(path: Path) -> list[Any]:
     if isinstance(values, dict) and values.keys() == {"backends"}:
         values = values["backends"]
     if values is None:
-        return []
+        raise InputError(f"{path}: empty; give [] for no backend")
     if not isinstance(values, list):
         raise InputError(
             f'{path}: give a list of backends, such as `- {{url: "http://host:8001"}}`'

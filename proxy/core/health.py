@@ -21,7 +21,7 @@ defined order, and every iteration has the order of the configuration.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -203,7 +203,7 @@ class Health:
         """Note that /health answered 200."""
         if backend := self._backends.get(name):
             backend.failed_probes = 0
-            alone = not any(_up_with(backend, self._backends.values()))
+            alone = not _others_serve(backend, self._backends.values())
             if backend.state == "down" and (alone or now >= backend.held_until):
                 self._enter(backend, "up", "probe_passed", "its health check passed", now)
 
@@ -318,7 +318,7 @@ class Health:
         self.moved = False
         changed = []
         for backend in self._backends.values():
-            panic = backend.state != "up" and not any(_up_with(backend, self._backends.values()))
+            panic = not _others_serve(backend, self._backends.values())
             if (most := _most(backend, panic, now)) != backend.told:
                 changed.append((most <= backend.told, most, backend))
                 backend.told = most
@@ -340,7 +340,11 @@ class Health:
 
         At least 1: three times later than a peer that is early is not late.
         """
-        peers = _up_with(backend, self._backends.values())
+        peers = [
+            b
+            for b in self._backends.values()
+            if b is not backend and b.state == "up" and b.shares_models(backend)
+        ]
         lately = [ratios for b in peers if len(ratios := b.lately(now)) >= GRAY_LEAST]
         return max(1.0, median([median(ratios) for ratios in lately])) if lately else inf
 
@@ -355,11 +359,12 @@ class Health:
         self._unseen.append(Transition(backend.name, state, reason, why))
 
 
-def _up_with(backend: _Backend, backends: Iterable[_Backend]) -> Iterator[_Backend]:
-    """Find the other backends that are up and may serve its models."""
-    for other in backends:
-        if other is not backend and other.state == "up" and backend.shares_models(other):
-            yield other
+def _others_serve(backend: _Backend, backends: Iterable[_Backend]) -> bool:
+    """Return whether others that are up serve all its models; unknown models are any models."""
+    up = [other for other in backends if other is not backend and other.state == "up"]
+    if backend.models is None or any(other.models is None for other in up):
+        return bool(up)
+    return backend.models <= {model for other in up for model in other.models or ()}
 
 
 def _most(backend: _Backend, panic: bool, now: float) -> float:

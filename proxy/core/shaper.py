@@ -207,8 +207,12 @@ class Shaper:
         backend = dispatcher.dequeue(request_id)
         return dispatcher.start_next(backend, now)
 
-    def retry(self, request_id: str, now: float) -> list[Action]:
-        """Send, queue or reject a request whose backend failed before the first byte."""
+    def retry(self, request_id: str, now: float, *, refused: bool = False) -> list[Action]:
+        """Send, queue or reject a request whose backend failed before the first byte.
+
+        Args:
+            refused: the backend has not seen it, so it has used nothing of a quota.
+        """
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
         if dispatcher.recorder is not None:
@@ -219,6 +223,7 @@ class Shaper:
         failed.finished(request_id, now)
         dispatcher.forecast.moved(failed)
         waiting.excluded |= {failed.name}
+        waiting.paid = refused and dispatcher.quotas.any and not waiting.counted
         waiting.deadline = inf
         actions = self._try_elsewhere(waiting, now)
         return actions + dispatcher.dispatch_all(now)

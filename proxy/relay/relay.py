@@ -111,7 +111,7 @@ class Relay:
                         return failure.result()
                     self._metrics.retries.of[(upstream.name,)].inc()
                     try:
-                        send = await grant.retry()
+                        send = await grant.retry(refused=failure.retry == "refused")
                     except Rejected:  # no other backend: the first one's response stands
                         if failure.retry == "refused" and self.keeps():
                             raise  # it may be up again soon
@@ -260,8 +260,8 @@ class Relay:
 
     def prompt_computed(self, shaped: ShapedRequest, upstream: Upstream) -> None:
         """Offer a prompt that the engine now holds for translation; the salted body counts."""
-        adapter = self._backends.models.find(shaped.parsed.model).adapter
-        if adapter or not shaped.parsed.dialect.classic:
+        wanted = self._backends.models.find(shaped.parsed.model)
+        if wanted.may_be_adapter or not shaped.parsed.dialect.classic:
             return  # the engine keys its blocks by more; /tokenize reads no such body
         self.translator.offer(shaped.body, shaped.parsed, upstream)
 

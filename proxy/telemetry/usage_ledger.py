@@ -60,7 +60,8 @@ class UsageLedger:
 
     def finished(self, record: RequestRecord, status: int, now: float) -> None:
         """Enter a request that has ended, unless it reached no backend."""
-        if record.sent_at is None or record.request is None:
+        unserved = record.sent_at is None or record.reason == "no_backend_available"
+        if unserved or record.request is None:
             return
         try:
             self._queue.put_nowait(_line(record, status, now))

@@ -137,3 +137,17 @@ def test_what_would_be_over_quota_is_neither_charged_nor_refunded() -> None:
             shaper.finish(str(i), 0.0)
     counts = recorder.receipts.tally("chat").observed
     assert counts == {"starts": 2, "tenant_quota": 6}
+
+
+def test_a_backend_that_is_full_or_on_trial_gets_no_more_than_else() -> None:
+    """It has the fewest requests, as it rejects them at once."""
+    shaper, _ = observing()
+    shaper.backend_up("b0", 0.0, most_prefills=0)
+    for i in range(5):
+        (action,) = shaper.arrive(document(str(i), first=1_000 * i), i / 100)
+        assert isinstance(action, Send)
+        assert action.backend == "b1"
+    shaper.backend_up("b0", 1.0)
+    (action,) = shaper.arrive(document("later", first=9_000), 1.0)
+    assert isinstance(action, Send)
+    assert action.backend == "b0"

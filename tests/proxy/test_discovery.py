@@ -134,6 +134,33 @@ class TestNames:
 
         asyncio.run(main())
 
+    def test_a_reload_that_is_not_taken_takes_no_server_out(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Though it names another host, and the look-up of that is over."""
+        NameServer(monkeypatch, "127.0.0.1")
+
+        def refused(config: Config) -> Any:
+            raise InputError("a bad line in the file of keys")
+
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                backend = await stack.enter_async_context(RawBackend().running())
+                port = backend.url.rpartition(":")[2]
+                on = await stack.enter_async_context(
+                    stage([f"http://{HOST}:{port}"], each={"dns": True})
+                )
+                other = {"backends": [{"name": "x", "url": backend.url}]}
+                on.proxy.reloader._load = lambda: load_config(None, other, {})
+                monkeypatch.setattr(on.proxy.security, "read", refused)
+                assert await on.proxy.reloader.reload() == "failed"
+                reloader = on.proxy.reloader
+                assert reloader._discovery.expand(reloader._read).backends  # at any moment
+                await asyncio.sleep(0.3)
+                assert servers(on) == {"b0-127.0.0.1"}
+
+        asyncio.run(main())
+
     def test_buckets_mean_all_servers_of_a_name(self) -> None:
         config = load_config(
             None,
@@ -185,13 +212,14 @@ class TestFile:
             path.write_text(json.dumps({"backends": listed} if wrapped else listed))
             config = self.load(path, backends=[{"url": "http://127.0.0.1:1"}])
             assert [b.name for b in config.backends] == ["gpu0", "x"]
-        path.write_text("")
+        path.write_text("[]")
         assert self.load(path).backends == ()
 
     @pytest.mark.parametrize(
         ("text", "words"),
         [
             (None, "No such file"),
+            ("", "empty; give [] for no backend"),
             ("a: [", "not valid YAML"),
             ("a: 1", "give a list of backends"),
             ("- {url: nowhere}", "backends.0.url"),

@@ -83,7 +83,7 @@ def test_cancelled_some_turns_after_asking_for_a_retry(turns: int, others: int) 
         await asyncio.sleep(0.1)
 
         async def fail_once(grant: Grant) -> None:
-            await grant.retry()
+            await grant.retry(refused=False)
             await asyncio.sleep(1.0)
 
         task = asyncio.create_task(scene.hold("r", fail_once))
@@ -102,7 +102,7 @@ def test_a_retry_with_nowhere_to_go_is_refused_and_holds_nothing() -> None:
     async def main() -> None:
         scene = Scene({"a": 1})
         with pytest.raises(Rejected) as refused:
-            await scene.hold("r", lambda grant: grant.retry())
+            await scene.hold("r", lambda grant: grant.retry(refused=False))
         assert refused.value.action.reason == "no_backend_available"
         scene.assert_empty()
 
@@ -112,7 +112,7 @@ def test_a_retry_with_nowhere_to_go_is_refused_and_holds_nothing() -> None:
 def test_a_retry_goes_to_the_other_backend() -> None:
     async def main() -> None:
         scene = Scene({"a": 1, "b": 1})
-        await scene.hold("r", lambda grant: grant.retry())
+        await scene.hold("r", lambda grant: grant.retry(refused=False))
         assert [getattr(a, "backend", None) for a in scene.journal] == ["a", "b"]
         scene.assert_empty()
 

@@ -176,6 +176,23 @@ def test_a_model_that_is_known_only_once_its_server_is_up() -> None:
     run(main())
 
 
+def test_a_server_that_never_came_is_not_waited_for() -> None:
+    """A model that none names is then theirs to reject."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            one = await stack.enter_async_context(RawBackend(models={"one": {}}).running())
+            on = await stack.enter_async_context(
+                stage([one.url, "http://127.0.0.1:9"], wait_up=1, **HOLD)
+            )
+            await asyncio.sleep(601)
+            began = asyncio.get_running_loop().time()
+            assert await status(on, "new") == 200
+            assert asyncio.get_running_loop().time() - began < 1
+
+    run(main())
+
+
 def test_a_server_that_loads_the_model_meanwhile() -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -215,6 +232,39 @@ def test_a_server_that_refuses_connections_while_it_restarts() -> None:
             again = await stack.enter_async_context(RawBackend().running(port))
             assert await asyncio.gather(*tasks) == [200] * 3
             assert len(again.calls) == 3
+
+    run(main())
+
+
+def test_a_refused_connection_uses_no_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEYS", "acme: key-of-acme-0123456789")
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            backend = RawBackend()
+            running = backend.running()
+            await running.__aenter__()
+            port = int(backend.url.rpartition(":")[2])
+            known = {"acme": {"tokens_per_s": 0.001, "burst_tokens": 1_500}}
+            on = await stack.enter_async_context(
+                stage(
+                    [backend.url],
+                    tenants={"keys": "env:KEYS", "known": known},
+                    buckets=[{"name": "chat", "up_to": 5000, "max_wait": "60s"}],
+                    health={"interval": "30s"}, **HOLD,
+                )
+            )  # fmt: skip
+            await running.__aexit__(None, None, None)
+
+            async def ask() -> int:
+                key = {"authorization": "Bearer key-of-acme-0123456789"}
+                async with on.post({"prompt": "word " * 900}, headers=key) as response:
+                    return int(response.status)
+
+            task = asyncio.create_task(ask())
+            await asyncio.sleep(3)
+            await stack.enter_async_context(RawBackend().running(port))
+            assert await task == 200
 
     run(main())
 

@@ -21,9 +21,11 @@ from proxy_stage import (
     until,
 )
 
-from forebay.proxy.api.body import parse, with_model
+from forebay.proxy.api.body import parse, read_fields, with_model
+from forebay.proxy.api.dialects import COMPLETIONS
 from forebay.proxy.api.members import with_member
 from forebay.proxy.api.prefix_request import prefix_body
+from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.models import Models, configured_models, listed_models
 from forebay.replay.sim.clock import run
@@ -168,6 +170,59 @@ class TestRouting:
 
         run(main())
 
+    def test_the_only_one_with_an_adapter_is_used_however_it_fails(self) -> None:
+        """Though another one serves the model below it."""
+        base: dict[str, dict[str, Any]] = {"base": {}}
+
+        async def failing(call: Call) -> None:
+            await call.send(answer(500, b"{}"))
+
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                one = RawBackend(failing, models=base | {"lora": {"parent": "base"}})
+                two = RawBackend(models=base)
+                for backend in (one, two):
+                    await stack.enter_async_context(backend.running())
+                on = await stack.enter_async_context(stage([one.url, two.url]))
+                backends = on.proxy.backends
+                for _ in range(3):
+                    backends.health.failed("b0", "", asyncio.get_running_loop().time())
+                backends._apply_health()
+                assert backends.health.state("b0") == "ejected"
+                assert await ask(on, "lora") == 500
+                one.serve = by_request
+                assert await ask(on, "lora") == 200
+
+        run(main())
+
+    def test_health_knows_the_models_of_a_backend_that_has_moved(self) -> None:
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                on, _, large = await two_models(stack)
+                config = on.proxy.reloader.config
+                moved = config.backends[1].model_copy(update={"url": large.url + "/"})
+                await on.proxy.backends.move(moved.model_copy(update={"url": large.url}))
+                health = on.proxy.backends.health
+                assert health._backends["b1"].models == frozenset(["large"])
+
+        run(main())
+
+    def test_prefixes_stay_known_when_a_server_of_another_model_joins(self) -> None:
+        """A prompt has the same hashes, and another model has others."""
+
+        def blocks(models: Models, asked: str) -> tuple[int, ...]:
+            body = json.dumps({"model": asked, "prompt": "word " * 2000}).encode()
+            return read_fields(
+                parse(body), body, {}, id_="r", dialect=COMPLETIONS, estimate=TokenEstimate(4.0),
+                block_bytes=256, models=models,
+            ).request.blocks  # fmt: skip
+
+        alone, mixed = Models(), Models()
+        alone.update({"alias": "tiny"}, [configured_models(["tiny"])])
+        mixed.update({"alias": "tiny"}, [configured_models(["tiny"]), configured_models(["large"])])
+        assert blocks(alone, "tiny") == blocks(mixed, "tiny") == blocks(mixed, "alias")
+        assert not set(blocks(mixed, "tiny")) & set(blocks(mixed, "large"))
+
     def test_only_one_of_the_model_is_another_one(self) -> None:
         base: dict[str, dict[str, Any]] = {"base": {}}
         both = base | {"lora": {"parent": "base"}}
@@ -308,6 +363,16 @@ class TestNames:
     def test_what_is_no_list_of_models(self) -> None:
         for body in (b"", b"[]", b"{}", b'{"data":[]}', b'{"data":[{"id":1}]}', b'{"data":["x"]}'):
             assert listed_models(body) is None, body
+
+    def test_what_may_be_an_adapter(self) -> None:
+        told: dict[str, dict[str, Any]] = {"base": {"parent": None}, "lora": {"parent": "base"}}
+        models = Models()
+        models.update({}, [told])
+        assert [models.find(name).may_be_adapter for name in told] == [False, True]
+        models.update({}, [configured_models(["one", "two"])])
+        assert models.find("one").may_be_adapter
+        models.update({}, [configured_models(["one"])])
+        assert not models.find("one").may_be_adapter
 
     def test_a_model_that_all_serve_restricts_nothing(self) -> None:
         models = Models()

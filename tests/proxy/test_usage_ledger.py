@@ -13,6 +13,7 @@ from proxy_stage import RawBackend, Stage, by_request, on_stage, settle, silent
 from said import Said
 
 from forebay.proxy.core.model import Request
+from forebay.proxy.http1.client import Origin
 from forebay.proxy.telemetry import usage_ledger
 from forebay.proxy.telemetry.record import RequestRecord
 from forebay.proxy.telemetry.usage_ledger import UsageLedger
@@ -93,6 +94,11 @@ class TestLines:
                 assert response.status == 400
             async with on.client.get(on.url + "/version") as response:
                 assert response.status == 200
+            upstream = on.proxy.backends.upstreams["b0"]
+            upstream.origin.close()
+            upstream.origin = Origin("http://127.0.0.1:9", 1.0)
+            async with on.post() as response:
+                assert response.status == 503
 
         assert on_a_proxy(tmp_path, scene, by_request) == []
 

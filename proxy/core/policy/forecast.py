@@ -113,13 +113,15 @@ class Forecast:
     def options(self, waiting: QueuedRequest, now: float) -> list[Option]:
         """Price every backend that is worth a look; empty if none may take the request."""
         backends = self._all_suitable(waiting) if self._shortlist.all else self._listed(waiting)
-        if self.limited:  # no request should wait for a trial while another backend has room
-            backends = [b for b in backends if b.takes_another] or backends
-        return self.options_among(backends, waiting, now)
+        return self.options_among(self._with_room(backends), waiting, now)
 
     def all_options(self, waiting: QueuedRequest, now: float) -> list[Option]:
         """Price every backend that may take the request, also in a large fleet."""
-        return self.options_among(self._all_suitable(waiting), waiting, now)
+        return self.options_among(self._with_room(self._all_suitable(waiting)), waiting, now)
+
+    def _with_room(self, backends: list[Backend]) -> list[Backend]:
+        """No request should wait for a trial or a pause while another backend has room."""
+        return [b for b in backends if b.takes_another] or backends if self.limited else backends
 
     def _all_suitable(self, waiting: QueuedRequest) -> list[Backend]:
         return [b for b in self._usable[waiting.bucket] if self.suits(b, waiting)]
