@@ -361,6 +361,8 @@ class App:
         # Without an engine there is no prefix cache, and so no salt.
         salts = None if path in ENGINELESS else self._security.salts
         content_type = request.headers.get("content-type", "")
+        if path not in ENGINELESS and not content_type.startswith("multipart/"):
+            self._charge(record.tenant, len(body))
         if body and (salts or models.matter):
             async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
                 body, model = await prepared(body, content_type, record.tenant, salts, models)
@@ -368,6 +370,15 @@ class App:
         return await self._unshaped.serve(
             request, raw, body, model, id_, record.tenant, reply, hold
         )
+
+    def _charge(self, tenant: str, size: int) -> None:
+        """Charge a tenant with a quota for a body that is not parsed; raises ApiError 429."""
+        if not size or self._config.mode == "observe" or not self._config.tenants.has_quota(tenant):
+            return
+        tokens = self._estimate.untaught_tokens(size)
+        wait_s = self._driver.shaper.charge_unqueued(tenant, tokens, self._driver.clock())
+        if wait_s:
+            raise errors.over_quota(wait_s, self._config.reject_status)
 
 
 def _large_bytes(response: web.StreamResponse) -> int:

@@ -309,6 +309,21 @@ class NewRequests:
         if dispatcher.sharing:
             dispatcher.note_admitted(request.tenant, request.charged_tokens, now)
 
+    def charge_unqueued(self, tenant: str, tokens: int, now: float) -> float:
+        """Charge a tenant's quota for a request that passes no queue.
+
+        Returns the seconds until the quota has room for it; 0 if it was charged.
+        """
+        dispatcher = self._dispatcher
+        if not dispatcher.quotas.any:
+            return 0.0
+        wait_s = dispatcher.quotas.wait_s(tenant, tokens, now)
+        if wait_s > 0.0:
+            return whole_s(wait_s)
+        dispatcher.quotas.take(tenant, tokens, now)
+        dispatcher.note_admitted(tenant, tokens, now)
+        return 0.0
+
     def _reject_new(
         self, request: Request, bucket: Bucket, reason: RejectReason, place: Placement, now: float
     ) -> Reject:

@@ -34,6 +34,7 @@ class Shaper:
         peering: what other proxies report, and what this one reports to them.
         recorder: keeps a record of each decision; None: no records.
         preview: returns the record that a request would get if it arrived now; changes nothing.
+        charge_unqueued: charges a quota for a request that passes no queue.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Shaper:
         self.recorder = recorder
         self._arrivals = NewRequests(self._dispatcher, admit)
         self.preview: Callable[[Request, float], Receipt] = self._arrivals.preview
+        self.charge_unqueued: Callable[[str, int, float], float] = self._arrivals.charge_unqueued
 
     def __repr__(self) -> str:
         return f"<Shaper queued={self._dispatcher.queues.count} {list(self.backends.values())}>"

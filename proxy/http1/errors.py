@@ -173,6 +173,13 @@ def answer_too_large(limit: int) -> ApiError:
     )
 
 
+def over_quota(wait_s: float, load_status: int) -> ApiError:
+    """Return the error of a request that its tenant's quota has no room for."""
+    headers = retry_headers(wait_s)
+    message = f"{_REASONS['tenant_quota']}; retry after {headers['Retry-After']} s."
+    return ApiError(load_status, "tenant_quota", message, LOAD, headers=headers)
+
+
 def no_backend() -> ApiError:
     return ApiError(
         503, "no_backend_available", "No backend is available; retry after 1 s.", SERVER,

@@ -29,6 +29,33 @@ from forebay.replay.sim.clock import run
 KEYS = "acme: key-of-acme-0123456789\nzeta: key-of-zeta-0123456789\n"
 
 
+def test_embeddings_use_the_same_quota(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(KEYS)
+    known = {"acme": {"tokens_per_s": 10, "burst_tokens": 1_000}}
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async def ask(tenant: str, path: str, body: object) -> int:
+            key = {"authorization": f"Bearer key-of-{tenant}-0123456789"}
+            async with on.post(body, path=path, headers=key) as response:
+                if response.status == 429:
+                    assert (await response.json())["error"]["code"] == "tenant_quota"
+                    assert int(response.headers["retry-after"]) > 10
+                return int(response.status)
+
+        text = {"input": "x" * 3_600}  # about 900 tokens
+        assert await ask("acme", "/v1/embeddings", text) == 200
+        assert await ask("acme", "/v1/embeddings", text) == 429
+        assert await ask("acme", "/v1/completions", {"prompt": "x" * 3_600}) == 429
+        assert await ask("acme", "/tokenize", {"prompt": "x" * 3_600}) == 200  # without an engine
+        assert await ask("zeta", "/v1/embeddings", text) == 200
+        assert await ask("acme", "/v1/rerank", {"query": "x"}) == 200  # there is room for it
+        await asyncio.sleep(100)
+        assert await ask("acme", "/v1/embeddings", text) == 200
+
+    on_stage(scene, None, tenants={"keys": str(keys), "known": known})
+
+
 def test_a_quota_binds_its_tenant_only_and_outlives_a_reload(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(KEYS)
