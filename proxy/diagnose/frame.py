@@ -57,6 +57,7 @@ class Frame:
 
     ready: bool
     draining: bool
+    observing: bool
     version: str
     uptime_s: float
     active: int
@@ -77,6 +78,7 @@ def frame_of(now: TimedScene, before: TimedScene | None = None) -> Frame:
     return Frame(
         ready=bool(now.scene.status["ready"]),
         draining=bool(now.scene.status["draining"]),
+        observing=any(status.get("mode") == "observe" for status in statuses),
         version=statuses[0]["versions"]["forebay"] if statuses else "",
         uptime_s=uptime_s,
         active=sum(status["active_requests"] for status in statuses),

@@ -129,6 +129,8 @@ def rendered(frame: "Frame", admin: str) -> "Group":
     state = "draining" if frame.draining else "ready" if frame.ready else "no backend is up"
     head = f"forebay {frame.version} at {admin}: {state}, {frame.active} active"
     head += f", up {long_time(frame.uptime_s)}"
+    if frame.observing:
+        head += ", observes only"
     if frame.workers:
         head += f", {frame.workers} workers"
     if frame.shedding:

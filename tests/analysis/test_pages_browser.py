@@ -44,6 +44,7 @@ def test_the_live_page_shows_each_backend(tmp_path: Path) -> None:
             stage(
                 [backend.url],
                 backends=[{"name": "gpu0", "url": backend.url}, {"name": "gpu1", "url": dead}],
+                mode="observe",
             ) as on,
         ):
             async with on.post() as answer:
@@ -54,6 +55,7 @@ def test_the_live_page_shows_each_backend(tmp_path: Path) -> None:
         assert '<td class="up">gpu0</td><td>0 / 640</td>' in text
         assert '<td class="down">gpu1, down</td>' in text
         assert re.search(r"<li>gpu1 is down for \d+ s: no connection</li>", text)
+        assert "<li>the proxy only observes: it queues and rejects nothing</li>" in text
         assert "ready · 0 active" in text
         assert re.search(r"<td>chat</td><td>[\d.]+</td>(<td>[^<]*</td>){2}<td>", text)
 

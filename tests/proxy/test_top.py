@@ -97,8 +97,9 @@ def test_workers_are_added_up() -> None:
         {"worker": 2, "status": None}
     ]
     told = {"ready": True, "draining": False, "workers": workers}
+    workers[1]["status"] = status(mode="observe")
     frame = frame_of(TimedScene(0.0, Scene(told, [])))
-    assert (frame.workers, frame.active) == (3, 12)
+    assert (frame.workers, frame.active, frame.observing) == (3, 12, True)
     one = frame.backends[0]
     assert (one.running, one.waiting, one.kv_share) == (6, 6, 0.5)
     assert [bucket.waiting for bucket in frame.buckets] == [2, 4]
@@ -108,7 +109,9 @@ def test_workers_are_added_up() -> None:
 def test_a_frame_fits_80_columns(colour: bool) -> None:
     full = {"in_flight": 512, "backlog_s": 123.4, "kv_reserved_tokens": 1000, "prefills": 99}
     gone = {"up": False, "state": "half_open", "kv_tokens": None}
-    told = status(backend("gpu0", **full), backend("gpu1", **full, **gone), shedding_classes=2)
+    told = status(
+        backend("gpu0", **full), backend("gpu1", **full, **gone), shedding_classes=2, mode="observe"
+    )
     console = Console(width=80, force_terminal=colour, no_color=not colour, highlight=False)
     with console.capture() as captured:
         console.print(rendered(frame_of(TimedScene(0.0, Scene(told, [], counters(1.0)))), ADMIN))
@@ -116,7 +119,14 @@ def test_a_frame_fits_80_columns(colour: bool) -> None:
     assert ("\x1b[31m" in text) is colour
     plain = [line for line in text.splitlines() if "\x1b" not in line]
     assert all(len(line.rstrip()) <= 80 for line in plain)
-    for words in ("rejects 2 of 3", "512/512", "half-open", "100%", "2 document for gpu0: kv full"):
+    for words in (
+        "observes only",
+        "rejects 2 of 3",
+        "512/512",
+        "half-open",
+        "100%",
+        "2 document for gpu0: kv full",
+    ):
         assert words in text
 
 
