@@ -104,6 +104,7 @@ class Backends:
         bring the old one back.
         """
         size, before = config.affinity.kv_tokens, self._config.affinity.kv_tokens
+        other_key = config.upstream_api_key != self._config.upstream_api_key
         self._config = self.prober.config = config
         for upstream in self.upstreams.values():
             upstream.origin.connect_s = config.timeouts.connect
@@ -113,7 +114,7 @@ class Backends:
                 upstream.poke.set()
         for backend in config.backends:
             kept = self.upstreams.get(backend.name)
-            if kept is not None and kept.config.models != backend.models:
+            if kept is not None and (kept.config.models != backend.models or other_key):
                 kept.use_models(backend.models)
                 kept.poke.set()
             if kept is not None:

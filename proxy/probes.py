@@ -29,6 +29,7 @@ from forebay.proxy.telemetry.events import LogEvent, Say
 METRICS_BYTES = 4 << 20
 SIZE_RETRY_S = 30.0  # until a backend that did not report its KV cache size is asked again
 MODELS_EVERY_S = 30.0  # between two questions for the models: adapters are loaded at run time
+NEVER_TELLS = (401, 403, 404)  # no key, or no such path: not asked again before it is up anew
 LATE = "no health answer"
 INTERNAL = "internal error"
 NO_HEADERS: Mapping[str, str] = {}
@@ -48,7 +49,7 @@ class Upstream:
         kv_tokens: size of its KV cache, as configured or reported by its metrics; inf if unknown.
         ask_size_at: when to ask for that size (again); inf once it is known.
         models: the models that it serves, as configured or by its /v1/models; None if unknown.
-        ask_models_at: when to ask for them (again); inf if they are configured.
+        ask_models_at: when to ask for them (again); inf if they are configured or never told.
     """
 
     config: BackendConfig
@@ -75,9 +76,9 @@ class Upstream:
         return not model or self.models is None or model in self.models
 
     def use_models(self, names: Sequence[str]) -> None:
-        """Take the configured models; without any, ask for them at the next probe."""
-        self.models = configured_models(names)
-        self.ask_models_at = -inf if self.models is None else inf
+        """Take the configured models; without any, those known stay until the next probe asks."""
+        self.models = configured_models(names) or self.models
+        self.ask_models_at = inf if names else -inf
 
 
 @dataclass(slots=True)
@@ -242,15 +243,17 @@ class Prober:
 
     async def _ask_models(self, upstream: Upstream) -> None:
         """Learn which models a backend serves; one that does not say keeps what is known."""
-        if upstream.ask_models_at == inf:
+        if upstream.config.models:
             return
         upstream.ask_models_at = self._clock() + MODELS_EVERY_S
         try:
             status, body = await self.get(upstream, MODELS, key_header(self.config))
         except (TimeoutError, UpstreamFault):
             return
+        if status in NEVER_TELLS:
+            upstream.ask_models_at = inf
         found = listed_models(body) if status == 200 else None
-        if found is None or upstream.ask_models_at == inf:  # a reload may have come in between
+        if found is None or upstream.config.models:  # a reload may have come in between
             return
         changed = upstream.models is None or found.keys() != upstream.models.keys()
         upstream.models = found

@@ -20,6 +20,7 @@ from proxy_stage import (
     stage,
     until,
 )
+from pydantic import SecretStr
 
 from forebay.proxy.api.body import parse, read_fields, with_model
 from forebay.proxy.api.dialects import COMPLETIONS
@@ -114,6 +115,36 @@ class TestRouting:
                 tiny.models = {"larger": {}}
                 await until(lambda: not models.differ)
                 assert models.find("larger").route == ""
+
+        run(main())
+
+    def test_a_backend_that_never_tells_is_asked_once_each_time_it_comes_up(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            (backend,) = backends
+            upstream = on.proxy.backends.upstreams["b0"]
+            await asyncio.sleep(100)
+            assert backend.models_asked == 1
+            backend.healthy = False
+            await until(lambda: not upstream.up)
+            backend.models, backend.healthy = TINY, True
+            await until(lambda: upstream.up)
+            await asyncio.sleep(100)
+            assert backend.models_asked == 2 + 3
+            assert on.proxy.backends.models.lists("tiny")
+
+        on_stage(scene, None)
+
+    def test_a_new_key_for_the_backends_is_tried_at_once(self) -> None:
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                backend = RawBackend()
+                await stack.enter_async_context(backend.running())
+                on = await stack.enter_async_context(stage([backend.url], load=lambda: changed))
+                backend.models = TINY
+                config = on.proxy.reloader.config
+                changed = config.model_copy(update={"upstream_api_key": SecretStr("k")})
+                assert await on.proxy.reloader.reload() == "applied"
+                await until(lambda: on.proxy.backends.models.lists("tiny"))
 
         run(main())
 

@@ -105,6 +105,7 @@ class RawBackend:
     metrics: bytes | None = b""
     metrics_asked: int = 0
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    models_asked: int = 0
     calls: list[Call] = field(default_factory=list)
     open: int = 0
     connections: int = 0
@@ -125,6 +126,7 @@ class RawBackend:
                         length = int(line.split(":")[1])
                 body = await reader.readexactly(length)
                 if text.startswith("GET /v1/models ") and "\r\nx-request-id:" not in text.lower():
+                    self.models_asked += 1
                     page = {"data": [{"id": name} | self.models[name] for name in self.models]}
                     found = answer(200, json.dumps(page).encode())
                     writer.write(found if self.models else answer(404, b"{}"))
