@@ -15,6 +15,7 @@ from math import inf
 
 from forebay.proxy.config.schema import MODELS, BackendConfig, Config
 from forebay.proxy.core.health import NONE, Health
+from forebay.proxy.core.model import serves
 from forebay.proxy.http1.client import Origin, read_all
 from forebay.proxy.http1.faults import (
     LocalShortage,
@@ -73,7 +74,7 @@ class Upstream:
 
     def serves(self, model: str) -> bool:
         """Return whether it serves the model, as far as is known; "" is any model."""
-        return not model or self.models is None or model in self.models
+        return serves(self.models, model)
 
     def use_models(self, names: Sequence[str]) -> None:
         """Take the configured models; without any, those known stay until the next probe asks."""

@@ -142,7 +142,7 @@ class NewRequests:
         would = self.preview(request, now)
         bucket = dispatcher.bucket_of(request.prompt_tokens) or dispatcher.by_length[-1]
         waiting = self._enter(request, bucket, now)
-        options = dispatcher.forecast.all_options(waiting, now)
+        options = dispatcher.forecast.options(waiting, now, everywhere=True)
         if not options:
             return dispatcher.reject(waiting, "no_backend_available", now)
         if would.state != "refused":
@@ -302,12 +302,9 @@ class NewRequests:
 
     def _charge(self, waiting: QueuedRequest, now: float) -> None:
         """Charge the tenant of a request that was admitted."""
-        dispatcher, request = self._dispatcher, waiting.request
-        if dispatcher.quotas.any:
-            dispatcher.quotas.take(request.tenant, request.charged_tokens, now)
-            waiting.paid = True
-        if dispatcher.sharing:
-            dispatcher.note_admitted(request.tenant, request.charged_tokens, now)
+        request = waiting.request
+        self._dispatcher.charge(request.tenant, request.charged_tokens, now)
+        waiting.paid = self._dispatcher.quotas.any
 
     def charge_unqueued(self, tenant: str, tokens: int, now: float) -> float:
         """Charge a tenant's quota for a request that passes no queue.
@@ -320,8 +317,7 @@ class NewRequests:
         wait_s = dispatcher.quotas.wait_s(tenant, tokens, now)
         if wait_s > 0.0:
             return whole_s(wait_s)
-        dispatcher.quotas.take(tenant, tokens, now)
-        dispatcher.note_admitted(tenant, tokens, now)
+        dispatcher.charge(tenant, tokens, now)
         return 0.0
 
     def _reject_new(

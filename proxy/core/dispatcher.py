@@ -383,10 +383,12 @@ class Dispatcher:
             waiting.paid = False
             self.quotas.take(waiting.request.tenant, -waiting.request.charged_tokens, now)
 
-    def note_admitted(self, tenant: str, prompt_tokens: int, now: float) -> None:
-        """Note a prompt that was admitted, for other proxies to know."""
+    def charge(self, tenant: str, tokens: int, now: float) -> None:
+        """Charge a tenant's quota, and let other proxies know: they hear only of more."""
+        if self.quotas.any:
+            self.quotas.take(tenant, tokens, now)
         if self.sharing and self.fairness.on:
-            self.recent_use.admitted(tenant, prompt_tokens, now)
+            self.recent_use.admitted(tenant, max(0, tokens), now)
 
     def _note_use(self, tenant: str, prefill_s: float, now: float) -> None:
         if self.sharing and self.fairness.on:

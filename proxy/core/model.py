@@ -1,5 +1,6 @@
 """Values that go into the policy and come out. Times are seconds on the caller's clock."""
 
+from collections.abc import Container
 from dataclasses import dataclass
 from math import inf
 from typing import Final, Literal
@@ -319,3 +320,8 @@ class Reject(_Value):
 
 
 Action = Send | Reject
+
+
+def serves(models: Container[str] | None, model: str) -> bool:
+    """Return whether a backend of these models serves one; None: they are unknown; "": any."""
+    return not model or models is None or model in models

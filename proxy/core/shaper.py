@@ -320,12 +320,12 @@ class Shaper:
     def _try_elsewhere(self, waiting: QueuedRequest, now: float) -> list[Action]:
         """Queue a request on another backend than those that failed it, or reject it."""
         dispatcher = self._dispatcher
-        options = dispatcher.forecast.options(waiting, now)
+        observed = dispatcher.observed
+        options = dispatcher.forecast.options(waiting, now, everywhere=observed is not None)
         if not options:
             return [dispatcher.reject(waiting, "no_backend_available", now)]
-        if dispatcher.observed is not None:
-            options = dispatcher.forecast.all_options(waiting, now)
-            return [self._arrivals.send_past_queues(waiting, options, dispatcher.observed, now)]
+        if observed is not None:
+            return [self._arrivals.send_past_queues(waiting, options, observed, now)]
         left_s = waiting.request.timeout_s - (now - waiting.arrived_at)
         hopeful = [o for o in options if o.ttft_s <= left_s]
         if not hopeful:
@@ -361,5 +361,4 @@ class Shaper:
         tokens of an ordinary text. An estimate that was too high stays charged.
         """
         if more:
-            self._dispatcher.quotas.take(request.tenant, more, now)
-            self._dispatcher.note_admitted(request.tenant, max(0, more), now)
+            self._dispatcher.charge(request.tenant, more, now)

@@ -105,8 +105,9 @@ class Relay:
                     self._metrics.upstream_error(upstream.name, failure.kind)
                     # A fleet that is busy as a whole must not get every request twice.
                     model = grant.send.request.model
-                    willing = self._backends.others_willing(upstream, model)
-                    hopeless = failure.declined and not willing
+                    hopeless = failure.declined and not self._backends.others_willing(
+                        upstream, model
+                    )
                     if hopeless or not tries.again(failure.retry):
                         return failure.result()
                     self._metrics.retries.of[(upstream.name,)].inc()

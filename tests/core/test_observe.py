@@ -91,7 +91,7 @@ def test_after_a_failure_it_is_sent_to_another_at_once() -> None:
 
 @pytest.mark.parametrize("observed", [least_connections, None])
 def test_the_mode_changes_while_requests_run(observed: Route | None) -> None:
-    """What waits is sent by the rules; what comes from now on is observed, or no longer."""
+    """Waiting requests are sent by the rules; new ones are observed, or no longer."""
     shaper, _ = observing()
     options = {"route": least_connections, "affinity": shaper._dispatcher.affinity}
     shaper.changes.reconfigure(BUCKETS, 0.0, dispatch_ahead_s=0.3, **options)  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ def test_what_would_be_over_quota_is_neither_charged_nor_refunded() -> None:
 
 
 def test_a_backend_that_is_full_or_on_trial_gets_no_more_than_else() -> None:
-    """It has the fewest requests, as it rejects them at once."""
+    """Such a backend has the fewest requests, as it rejects them at once."""
     shaper, _ = observing()
     shaper.backend_up("b0", 0.0, most_prefills=0)
     for i in range(5):

@@ -51,17 +51,20 @@ async def until(on: Stage, *wanted: str) -> None:
             await asyncio.sleep(0.02)
 
 
+async def on_names(stack: AsyncExitStack, **keys: Any) -> Stage:
+    """A proxy in front of the servers of HOST; one of them is there, at 127.0.0.1."""
+    backend = await stack.enter_async_context(RawBackend().running())
+    url = f"http://{HOST}:{backend.url.rpartition(':')[2]}"
+    return await stack.enter_async_context(stage([url], each={"dns": True}, **keys))
+
+
 class TestNames:
     def test_servers_come_and_go_with_the_addresses(self, monkeypatch: pytest.MonkeyPatch) -> None:
         known = NameServer(monkeypatch, "127.0.0.1", "127.0.0.2")
 
         async def main() -> None:
             async with AsyncExitStack() as stack:
-                backend = await stack.enter_async_context(RawBackend().running())
-                port = backend.url.rpartition(":")[2]
-                on = await stack.enter_async_context(
-                    stage([f"http://{HOST}:{port}"], each={"dns": True}, wait_up=1)
-                )
+                on = await on_names(stack, wait_up=1)
                 assert servers(on) == {"b0-127.0.0.1", "b0-127.0.0.2"}
                 async with on.post() as response:
                     assert response.status == 200
@@ -83,16 +86,9 @@ class TestNames:
 
         async def main() -> None:
             async with AsyncExitStack() as stack:
-                backend = await stack.enter_async_context(RawBackend().running())
-                port = backend.url.rpartition(":")[2]
-                hold: dict[str, Any] = {"hold": {"max_requests": 1}}
                 patient = [{"name": "chat", "up_to": 5000, "max_wait": "20s"}]
-                on = await stack.enter_async_context(
-                    stage(
-                        [f"http://{HOST}:{port}"],
-                        each={"dns": True}, wait_up=0, buckets=patient, **hold,
-                    )
-                )  # fmt: skip
+                hold = {"max_requests": 1}
+                on = await on_names(stack, wait_up=0, buckets=patient, hold=hold)
                 assert servers(on) == set()
 
                 async def ask() -> int:
@@ -113,11 +109,7 @@ class TestNames:
 
         async def main() -> None:
             async with AsyncExitStack() as stack:
-                backend = await stack.enter_async_context(RawBackend().running())
-                port = backend.url.rpartition(":")[2]
-                on = await stack.enter_async_context(
-                    stage([f"http://{HOST}:{port}"], each={"dns": True})
-                )
+                on = await on_names(stack)
                 security = on.proxy.security
                 read = security.read
 
@@ -145,12 +137,8 @@ class TestNames:
 
         async def main() -> None:
             async with AsyncExitStack() as stack:
-                backend = await stack.enter_async_context(RawBackend().running())
-                port = backend.url.rpartition(":")[2]
-                on = await stack.enter_async_context(
-                    stage([f"http://{HOST}:{port}"], each={"dns": True})
-                )
-                other = {"backends": [{"name": "x", "url": backend.url}]}
+                on = await on_names(stack)
+                other = {"backends": [{"name": "x", "url": "http://127.0.0.1:9"}]}
                 on.proxy.reloader._load = lambda: load_config(None, other, {})
                 monkeypatch.setattr(on.proxy.security, "read", refused)
                 assert await on.proxy.reloader.reload() == "failed"

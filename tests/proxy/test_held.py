@@ -1,7 +1,8 @@
 """Requests that are kept while no backend of their model is up."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -36,6 +37,18 @@ async def go_down(on: Stage, backend: RawBackend, name: str = "b0") -> None:
 
 def held(on: Stage) -> int:
     return on.proxy.app.held.count
+
+
+@asynccontextmanager
+async def with_its_server_gone(**keys: Any) -> AsyncIterator[tuple[Stage, int]]:
+    """A proxy whose only server has just gone, which no probe has seen; and the server's port."""
+    patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
+    async with AsyncExitStack() as stack:
+        async with RawBackend().running() as backend:
+            on = await stack.enter_async_context(
+                stage([backend.url], buckets=patient, health={"interval": "30s"}, **keys, **HOLD)
+            )
+        yield on, int(backend.url.rpartition(":")[2])
 
 
 def test_they_are_served_once_one_is_up() -> None:
@@ -217,16 +230,7 @@ def test_a_server_that_refuses_connections_while_it_restarts() -> None:
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            backend = RawBackend()
-            running = backend.running()
-            await running.__aenter__()
-            port = int(backend.url.rpartition(":")[2])
-            patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
-            health = {"interval": "30s"}
-            on = await stack.enter_async_context(
-                stage([backend.url], buckets=patient, health=health, **HOLD)
-            )
-            await running.__aexit__(None, None, None)
+            on, port = await stack.enter_async_context(with_its_server_gone())
             tasks = [asyncio.create_task(status(on)) for _ in range(3)]
             await settle()
             again = await stack.enter_async_context(RawBackend().running(port))
@@ -241,20 +245,10 @@ def test_a_refused_connection_uses_no_quota(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            backend = RawBackend()
-            running = backend.running()
-            await running.__aenter__()
-            port = int(backend.url.rpartition(":")[2])
             known = {"acme": {"tokens_per_s": 0.001, "burst_tokens": 1_500}}
-            on = await stack.enter_async_context(
-                stage(
-                    [backend.url],
-                    tenants={"keys": "env:KEYS", "known": known},
-                    buckets=[{"name": "chat", "up_to": 5000, "max_wait": "60s"}],
-                    health={"interval": "30s"}, **HOLD,
-                )
-            )  # fmt: skip
-            await running.__aexit__(None, None, None)
+            on, port = await stack.enter_async_context(
+                with_its_server_gone(tenants={"keys": "env:KEYS", "known": known})
+            )
 
             async def ask() -> int:
                 key = {"authorization": "Bearer key-of-acme-0123456789"}

@@ -418,7 +418,7 @@ class TestNames:
 
 
 class TestForms:
-    """Of a form only the headers of its parts are read."""
+    """The proxy reads only the headers of the parts of a form."""
 
     MODELS = Models()
     MODELS.update({"whisper-1": "large"}, [configured_models(["large"])])

@@ -1,4 +1,4 @@
-"""Who used how much: a line for each request that was served, whatever the disk does."""
+"""The usage ledger: a line for each request that was served, whatever the disk does."""
 
 import asyncio
 import json

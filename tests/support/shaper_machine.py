@@ -16,10 +16,10 @@ from forebay.proxy.core.model import (
     Send,
     ServiceClass,
     Tenant,
+    serves,
 )
 from forebay.proxy.core.policy.routing import ROUTES
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.backend import serves
 
 ROUNDING_S = 1e-6
 RATE, BURST = 1_000.0, 6_000.0  # tokens, of the limited tenant
@@ -122,7 +122,7 @@ class ShaperMachine(RuleBasedStateMachine):
             assert request == action.request
             if isinstance(action, Send):
                 assert action.backend in self.up
-                assert serves(self.shaper.backends[action.backend], request.model)
+                assert serves(self.shaper.backends[action.backend].models, request.model)
                 assert action.bucket == self.bucket(request)
                 self.running[request.id] = request, action.backend, action.bucket
                 self.no_token.add(request.id)
@@ -167,7 +167,7 @@ class ShaperMachine(RuleBasedStateMachine):
         elif reject.reason == "deadline_unattainable" and on_arrival:
             # An idle backend never refuses work, however wrong the estimate.
             model, backends = reject.request.model, self.shaper.backends
-            up = [name for name in self.up if serves(backends[name], model)]
+            up = [name for name in self.up if serves(backends[name].models, model)]
             assert not any(self.idle(name) for name in up) or self.waiting
         elif reject.reason == "deadline_unattainable":
             waited_s = self.now - self.since[reject.request.id]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf, sqrt
 from typing import Final
 
-from forebay.proxy.core.model import MAJORITY, Bucket, Request
+from forebay.proxy.core.model import MAJORITY, Bucket, Request, serves
 from forebay.proxy.core.policy.admission import SURE
 from forebay.proxy.core.policy.coalesce import (
     awaited_tokens,
@@ -22,7 +22,7 @@ from forebay.proxy.core.policy.precedence import Before, Precedence
 from forebay.proxy.core.policy.rendezvous import Rendezvous, prefer
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.policy.start import BESIDE_OTHERS, StartGate, fills, kept_for, kv_room
-from forebay.proxy.core.state.backend import Backend, serves
+from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.elsewhere import Peers
 from forebay.proxy.core.state.fleet import Shortlist
 from forebay.proxy.core.state.in_flight import STEP_TOKENS
@@ -105,23 +105,24 @@ class Forecast:
         usable = self._usable[waiting.bucket]
         return (
             backend.up
-            and serves(backend, waiting.request.model)
+            and serves(backend.models, waiting.request.model)
             and (len(usable) == len(self._all) or backend in usable)
             and backend.name not in waiting.excluded
         )
 
-    def options(self, waiting: QueuedRequest, now: float) -> list[Option]:
-        """Price every backend that is worth a look; empty if none may take the request."""
-        backends = self._all_suitable(waiting) if self._shortlist.all else self._listed(waiting)
-        return self.options_among(self._with_room(backends), waiting, now)
+    def options(
+        self, waiting: QueuedRequest, now: float, *, everywhere: bool = False
+    ) -> list[Option]:
+        """Price every backend that is worth a look; empty if none may take the request.
 
-    def all_options(self, waiting: QueuedRequest, now: float) -> list[Option]:
-        """Price every backend that may take the request, also in a large fleet."""
-        return self.options_among(self._with_room(self._all_suitable(waiting)), waiting, now)
-
-    def _with_room(self, backends: list[Backend]) -> list[Backend]:
-        """No request should wait for a trial or a pause while another backend has room."""
-        return [b for b in backends if b.takes_another] or backends if self.limited else backends
+        Args:
+            everywhere: all that may take it are, in a large fleet too.
+        """
+        every = everywhere or self._shortlist.all
+        backends = self._all_suitable(waiting) if every else self._listed(waiting)
+        if self.limited:  # no request should wait for a trial while another backend has room
+            backends = [b for b in backends if b.takes_another] or backends
+        return self.options_among(backends, waiting, now)
 
     def _all_suitable(self, waiting: QueuedRequest) -> list[Backend]:
         return [b for b in self._usable[waiting.bucket] if self.suits(b, waiting)]

@@ -19,9 +19,9 @@ from typing import Final
 
 from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S
-from forebay.proxy.core.model import HISTORY, MAJORITY, SLACK, Bucket, Request
+from forebay.proxy.core.model import HISTORY, MAJORITY, SLACK, Bucket, Request, serves
 from forebay.proxy.core.policy.order import due_at
-from forebay.proxy.core.state.backend import Backend, serves
+from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.in_flight import InFlight
 from forebay.proxy.core.state.queue import QueuedRequest
 
@@ -120,7 +120,7 @@ class LongPrefills:
             return 0.0  # at most one of them was rejected lately
         deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
         due = due_at(waiting.arrived_at, deadline, prefill_s)
-        up = [b for b in self._backends if b.up and serves(b, waiting.request.model)]
+        up = [b for b in self._backends if b.up and serves(b.models, waiting.request.model)]
         ahead_s = fsum(
             b.prefill_queue.backlog_s(now) for b in up if b.prefill_queue.blocks_for(long_s)
         )

@@ -374,8 +374,3 @@ def give_back(backend: Backend, sent: InFlight) -> None:
     backend.kv.give_back(sent.request, sent.reserved_tokens)
     if sent.holding is not None:
         backend.holdings.give_back(sent.request.tenant, sent.holding)
-
-
-def serves(backend: Backend, model: str) -> bool:
-    """Return whether a backend serves a model, as far as is known; "" is any model."""
-    return not model or backend.models is None or model in backend.models
