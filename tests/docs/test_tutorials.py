@@ -37,6 +37,13 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
         yield at
 
 
+def test_a_free_port_that_holds_a_shown_one() -> None:
+    """18002 stands for 8001: its last four digits are not the 8002 of the pages."""
+    assert Ports(("18002", "28080", "19090", "8001"))("8001 8002 8080 9090 80801") == (
+        "18002 28080 19090 8001 80801"
+    )
+
+
 def run(*words: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -32,6 +32,6 @@ class Ports:
         self.free = ports or [str(port) for port in free_ports(len(SHOWN_PORTS))]
 
     def __call__(self, text: str) -> str:
-        for shown, free in zip(SHOWN_PORTS, self.free, strict=True):
-            text = text.replace(shown, free)
-        return text
+        free = dict(zip(SHOWN_PORTS, self.free, strict=True))
+        # In one pass: a free port may have a shown one in it, as 18002 has 8002.
+        return re.sub(rf"\b(?:{'|'.join(SHOWN_PORTS)})\b", lambda found: free[found[0]], text)
