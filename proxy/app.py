@@ -14,7 +14,7 @@ from aiohttp import web
 
 from forebay.proxy.api.block_hashes import LARGE_BYTES
 from forebay.proxy.api.body import ParsedBody, parse_any, read_fields
-from forebay.proxy.api.dialects import CHAT, COMPLETIONS, DIALECTS, RESPONSES, Dialect
+from forebay.proxy.api.dialects import CHAT, COMPLETIONS, DIALECTS, MESSAGES, RESPONSES, Dialect
 from forebay.proxy.api.large_json import LargeBodies
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
@@ -138,7 +138,8 @@ class App:
         except ApiError as error:
             record.reason = error.code
             headers = self._cors.answer(request.headers) | self._decision_headers(record)
-            response = error_response(error, id_, headers)
+            typed = request.path.startswith(MESSAGES.path)
+            response = error_response(error, id_, headers, typed=typed)
             status = response.status
             if not hold.holder:  # nothing was awaited until here
                 self.rejecting_s += perf_counter() - began
@@ -254,6 +255,7 @@ class App:
                 lost = rejected.action.reason == "no_backend_available"
                 if lost and await self._until_up(parsed, record, refused=granted):
                     continue
+                self._metrics.rejected(rejected.action.bucket, rejected.action.reason)
                 record.bucket = rejected.action.bucket or "none"
                 record.queued_s = rejected.action.queued_s
                 receipt = self._telemetry.receipt(parsed.request.id)
@@ -378,6 +380,7 @@ class App:
         tokens = self._estimate.untaught_tokens(size)
         wait_s = self._driver.shaper.charge_unqueued(tenant, tokens, self._driver.clock())
         if wait_s:
+            self._metrics.rejected("", "tenant_quota")
             raise errors.over_quota(wait_s, self._config.reject_status)
 
 

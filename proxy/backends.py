@@ -60,7 +60,7 @@ class Backends:
         self._suspicions = Suspicions()
         self._serving = False  # some backend was up when health was last applied
         self.upstreams = {b.name: self._upstream(b) for b in config.backends}
-        self.health = Health(self.upstreams)
+        self.health = Health(self.upstreams, driver.clock())
         self.models = ServedModels(self.upstreams, self.health, driver, say)
         self.prober = Prober(
             config,
@@ -124,7 +124,7 @@ class Backends:
     async def join(self, config: BackendConfig) -> None:
         """Add a backend; returns after its first probe."""
         upstream = self.upstreams[config.name] = self._upstream(config)
-        self.health.add(config.name)
+        self.health.add(config.name, self._driver.clock())
         self.models.apply(self._config.models)
         self.prober.start(upstream)
         await upstream.probed.wait()
@@ -137,7 +137,7 @@ class Backends:
         self.upstreams[config.name].origin.close()
         self.upstreams[config.name] = upstream
         self.health.remove(config.name)
-        self.health.add(config.name)
+        self.health.add(config.name, self._driver.clock())
         self.models.apply(self._config.models)
         if problem is None:
             self.health.probe_passed(config.name, self._driver.clock())

@@ -81,7 +81,7 @@ class Intake(NamedTuple):
 
 
 class _Backend:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, now: float) -> None:
         self.name = name
         self.state: State = "down"
         self.reason: Reason = "starting"
@@ -89,7 +89,7 @@ class _Backend:
         self.transitions: Counter[tuple[State, Reason]] = Counter()
         self.restarted = True
         self.told = NONE
-        self.since = 0.0  # in this state
+        self.since = now  # in this state
         self.held_until = -inf
         self.ejections = 0
         self.failures = 0  # in a row
@@ -149,8 +149,8 @@ def _ratio(observed_s: float, predicted_s: float) -> float:
 class Health:
     """The health of all backends."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._backends = {name: _Backend(name) for name in names}
+    def __init__(self, names: Iterable[str], now: float = 0.0) -> None:
+        self._backends = {name: _Backend(name, now) for name in names}
         self.moved = False  # an event came that `intakes` has not looked at
         self._unseen: list[Transition] = []
 
@@ -160,10 +160,10 @@ class Health:
     def __contains__(self, name: str) -> bool:
         return name in self._backends
 
-    def add(self, name: str) -> None:
+    def add(self, name: str, now: float) -> None:
         """Add a backend; it is down until a probe succeeds."""
         self.moved = True
-        self._backends[name] = _Backend(name)
+        self._backends[name] = _Backend(name, now)
 
     def remove(self, name: str) -> None:
         """Remove a backend; later events about it are ignored."""

@@ -54,7 +54,7 @@ def states(scene: Scene) -> Found:
     none_up = not any(b["up"] for b in scene.backends().values())
     for name, backend in worst.items():
         state = str(backend["state"])
-        text = f"{name} is {state.replace('_', '-')} since {backend['state_s']:.0f} s: "
+        text = f"{name} has been {state.replace('_', '-')} for {backend['state_s']:.0f} s: "
         remedy = "read its log; it comes back after a trial"
         if state == "down":
             remedy = "start it, and check that the proxy reaches its URL"

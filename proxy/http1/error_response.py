@@ -11,12 +11,19 @@ from forebay.proxy.http1.headers import SERVER as SERVER_NAME
 
 
 def error_response(
-    error: ApiError, id_: str, extra: Mapping[str, str] | None = None
+    error: ApiError, id_: str, extra: Mapping[str, str] | None = None, *, typed: bool = False
 ) -> web.Response:
-    """Return the response to a request that failed before anything was sent."""
+    """Return the response to a request that failed before anything was sent.
+
+    Args:
+        typed: as in `error_body`.
+    """
     headers = {**(extra or {}), **error.headers, REQUEST_ID: id_, "Server": SERVER_NAME}
     response = web.Response(
-        status=error.status, body=error.body(), headers=headers, content_type="application/json"
+        status=error.status,
+        body=error.body(typed=typed),
+        headers=headers,
+        content_type="application/json",
     )
     if error.close:
         response.force_close()

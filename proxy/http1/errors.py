@@ -28,15 +28,21 @@ class ApiError(Exception):
     headers: Mapping[str, str] = field(default_factory=dict)
     close: bool = False
 
-    def body(self) -> bytes:
-        return error_body(self.message, self.type, self.code, self.param)
+    def body(self, *, typed: bool = False) -> bytes:
+        return error_body(self.message, self.type, self.code, self.param, typed=typed)
 
 
-def error_body(message: str, type_: str, code: str, param: str | None = None) -> bytes:
-    """Return an error as JSON, always with the four keys that OpenAI clients expect."""
-    return orjson.dumps(
-        {"error": {"message": message, "type": type_, "param": param, "code": code}}
-    )
+def error_body(
+    message: str, type_: str, code: str, param: str | None = None, *, typed: bool = False
+) -> bytes:
+    """Return an error as JSON, always with the four keys that OpenAI clients expect.
+
+    Args:
+        typed: say what the JSON is, too, as Anthropic's clients expect.
+    """
+    kind = {"type": "error"} if typed else {}
+    error = {"message": message, "type": type_, "param": param, "code": code}
+    return orjson.dumps({**kind, "error": error})
 
 
 def invalid_type(what: str, right: str, param: str | None) -> ApiError:
@@ -49,12 +55,9 @@ def stream_error_event(*, typed: bool = False) -> bytes:
     Args:
         typed: the events of the stream have types.
     """
-    body = error_body(
-        "The server stopped before the response was complete.", SERVER, "upstream_stream_error"
-    )
-    if typed:
-        return b'event: error\ndata: {"type":"error",' + body[1:] + b"\n\n"
-    return b"data: " + body + b"\n\n"
+    text = "The server stopped before the response was complete."
+    body = error_body(text, SERVER, "upstream_stream_error", typed=typed)
+    return (b"event: error\n" if typed else b"") + b"data: " + body + b"\n\n"
 
 
 _REASONS = {

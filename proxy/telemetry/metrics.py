@@ -19,7 +19,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from forebay.proxy.core.learn.prefix_cache import PrefixError
-from forebay.proxy.core.model import Action, Reject, Send
+from forebay.proxy.core.model import Action, RejectReason, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.telemetry.counters import BucketHistogram, Counter
@@ -201,11 +201,13 @@ class ProxyMetrics:
             self.log.record(f"ttft.{bucket}", ttft_s)
 
     def decided(self, now: float, action: Action) -> None:
-        """Count one decision of the shaper."""
-        if isinstance(action, Reject):
-            self.rejects.of[action.bucket or "none", action.reason].inc()
+        """Note how long a request had waited when the shaper decided."""
         if action.bucket and not (isinstance(action, Send) and action.piece_blocks):
             self.queue.of[(action.bucket,)].observe(action.queued_s)
+
+    def rejected(self, bucket: str, reason: RejectReason) -> None:
+        """A request was rejected; the shaper may reject one that `hold` keeps."""
+        self.rejects.of[bucket or "none", reason].inc()
 
     def shed(self, service_class: str) -> None:
         """A request was rejected because the proxy is overloaded."""

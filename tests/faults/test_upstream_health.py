@@ -232,7 +232,8 @@ def test_backends_come_and_go() -> None:
     fleet.health.remove("b")
     fleet.look(1.0)
     assert fleet.may["a"] == ANY  # it is the last one now
-    fleet.health.add("n")
+    fleet.health.add("n", 1.0)
+    assert fleet.health.since("n") == 1.0
     fleet.health.failed("b", "x", 1.0)  # what is still told of it is ignored
     fleet.health.probe_passed("n", 1.0)
     fleet.look(1.0)

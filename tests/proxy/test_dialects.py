@@ -319,6 +319,7 @@ class TestShaping:
             for path in DIALECTS:
                 async with on.client.get(on.url + path) as response:
                     assert (response.status, response.headers["allow"]) == (405, "POST, OPTIONS")
+                    assert (await error_of(response))["code"] == "method_not_allowed"
 
         async def unasked(call: Call) -> None:
             raise AssertionError

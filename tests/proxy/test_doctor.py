@@ -157,7 +157,7 @@ def test_a_backend_that_dies_and_one_that_fails() -> None:
                 found = examine(await scene_of(on))
             assert {one.check for one in found} == {"backends take work", "backends answer"}
             assert found[0].severity == "error"
-            assert any("b1 is down since" in one.text for one in found)
+            assert any("b1 has been down for" in one.text for one in found)
             assert any("answers none of /version, /v1/models" in one.text for one in found)
             dying.healthy = None
             async with dying.running(), stage([dying.url], wait_up=0) as on:
@@ -220,7 +220,7 @@ def of_case(case: Case) -> Scene:
 
 
 CASES: list[Case] = [
-    ("a is ejected since 9 s: late", status(backend("a", up=False, state="ejected", why="late")),
+    ("a has been ejected for 9 s", status(backend("a", up=False, state="ejected", why="late")),
      (), ()),
     ("first tokens of a took 2.0 times as long as predicted (40 requests)", status(), (), [
         sample("backend_time_to_first_token_seconds_count", 40.0, backend="a"),
@@ -353,7 +353,7 @@ def test_the_command(
     assert main(["doctor"]) == 1
     said = capsys.readouterr()
     lines = said.out.splitlines()
-    assert lines[0].startswith("ERROR    a is down since 9 s: no connection. Remedy: start it")
+    assert lines[0].startswith("ERROR    a has been down for 9 s: no connection. Remedy: start it")
     assert "Checked 1 backend: backends take work, backends answer," in said.err
     assert main(["doctor", "--json"]) == 1
     data = json.loads(capsys.readouterr().out)

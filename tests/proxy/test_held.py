@@ -120,6 +120,7 @@ def test_those_that_queued_when_the_last_one_went_down() -> None:
         stays.set()
         assert await second == 200
         assert await first == 200
+        assert on.proxy.metrics.rejects.of == {}  # neither client was rejected
 
     patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
     on_stage(scene, None, slots=1, buckets=patient, **HOLD)
