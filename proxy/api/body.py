@@ -240,8 +240,16 @@ def _text_tokens(text: PromptText, estimate: TokenEstimate, tenant: str) -> int:
 
 
 def _previous_id(fields: dict[str, Any], dialect: Dialect) -> str:
+    """Return the id of the response that this one follows, if any.
+
+    Raises ApiError 400 for one that is made in the background: nobody could read it, as
+    `GET /v1/responses/ID` is no path of the proxy, and it would run beside the queues.
+    """
     if dialect is not RESPONSES:
         return ""
+    if typed(fields, "background", bool, False):
+        message = "This server makes no responses in the background: leave background out."
+        raise ApiError(400, "unsupported_value", message, param="background")
     return typed(fields, "previous_response_id", str, "")  # type: ignore[no-any-return]
 
 

@@ -149,6 +149,8 @@ class TestFields:
             (RESPONSES, {"input": ["a"]}, "input"),
             (RESPONSES, {"input": "a", "max_output_tokens": "many"}, "max_output_tokens"),
             (RESPONSES, {"input": "a", "previous_response_id": 7}, "previous_response_id"),
+            (RESPONSES, {"input": "a", "background": 1}, "background"),
+            (RESPONSES, {"input": "a", "background": True}, "background"),  # could not be read
             (MESSAGES, {"messages": "a"}, "messages"),
             (MESSAGES, {"messages": [], "system": "a"}, "messages"),
         ],
