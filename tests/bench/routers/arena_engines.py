@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from arena_processes import free_ports, post, running, wait_healthy
+from arena_processes import post, running, wait_healthy
 from peers import Missing
+from ports import free_ports
 
 NICE = 10
 """Of real servers: they take whole cores, and the load generator must come in between."""

@@ -21,7 +21,6 @@ from arena_processes import (
     ask,
     cores_awake,
     counters,
-    free_ports,
     running,
     tree_cpu_s,
     used_ticks,
@@ -30,6 +29,7 @@ from arena_processes import (
 from arena_samples import summarise
 from arena_traffic import Traffic
 from peers import Missing, Setting
+from ports import free_ports
 
 from forebay.analysis.run import RunData, load_run
 from forebay.replay.fast_loop import run_on_fast_loop

@@ -22,10 +22,11 @@ from random import Random
 from time import perf_counter
 
 import uvloop
-from bench_proxy import free_ports, running, serving
+from bench_proxy import running, serving
 from load import Broken, Client, chat
 from mock_backend import MODELS, STREAM_HEAD, STREAM_TAIL, WHOLE, token, whole
 from peers import PEERS, Missing, Setting
+from ports import free_ports
 
 PREFILL_S, LEFT_AFTER_S = 4.0, 0.5
 CASES = ("after headers", "before headers", "mid-decode", "not a stream")

@@ -16,7 +16,6 @@ import os
 import platform
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,20 +34,15 @@ from peers import PEERS, Missing, Peer, Setting, environment
 
 from forebay.replay.sim.bench import reference_ms
 
+# For the scripts that import this module, too.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
+
+from ports import free_ports
+
 SMALL, DOCUMENT = 200, 400_000
 CLOCK = os.sysconf("SC_CLK_TCK")
 START_S = 60.0
 DEFAULT = ("forebay", "nginx", "smg")
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def tree(pid: int) -> Iterator[int]:

@@ -24,10 +24,11 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import uvloop
-from bench_proxy import Bench, free_ports, mock, running, serving
+from bench_proxy import Bench, mock, running, serving
 from bench_report import TARGETS, Figures, middle
 from machine import OPERATIONS, slower
 from peers import BARE, PEERS, YARDSTICKS, Missing, Setting
+from ports import free_ports
 
 from forebay.replay.sim.bench import reference_ms
 

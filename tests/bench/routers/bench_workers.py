@@ -21,9 +21,10 @@ from pathlib import Path
 from statistics import median
 
 import uvloop
-from bench_proxy import free_ports, mock, own_cpu_s, running, serving, tree
+from bench_proxy import mock, own_cpu_s, running, serving, tree
 from load import Client, chat
 from peers import PEERS, Setting
+from ports import free_ports
 
 CONNECTIONS, SMALL = 64, 200
 OURS, THEIRS = 1, 0  # cores

@@ -20,9 +20,10 @@ from pathlib import Path
 from time import perf_counter
 
 import uvloop
-from bench_proxy import free_ports, running, serving
+from bench_proxy import running, serving
 from load import chat
 from mock_backend import MODELS, STREAM_HEAD, WHOLE, token, whole
+from ports import free_ports
 
 FAULTS = ("reset", "end of connection", "bad chunk", "no [DONE]", "stall")
 AT_ONCE = 64

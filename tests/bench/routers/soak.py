@@ -32,8 +32,9 @@ from statistics import median
 from typing import Any
 
 import uvloop
-from bench_proxy import free_ports, rss_mib, running, serving
+from bench_proxy import rss_mib, running, serving
 from load import Broken, Client, chat
+from ports import free_ports
 
 LEAVING, CONCURRENCY = 0.05, 96
 DOWN_S = 1.5
