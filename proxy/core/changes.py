@@ -20,11 +20,14 @@ class OperatorChanges:
         self._peering = peering
 
     def add_backend(self, spec: BackendSpec, now: float) -> list[Action]:
-        """Add a backend, which takes work from `backend_up` on; one that was draining stays."""
+        """Add a backend, which takes work from `backend_up` on.
+
+        One that still drains stays, as a server that has restarted or another one.
+        """
         dispatcher = self._dispatcher
         if spec.name in dispatcher.backends:
             dispatcher.backends[spec.name].draining = False
-            return self.change_backend(spec, now)
+            return self.change_backend(spec, now, moved=True)
         dispatcher.pass_time(now)
         dispatcher.backends[spec.name] = Backend(
             spec,

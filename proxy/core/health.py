@@ -88,7 +88,7 @@ class _Backend:
         self.why = "no answer yet"
         self.transitions: Counter[tuple[State, Reason]] = Counter()
         self.restarted = True
-        self.told = NONE
+        self.intake = NONE, True  # most prefills and `restarted`, as last returned
         self.since = now  # in this state
         self.held_until = -inf
         self.ejections = 0
@@ -234,7 +234,9 @@ class Health:
             return  # sent before the backend was taken out: this answer proves nothing
         if ratio:
             backend.ratios.append((now, ratio))
-        if backend.state == "half_open" or (backend.state == "ejected" and backend.told == ANY):
+        if backend.state == "half_open" or (
+            backend.state == "ejected" and backend.intake[0] == ANY
+        ):
             if ratio > FAR_OFF * self._peers_ratio(backend, now):
                 self._eject(backend, "ejected", "trial_late", "first tokens are still late", now)
             else:
@@ -319,11 +321,14 @@ class Health:
         changed = []
         for backend in self._backends.values():
             panic = not _others_serve(backend, self._backends.values())
-            if (most := _most(backend, panic, now)) != backend.told:
-                changed.append((most <= backend.told, most, backend))
-                backend.told = most
+            most = _most(backend, panic, now)
+            if (most, backend.restarted) != backend.intake:
+                changed.append(
+                    (most <= backend.intake[0], Intake(backend.name, most, backend.restarted))
+                )
+                backend.intake = most, backend.restarted
         changed.sort(key=lambda change: change[0])
-        return [Intake(b.name, most, b.restarted) for _, most, b in changed]
+        return [intake for _, intake in changed]
 
     def wake_at(self, now: float) -> float:
         """Return when time alone changes something; inf if it does not."""

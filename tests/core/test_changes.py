@@ -221,6 +221,19 @@ def test_what_is_cached_is_remembered_when_the_fleet_grows_and_shrinks() -> None
     assert sent.backend == holder
 
 
+def test_one_that_is_taken_back_while_it_drains_is_another_server() -> None:
+    """It was taken out to be restarted, or its name now stands for another URL."""
+    made = shaper("a")
+    ask(made, "1", 120_000, blocks=PDF, block_tokens=2000.0)
+    made.first_token("1", 5.0)
+    made.changes.drain_backend("a", 6.0)
+    made.changes.add_backend(BackendSpec("a", 2), 7.0)
+    made.backend_up("a", 7.0)
+    (sent,) = ask(made, "2", 120_000, 8.0, blocks=PDF, block_tokens=2000.0)
+    assert isinstance(sent, Send)
+    assert sent.matched_tokens == 0
+
+
 @given(st.integers(9, 14), st.integers(0, 8))
 def test_the_index_over_a_fleet_holds_what_each_backend_holds(size: int, gone: int) -> None:
     made = shaper(*(f"b{i}" for i in range(size)))

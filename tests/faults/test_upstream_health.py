@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from forebay.proxy.core.health import ANY, HOLD_S, LONGEST_HOLD_S, NONE, Health
+from forebay.proxy.core.health import ANY, HOLD_S, LONGEST_HOLD_S, NONE, Health, Intake
 from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.relay.retries import LEAST, RetryBudget, Tries
@@ -49,6 +49,17 @@ def test_three_failures_in_a_row_put_one_out() -> None:
     assert fleet.may == {"a": ANY, "b": ANY}
     fleet.fail("a", 2.0)
     assert fleet.may == {"a": NONE, "b": ANY}
+
+
+def test_an_ejected_backend_that_goes_down_has_lost_its_cache() -> None:
+    """The usual order when an engine dies: errors first, then its health check fails."""
+    fleet = Fleet(2)
+    fleet.fail("a", 1.0, times=3)
+    fleet.health.probe_failed("a", "no connection", 1.1)
+    assert fleet.health.intakes(1.1) == []
+    fleet.health.probe_failed("a", "no connection", 1.2)
+    assert fleet.health.intakes(1.2) == [Intake("a", NONE, restarted=True)]
+    assert fleet.health.intakes(1.3) == []
 
 
 def test_half_open_takes_one_and_closes_on_a_good_answer() -> None:
