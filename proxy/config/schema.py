@@ -135,7 +135,7 @@ class BucketConfig(Section):
 
     name: in metrics, logs and the header x-forebay-bucket.
     up_to: the longest prompt of this bucket, in estimated tokens.
-    max_queue: waiting requests; one more is rejected.
+    max_queue: waiting requests, of each model; one more is rejected.
     max_wait: a request whose predicted wait is longer is rejected.
     prefills_per_backend: prefills of this bucket that may run at once on one backend.
     backends: names of those it may use; empty: all.

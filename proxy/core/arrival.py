@@ -19,6 +19,7 @@ from forebay.proxy.core.model import (
     RejectReason,
     Request,
     Send,
+    serves,
 )
 from forebay.proxy.core.policy.admission import (
     Admit,
@@ -109,7 +110,7 @@ class NewRequests:
         dispatcher.return_times.arrived(request, now)
         reason = self._decide(waiting, bucket, place, now)
         long_prefills = dispatcher.forecast.long_prefills
-        long_prefills.decided(bucket.name, rejected=reason is not None)
+        long_prefills.decided(bucket.name, request.model, rejected=reason is not None)
         if reason is not None:
             return [self._reject_new(request, bucket, reason, place, now)]
         return self._take_in(waiting, bucket, place, now)
@@ -233,7 +234,7 @@ class NewRequests:
         option = dispatcher.route(request, hopeful, dispatcher.affinity, now)
         backend = self._dispatcher.backends[option.backend]
         starts = dispatcher.forecast.gate.may_start(backend, waiting, now)
-        queued = -1 if starts else dispatcher.queues.count[bucket.name]
+        queued = -1 if starts else dispatcher.queues.count_for(bucket.name, request.model)
         place = Placement(options, option, backend, starts, queued, limits)
         if queued >= bucket.max_queue and dispatcher.precedence.on:
             place.gives_way = gives_way(self._dispatcher.backends, waiting, bucket)
@@ -294,7 +295,8 @@ class NewRequests:
             return actions
         dispatcher.enqueue(waiting, place.option, now)
         actions += dispatcher.start_next(backend, now)
-        if place.starts and dispatcher.queues.count[bucket.name] > bucket.max_queue:
+        queued = dispatcher.queues.count_for(bucket.name, request.model)
+        if place.starts and queued > bucket.max_queue:
             # It could start, but stands behind a request of its own tenant that may not yet.
             dispatcher.dequeue(request.id)
             actions.append(dispatcher.reject(waiting, "queue_full", now, place.option.wait_s))
@@ -325,10 +327,11 @@ class NewRequests:
     ) -> Reject:
         """Reject a new request, with the time at which its client should come back."""
         wait_s = min(o.wait_s for o in place.options)
-        engines = sum(b.up for b in self._dispatcher.backends.values())
+        backends = self._dispatcher.backends.values()
+        engines = sum(b.up and serves(b.models, request.model) for b in backends)
         prefill_s = place.option.prefill_s
         times = self._dispatcher.return_times
-        retry_after_s = whole_s(times.book(bucket.name, wait_s, prefill_s, engines, now))
-        times.told(request, retry_after_s, now)
+        retry_after_s = whole_s(times.book(request, bucket.name, wait_s, prefill_s, engines, now))
+        times.note(request, retry_after_s, now)
         never = reason == "deadline_unattainable" and hopeless(request, place.options)
         return Reject(request, reason, bucket.name, 0.0, retry_after_s, never)

@@ -60,7 +60,11 @@ class OperatorChanges:
         """
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
-        dispatcher.backends[name].models = models
+        backend = dispatcher.backends[name]
+        if models == backend.models:
+            return []
+        backend.models = models
+        self._rebuild()
         return dispatcher.dispatch_all(now)
 
     def drain_backend(self, name: str, now: float) -> list[Action]:

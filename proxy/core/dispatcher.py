@@ -346,7 +346,7 @@ class Dispatcher:
         """Reject a request that was admitted before; `wait_s`: the wait it would have now."""
         self.refund_quota(waiting, now)
         queued_s, retry_after_s = now - waiting.arrived_at, whole_s(wait_s)
-        self.return_times.told(waiting.request, retry_after_s, now)
+        self.return_times.note(waiting.request, retry_after_s, now)
         reject = Reject(waiting.request, reason, waiting.bucket, queued_s, retry_after_s)
         if self.recorder is not None:
             self.recorder.rejected(reject, now)

@@ -334,7 +334,8 @@ class Shaper:
         bucket = dispatcher.buckets[waiting.bucket]
         backend = self.backends[option.backend]
         starts = dispatcher.forecast.gate.may_start(backend, waiting, now)
-        if not starts and dispatcher.queues.count[bucket.name] >= bucket.max_queue:
+        queued = dispatcher.queues.count_for(bucket.name, waiting.request.model)
+        if not starts and queued >= bucket.max_queue:
             return [dispatcher.reject(waiting, "queue_full", now, option.wait_s)]
         dispatcher.enqueue(waiting, option, now)
         return []

@@ -39,7 +39,7 @@ class TestReturnTimes:
 
     def test_new_requests_leave_a_fifth_of_the_wait_once_a_client_has_come_back(self) -> None:
         times = self.times()
-        times.told(self.one(1), 5.0, 0.0)
+        times.note(self.one(1), 5.0, 0.0)
         assert times.limits(CHAT, self.one(2), 1.0) == CHAT
         times.arrived(self.one(1), 5.0)
         assert times.limits(CHAT, self.one(2), 5.0).max_wait_s == 0.8 * CHAT.max_wait_s
@@ -59,31 +59,31 @@ class TestReturnTimes:
         self, at: float, tenant: str, known: bool
     ) -> None:
         times = self.times()
-        times.told(self.one(9), at, 0.0)
+        times.note(self.one(9), at, 0.0)
         times.arrived(self.one(9), at)  # places are kept from now on
-        times.told(self.one(1, "a"), 5.0, 0.0)
+        times.note(self.one(1, "a"), 5.0, 0.0)
         assert times.is_back(self.one(1, tenant), at) == known
         assert (times.limits(CHAT, self.one(1, tenant), at) == CHAT) == known
 
     def test_a_place_is_used_once(self) -> None:
         times = self.times()
-        times.told(self.one(1), 5.0, 0.0)
+        times.note(self.one(1), 5.0, 0.0)
         times.arrived(self.one(1), 5.0)
         assert not times.is_back(self.one(1), 5.0)
 
     def test_a_prompt_that_cannot_be_told_from_others_keeps_no_place(self) -> None:
         times, short = self.times(), Request("short", 100)
-        times.told(short, 1.0, 0.0)
+        times.note(short, 1.0, 0.0)
         assert not times.is_back(short, 1.0)
 
     def test_places_are_bounded_and_those_told_first_keep_theirs(self) -> None:
         times, last = self.times(), REMEMBERED_MOST
         for number in range(1, last + 3):
-            times.told(self.one(number), 1.0, 0.0)
+            times.note(self.one(number), 1.0, 0.0)
         kept = [times.is_back(self.one(number), 1.0) for number in (1, last, last + 1)]
         assert kept == [True, True, False]
-        times.told(self.one(last + 1), 1.0, 61.0)  # the others are all too old by now
-        assert len(times._told) == 1
+        times.note(self.one(last + 1), 1.0, 61.0)  # the others are all too old by now
+        assert len(times._due_back) == 1
 
     def test_who_comes_back_is_admitted_where_a_new_request_is_not(self) -> None:
         shaper = Shaper([BackendSpec("a", 64)], [CHAT, DOCUMENT])

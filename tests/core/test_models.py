@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send
+from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper
 
 BUCKETS = [Bucket("chat", 5_000, 100, 2.0), Bucket("document", 131_072, 100, 30.0)]
@@ -33,6 +33,66 @@ def test_each_goes_to_its_model(count: int) -> None:
                 )
     assert len(served) >= count
     assert all(served)
+
+
+def two_models(slots: int, chats: Bucket) -> Shaper:
+    """a0 and a1 serve model a, b0 serves b."""
+    specs = [BackendSpec(name, slots) for name in ("a0", "a1", "b0")]
+    shaper = Shaper(specs, [chats, BUCKETS[1]])
+    for name in shaper.backends:
+        shaper.backend_up(name, 0.0)
+        shaper.changes.set_models(name, frozenset(name[0]), 0.0)
+    return shaper
+
+
+def chats(shaper: Shaper, model: str, count: int, begin: float) -> list[Action]:
+    """One every tenth of a second, none of which ends."""
+    return [
+        action
+        for i in range(count)
+        for action in shaper.arrive(Request(f"{model}{i}", 500, model=model), begin + i / 10)
+    ]
+
+
+@pytest.mark.parametrize(("model", "sent"), [("b", 2), ("a", 1)])
+def test_chats_of_one_model_keep_no_document_of_another_waiting(model: str, sent: int) -> None:
+    """Where chats of its own model flow, one of two servers is kept clear."""
+    shaper = two_models(9, BUCKETS[0])
+    for action in chats(shaper, model, 3, 0.0):
+        shaper.first_token(action.request.id, 0.3)
+        shaper.finish(action.request.id, 0.3)
+    documents = [Request(f"d{i}", 120_000, model="a") for i in range(2)]
+    actions = [action for one in documents for action in shaper.arrive(one, 0.4)]
+    assert len([action for action in actions if isinstance(action, Send)]) == sent
+
+
+def test_a_queue_holds_requests_of_its_model() -> None:
+    shaper = two_models(1, Bucket("chat", 5_000, max_queue=3, max_wait_s=60.0))
+    full = [a for a in chats(shaper, "a", 9, 0.0) if isinstance(a, Reject)]
+    assert [action.reason for action in full] == ["queue_full"] * 4  # 2 run, 3 wait
+    assert shaper.queued("chat") == 3
+    assert not [a for a in chats(shaper, "b", 4, 1.0) if isinstance(a, Reject)]  # 1 runs, 3 wait
+    (action,) = shaper.arrive(Request("more", 500, model="b"), 2.0)
+    assert isinstance(action, Reject)
+
+
+def test_clients_come_back_as_its_own_servers_get_free() -> None:
+    """The only server of b does not become faster by those of a."""
+
+    def hints_s(a_servers: int) -> list[float]:
+        names = ["b0", *(f"a{i}" for i in range(a_servers))]
+        shaper = Shaper([BackendSpec(name, 1) for name in names], BUCKETS)
+        for name in names:
+            shaper.backend_up(name, 0.0)
+            shaper.changes.set_models(name, frozenset(name[0]), 0.0)
+        found = [
+            action
+            for i in range(30)
+            for action in shaper.arrive(Request(str(i), 100_000, model="b"), i / 10)
+        ]
+        return [action.retry_after_s for action in found if isinstance(action, Reject)]
+
+    assert hints_s(7) == hints_s(0)
 
 
 @pytest.mark.parametrize("count", [3, 40])

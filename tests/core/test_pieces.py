@@ -86,7 +86,7 @@ class Fleet:
 
     def chats_flow(self, now: float) -> None:
         """One has just come in; nothing else of it."""
-        self.shaper._dispatcher.forecast.long_prefills.arrived("chat", now)
+        self.shaper._dispatcher.forecast.long_prefills.arrived("chat", "", now)
 
 
 def deep_in_a_document() -> tuple[Fleet, float]:

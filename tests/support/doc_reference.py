@@ -50,6 +50,7 @@ WHAT_TO_DO = {
     "too_many_failures": "wait: this address sent many wrong keys",
     "too_many_items": "send fewer items in one list",
     "unsupported_encoding": "send the body without compression",
+    "unsupported_value": "leave the field out: the proxy does not pass this value on",
     "upstream_error": "retry; the operator looks at the backend's log",
     "upstream_stream_error": "retry: the answer is not complete",
     "upstream_timeout": "retry, or raise `timeouts.first_token`",

@@ -251,7 +251,7 @@ async def stage(
 def note_a_chat(on: Stage) -> None:
     """A chat has arrived, of which no backend knows; from the second one on, chats flow."""
     forecast = on.proxy.driver.shaper._dispatcher.forecast
-    forecast.long_prefills.arrived("chat", asyncio.get_running_loop().time())
+    forecast.long_prefills.arrived("chat", "", asyncio.get_running_loop().time())
 
 
 async def settle() -> None:

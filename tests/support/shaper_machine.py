@@ -163,7 +163,10 @@ class ShaperMachine(RuleBasedStateMachine):
             tenant = reject.request.tenant
             held = sum(r.tenant == tenant for r in mates)
             alone = set(self.tenants) == {tenant}
-            assert len(mates) >= self.max_queue or (held and not alone)
+            served = [b.models for b in self.shaper.backends.values()]
+            served = [models for models in served if serves(models, reject.request.model)]
+            rivals = [r for r in mates if any(serves(models, r.model) for models in served)]
+            assert len(rivals) >= self.max_queue or (held and not alone)
         elif reject.reason == "deadline_unattainable" and on_arrival:
             # An idle backend never refuses work, however wrong the estimate.
             model, backends = reject.request.model, self.shaper.backends
@@ -367,8 +370,10 @@ class ShaperMachine(RuleBasedStateMachine):
         for bucket in ("chat", "document"):
             mates = [r for r in self.waiting.values() if self.bucket(r) == bucket]
             assert self.shaper.queued(bucket) == len(mates)
-            under_way = sum(r.id in self.splits for r in mates)  # these come back
-            assert len(mates) <= self.max_queue + under_way
+            for model in {r.model for r in mates}:
+                alike = [r for r in mates if r.model == model]
+                under_way = sum(r.id in self.splits for r in alike)  # these come back
+                assert len(alike) <= self.max_queue + under_way
 
     @invariant()
     def prefill_limit_holds(self) -> None:

@@ -19,10 +19,11 @@ from forebay.proxy.core.model import (
     Reject,
     RejectReason,
     Request,
+    serves,
 )
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.queue import QueuedRequest
+from forebay.proxy.core.state.queue import BucketQueue, QueuedRequest
 from forebay.proxy.core.state.tenants import Fairness, Quotas
 
 RETRY_MOST_S: Final = 60.0  # openai-python gives up above 120 s; doubled: at its limit
@@ -100,7 +101,7 @@ def tenant_holds_too_much(
         return False
     if here_s > MAJORITY * bucket.max_wait_s:
         return True
-    queues = [other.queues[bucket.name] for other in backends.values()]
+    queues = _queues(backends, waiting, bucket)
     held = sum(queue.of_tenant(tenant)[0] for queue in queues)
     return held >= MAJORITY * bucket.max_queue
 
@@ -114,7 +115,7 @@ def gives_way(
     last of a less urgent class of the same tenant; else the last request of a tenant that holds
     more than half of the queue.
     """
-    mates = [w for b in backends.values() for w in b.queues[bucket.name].everyone()]
+    mates = [w for queue in _queues(backends, waiting, bucket) for w in queue.everyone()]
     if not mates:
         return None
     last_rank = max(mate.rank for mate in mates)
@@ -131,6 +132,14 @@ def gives_way(
     return _last(
         mate for mate in mates if mate.request.tenant == tenant and mate.rank >= waiting.rank
     )
+
+
+def _queues(
+    backends: Mapping[str, Backend], waiting: QueuedRequest, bucket: Bucket
+) -> list[BucketQueue]:
+    """Return the bucket's queues at the backends that serve the model."""
+    model = waiting.request.model
+    return [b.queues[bucket.name] for b in backends.values() if serves(b.models, model)]
 
 
 def _less_urgent_of_its_own(
@@ -167,52 +176,66 @@ class ReturnTimes:
     """
 
     def __init__(self, buckets: Mapping[str, Bucket]) -> None:
-        self._booked_until = dict.fromkeys(buckets, -inf)
+        self._booked_until: dict[tuple[str, str], float] = {}  # by model and bucket
         left = 1.0 - RETURN_SHARE
         self._for_new = {
             bucket.name: replace(bucket, max_wait_s=left * bucket.max_wait_s)
             for bucket in buckets.values()
         }
-        self._told: dict[tuple[str, int], float] = {}  # when to come back, in order of rejection
-        self._came_back_at = -inf
+        self._due_back: dict[tuple[str, int], float] = {}  # in order of rejection
+        self._came_back_at: dict[str, float] = {}  # by model
 
-    def book(self, bucket: str, wait_s: float, prefill_s: float, engines: int, now: float) -> float:
+    def book(
+        self,
+        request: Request,
+        bucket: str,
+        wait_s: float,
+        prefill_s: float,
+        engines: int,
+        now: float,
+    ) -> float:
         """Return the seconds after which a rejected request should come back.
 
         Args:
             wait_s: the wait that was predicted for it.
             prefill_s: its prefill.
-            engines: engines that share the work.
+            engines: engines that share the work of its model.
         """
-        booked_until = max(now, self._booked_until[bucket])
+        key = request.model, bucket
+        if len(self._booked_until) >= REMEMBERED_MOST:  # adapters come and go
+            self._booked_until.clear()
+        booked_until = max(now, self._booked_until.get(key, -inf))
         booked_until += prefill_s / (RETURN_SHARE * max(1, engines))
-        self._booked_until[bucket] = min(now + RETRY_MOST_S, booked_until)
+        self._booked_until[key] = min(now + RETRY_MOST_S, booked_until)
         return max(wait_s, booked_until - now)
 
-    def told(self, request: Request, retry_after_s: float, now: float) -> None:
+    def note(self, request: Request, retry_after_s: float, now: float) -> None:
         """Note that the client of a rejected request was told to come back after so long."""
         if not request.identity:
             return
-        told, key = self._told, (request.tenant, request.identity)
-        told.pop(key, None)
-        while told and told[oldest := next(iter(told))] + RETRY_MOST_S <= now:
-            del told[oldest]
-        if len(told) < REMEMBERED_MOST:  # a later one is told, too, but comes back as a new one
-            told[key] = now + retry_after_s
+        due, key = self._due_back, (request.tenant, request.identity)
+        due.pop(key, None)
+        while due and due[oldest := next(iter(due))] + RETRY_MOST_S <= now:
+            del due[oldest]
+        if len(due) < REMEMBERED_MOST:  # a later one is told, too, but comes back as a new one
+            due[key] = now + retry_after_s
 
     def is_back(self, request: Request, now: float) -> bool:
         """Return whether this request was rejected and comes back at its time, not earlier."""
-        at = self._told.get((request.tenant, request.identity), inf)
+        at = self._due_back.get((request.tenant, request.identity), inf)
         return at <= now < at + RETRY_MOST_S
 
     def limits(self, bucket: Bucket, request: Request, now: float) -> Bucket:
         """Return the bucket with the `max_wait` that holds for a request when it arrives."""
-        if now >= self._came_back_at + RETRY_MOST_S or self.is_back(request, now):
+        came_back_at = self._came_back_at.get(request.model, -inf)
+        if now >= came_back_at + RETRY_MOST_S or self.is_back(request, now):
             return bucket
         return self._for_new[bucket.name]
 
     def arrived(self, request: Request, now: float) -> None:
         """Note an arrival, after its limits were asked for."""
-        if self._told and self.is_back(request, now):
-            del self._told[request.tenant, request.identity]
-            self._came_back_at = now
+        if self._due_back and self.is_back(request, now):
+            del self._due_back[request.tenant, request.identity]
+            if len(self._came_back_at) >= REMEMBERED_MOST:
+                self._came_back_at.clear()
+            self._came_back_at[request.model] = now

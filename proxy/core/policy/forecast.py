@@ -86,7 +86,7 @@ class Forecast:
 
     def arrived(self, request: Request, bucket: str, now: float) -> None:
         """Note an arrival."""
-        self.long_prefills.arrived(bucket, now)
+        self.long_prefills.arrived(bucket, request.model, now)
         if self._peers is not None:
             self._rendezvous.arrived(request)
 
@@ -158,8 +158,7 @@ class Forecast:
         self, backends: Sequence[Backend], waiting: QueuedRequest, now: float
     ) -> list[Option]:
         """Price these backends."""
-        long_s = self.long_prefills.long_s(waiting.bucket, now)
-        options = [self._option(backend, waiting, long_s, now) for backend in backends]
+        options = [self._option(backend, waiting, now) for backend in backends]
         _assume(options, backends)
         if self._peers is not None:
             self._agree(options, waiting)
@@ -191,7 +190,7 @@ class Forecast:
         self, backend: Backend, waiting: QueuedRequest, matched_tokens: int, now: float
     ) -> Request | None:
         """Return the piece of a long prompt to send while more urgent requests arrive, or None."""
-        long_s = self.long_prefills.long_s(waiting.bucket, now)
+        long_s = self.long_prefills.long_s(waiting.bucket, backend, now)
         if backend.piece_s == inf or long_s == inf:
             return None
         if not waiting.piece_on and backend.prefill_s(waiting.request, matched_tokens) <= long_s:
@@ -219,13 +218,7 @@ class Forecast:
             return
         prefer(options, self._agreed(waiting))
 
-    def _option(
-        self,
-        backend: Backend,
-        waiting: QueuedRequest,
-        long_s: float,
-        now: float,
-    ) -> Option:
+    def _option(self, backend: Backend, waiting: QueuedRequest, now: float) -> Option:
         request = waiting.request
         prompt_tokens = request.prompt_tokens
         matched, _ = expected_tokens(backend, waiting)
@@ -240,11 +233,12 @@ class Forecast:
             due = due_at(waiting.arrived_at, deadline, worth_s)
             before = self._precedence.before(backend, waiting, deadline, due, now)
         wait_s = self._wait_s(backend, waiting, uncached, before, now)
+        long_s = self.long_prefills.long_s(waiting.bucket, backend, now)
         if backend.next_piece_s(request, prefill_s) > long_s and not backend.prefill_queue.chunked:
             wait_s = max(
                 wait_s,
                 self.long_prefills.clear_at(backend, waiting, prefill_s, long_s, now) - now,
-                self.long_prefills.crowd_s(waiting, prefill_s, long_s, now),
+                self.long_prefills.crowd_s(backend, waiting, prefill_s, long_s, now),
             )
         margin_s = self._margin_s(backend, waiting, uncached, before, wait_s, now)
         proven = backend.cost.proven_tokens >= MAJORITY * prompt_tokens

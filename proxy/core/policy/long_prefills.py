@@ -30,10 +30,26 @@ OVERLAP_SHARE: Final = 0.4
 unshared 120k documents."""
 
 
+class Flow:
+    """The requests of one bucket that certain backends may get.
+
+    Attributes:
+        came_at: when the last one arrived.
+        flowed_at: when the last one arrived that came soon after another.
+        rejected_share: of those that came lately.
+    """
+
+    __slots__ = ("came_at", "flowed_at", "rejected_share")
+
+    def __init__(self) -> None:
+        self.came_at = self.flowed_at = -inf
+        self.rejected_share = 0.0
+
+
 class LongPrefills:
     """Keeps one backend clear of long prefills while short requests flow.
 
-    It knows of each bucket when requests arrived and which share was rejected lately.
+    Backends of different models have different requests, and each kind keeps one clear.
     """
 
     def __init__(self, backends: Sequence[Backend], buckets: Mapping[str, Bucket]) -> None:
@@ -44,45 +60,48 @@ class LongPrefills:
             bucket.name: [b for b in buckets.values() if b.max_wait_s < bucket.max_wait_s]
             for bucket in buckets.values()
         }
-        self._last_arrival = dict.fromkeys(buckets, -inf)
-        self._flowed_at = dict.fromkeys(buckets, -inf)  # of those that came soon after another
-        self._rejected_share = dict.fromkeys(buckets, 0.0)
+        # By the models of backends, then by bucket.
+        self._flows = {b.models: {name: Flow() for name in buckets} for b in backends}
 
     def remember(self, before: "LongPrefills") -> None:
         """Take over what another one, for other backends or buckets, has seen."""
-        for name in self._buckets:
-            self._last_arrival[name] = before._last_arrival.get(name, -inf)
-            self._flowed_at[name] = before._flowed_at.get(name, -inf)
-            self._rejected_share[name] = before._rejected_share.get(name, 0.0)
+        for models, flows in self._flows.items():
+            seen = before._flows.get(models, {})
+            flows.update((name, seen[name]) for name in flows.keys() & seen.keys())
 
-    def arrived(self, bucket: str, now: float) -> None:
-        if now - self._last_arrival[bucket] < LOAD_TIME_S:
-            self._flowed_at[bucket] = now
-        self._last_arrival[bucket] = now
+    def arrived(self, bucket: str, model: str, now: float) -> None:
+        for models, flows in self._flows.items():
+            if serves(models, model):
+                flow = flows[bucket]
+                if now - flow.came_at < LOAD_TIME_S:
+                    flow.flowed_at = now
+                flow.came_at = now
 
-    def decided(self, bucket: str, *, rejected: bool) -> None:
+    def decided(self, bucket: str, model: str, *, rejected: bool) -> None:
         """Note an admission or rejection."""
-        share = self._rejected_share[bucket]
-        if rejected or share:
-            self._rejected_share[bucket] = share + (rejected - share) / HISTORY
+        for models, flows in self._flows.items():
+            if serves(models, model):
+                flow = flows[bucket]
+                if rejected or flow.rejected_share:
+                    flow.rejected_share += (rejected - flow.rejected_share) / HISTORY
 
-    def long_s(self, bucket: str, now: float) -> float:
+    def long_s(self, bucket: str, backend: Backend, now: float) -> float:
         """Return the prefill time above which requests of this bucket block more urgent ones.
 
-        inf while no more urgent bucket flows.
+        inf while the backend gets none of a more urgent bucket.
         """
-        least = inf
+        least, flows = inf, self._flows[backend.models]
         for other in self._hastier[bucket]:
-            if other.max_wait_s < least and now - self._flowed_at[other.name] < RECENT_S:
+            if other.max_wait_s < least and now - flows[other.name].flowed_at < RECENT_S:
                 least = other.max_wait_s
         return least
 
-    def _rejected(self, bucket: str, now: float) -> float:
+    def _rejected(self, bucket: str, backend: Backend, now: float) -> float:
         """Return the largest recently rejected share of the more urgent buckets that flow."""
-        most = 0.0
+        most, flows = 0.0, self._flows[backend.models]
         for other in self._hastier[bucket]:
-            if now - self._flowed_at[other.name] < RECENT_S:
-                most = max(most, self._rejected_share[other.name])
+            if now - (flow := flows[other.name]).flowed_at < RECENT_S:
+                most = max(most, flow.rejected_share)
         return most
 
     def another_clear(self, backend: Backend, long_s: float) -> bool:
@@ -110,13 +129,16 @@ class LongPrefills:
         if not others or next_clear_at <= now:
             return now
         # Buckets that no longer flow have earlier arrivals: they do not change the latest.
-        latest = max(self._flowed_at[b.name] for b in self._hastier[waiting.bucket])
+        flows = self._flows[backend.models]
+        latest = max(flows[b.name].flowed_at for b in self._hastier[waiting.bucket])
         patience_ends = waiting.arrived_at + self._buckets[waiting.bucket].max_wait_s
         return min(patience_ends, latest + RECENT_S, next_clear_at)
 
-    def crowd_s(self, waiting: QueuedRequest, prefill_s: float, long_s: float, now: float) -> float:
+    def crowd_s(
+        self, backend: Backend, waiting: QueuedRequest, prefill_s: float, long_s: float, now: float
+    ) -> float:
         """Return the wait of a long prefill while all backends but one take turns at them."""
-        if self._rejected(waiting.bucket, now) <= 1.0 / HISTORY:
+        if self._rejected(waiting.bucket, backend, now) <= 1.0 / HISTORY:
             return 0.0  # at most one of them was rejected lately
         deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
         due = due_at(waiting.arrived_at, deadline, prefill_s)
@@ -133,19 +155,21 @@ class LongPrefills:
     def next_moment(self, heads: Iterable[QueuedRequest], now: float) -> float:
         """Return when one of these heads may take the last clear backend without an event."""
         least = inf
-        for flowed_at in self._flowed_at.values():
-            if now < flowed_at + RECENT_S < least:
-                least = flowed_at + RECENT_S
-        overlaps_s = set()
+        for flows in self._flows.values():
+            for flow in flows.values():
+                if now < flow.flowed_at + RECENT_S < least:
+                    least = flow.flowed_at + RECENT_S
+        buckets = set()
         for head in heads:
             if not self._hastier[head.bucket]:
                 continue
-            overlaps_s.add(OVERLAP_SHARE * self.long_s(head.bucket, now))
+            buckets.add(head.bucket)
             patience_ends = head.arrived_at + self._buckets[head.bucket].max_wait_s
             if now < patience_ends < least:
                 least = patience_ends
-        for overlap_s in overlaps_s:
+        for bucket in buckets:
             for backend in self._backends:
+                overlap_s = OVERLAP_SHARE * self.long_s(bucket, backend, now)
                 at = backend.prefill_queue.done_in_at(overlap_s, now)
                 if now < at < least:
                     least = at

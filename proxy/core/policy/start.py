@@ -86,7 +86,7 @@ class StartGate:
             return no_room
         request, chunked = waiting.request, backend.prefill_queue.chunked
         limited = self._limit_reached(backend, waiting.bucket)
-        long_s = self._long_prefills.long_s(waiting.bucket, now)
+        long_s = self._long_prefills.long_s(waiting.bucket, backend, now)
         matched = 0
         if chunked or limited or long_s < inf:
             matched = backend.matched_tokens(request)

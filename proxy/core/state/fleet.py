@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from math import ceil, inf
 from typing import Final
 
+from forebay.proxy.core.model import serves
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 
@@ -47,6 +48,13 @@ class FleetQueues:
             del self.backends[backend.name]
         self.count[waiting.bucket] -= 1
         self._heads = None
+
+    def count_for(self, bucket: str, model: str) -> int:
+        """Return how many requests of the bucket wait at backends that serve the model."""
+        if not model:
+            return self.count[bucket]
+        backends = [b for b in self.backends.values() if serves(b.models, model)]
+        return sum(b.queues[bucket].count for b in backends)
 
     def rebucket(self, buckets: Iterable[str]) -> None:
         """Change the buckets while no request waits."""
