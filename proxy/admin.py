@@ -34,6 +34,7 @@ from forebay.proxy.share.exchange import PeerExchange
 from forebay.proxy.telemetry.capture import Capture
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.receipt_text import preview_verdict, receipt_fields
+from forebay.proxy.telemetry.usage_ledger import UsageLedger
 
 VERSIONS = {
     "forebay": version("forebay"),
@@ -58,6 +59,7 @@ class Admin:
         reloader: Reloader,
         protection: Protection,
         capture: Capture | None,
+        ledger: UsageLedger | None,
         receipts: Receipts,
     ) -> None:
         self._app = app
@@ -71,6 +73,7 @@ class Admin:
         self._reloader = reloader
         self._protection = protection
         self._capture = capture
+        self._ledger = ledger
         self._receipts = receipts
         self._page = files("forebay.proxy").joinpath("live.html").read_bytes()
         self._started_at = asyncio.get_running_loop().time()
@@ -174,6 +177,7 @@ class Admin:
             "queued": {bucket: shaper.queued(bucket) for bucket in shaper.buckets},
             "held": self._app.held.count,
             "capture": self._capture.status() if self._capture else None,
+            "usage": self._ledger.status() if self._ledger else None,
             "share": self._exchange.status(),
             "backends": [
                 {**_backend(backend, now), **_state(self._health, backend.name, now)}

@@ -119,13 +119,12 @@ class Backends:
                 kept.poke.set()
             if kept is not None:
                 kept.config = backend
-        self.models.apply(self._config.models)
 
     async def join(self, config: BackendConfig) -> None:
         """Add a backend; returns after its first probe."""
         upstream = self.upstreams[config.name] = self._upstream(config)
         self.health.add(config.name, self._driver.clock())
-        self.models.apply(self._config.models)
+        self.models.apply(self.models.aliases)
         self.prober.start(upstream)
         await upstream.probed.wait()
 
@@ -138,7 +137,7 @@ class Backends:
         self.upstreams[config.name] = upstream
         self.health.remove(config.name)
         self.health.add(config.name, self._driver.clock())
-        self.models.apply(self._config.models)
+        self.models.apply(self.models.aliases)
         if problem is None:
             self.health.probe_passed(config.name, self._driver.clock())
         else:

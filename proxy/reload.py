@@ -194,6 +194,7 @@ class Reloader:
         following = [self._follow(backend) for backend in found.resized]
         await asyncio.gather(*joining, *moving, *following)
         # No await from here on: no request sees half of the change.
+        parts.backends.models.apply(config.models)  # now that new backends have told theirs
         self._renew_security(loaded)
         parts.metrics.tenant_labels.configure(config.tenants.known)
         parts.app.reconfigure(config)

@@ -241,6 +241,7 @@ async def start_proxy(
             reloader,
             protection,
             capture,
+            ledger,
             recorder.receipts,
         )
         admin_server = HttpServer(admin.handle)

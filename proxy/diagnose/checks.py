@@ -6,6 +6,7 @@ of them. Counters are those since the start of the proxy.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
 from forebay.proxy.diagnose.scene import Scene
@@ -331,16 +332,16 @@ def processes(scene: Scene) -> Found:
                 yield "warning", text, "check `share`; meanwhile each proxy decides alone"
 
 
-def capture(scene: Scene) -> Found:
-    """Recorded traffic is written."""
-    for status in scene.statuses():
-        file = status["capture"]
+def recordings(scene: Scene) -> Found:
+    """The capture and the usage ledger are written."""
+    for what, status in product(("capture", "usage"), scene.statuses()):
+        file = status[what]
         if file and file["stopped"]:
-            yield "error", f"capture to {file['path']} stopped: {file['stopped']}", "make room"
+            yield "error", f"{what} to {file['path']} stopped: {file['stopped']}", "make room"
         elif file and file["dropped"]:
             rows = file["written"] + file["dropped"]
-            text = f"capture dropped {file['dropped']} of {rows} rows: {file['path']} is too slow"
-            yield "warning", text, "write to a faster disk, or record fewer requests"
+            text = f"{what} dropped {file['dropped']} of {rows} rows: {file['path']} is too slow"
+            yield "warning", text, "write to a faster disk"
 
 
 def reloads(scene: Scene) -> Found:
@@ -381,7 +382,7 @@ CHECKS: Mapping[str, Callable[[Scene], Found]] = {
     "late first tokens": late,
     "event loop and memory": event_loop,
     "workers and other proxies": processes,
-    "capture": capture,
+    "capture and usage ledger": recordings,
     "reloads": reloads,
     "mode": mode,
 }

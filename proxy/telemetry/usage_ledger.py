@@ -2,7 +2,8 @@
 
 A thread writes, so that a slow disk never blocks the loop. What cannot be written waits in memory,
 for an hour of a busy proxy. The file may be moved away at any time: it is opened anew. Several
-processes may write one file, as each write ends with a whole line.
+processes may write one file, as each write ends with a whole line. A disk that fills up may take
+the beginning of a line: it stays as a line that is no JSON, and the whole line follows.
 """
 
 import os
@@ -24,6 +25,7 @@ MOST_WAITING: Final = 100_000  # lines, of about 300 bytes each
 MOST_TOGETHER: Final = 1_000
 RETRY_S: Final = 1.0
 CLOSE_S: Final = 5.0
+UNREACHED: Final = ("no_backend_available", "overloaded")  # it got a slot, but no connection
 MOST_NAME: Final = 200  # characters of a model's name, which clients choose
 
 
@@ -31,14 +33,16 @@ class UsageLedger:
     """Use as a context; raises InputError if the file cannot be opened.
 
     Attributes:
+        written: lines.
         dropped: lines for which there was no room any more.
     """
 
     def __init__(self, path: Path, say: Say) -> None:
-        self.dropped = 0
+        self.written = self.dropped = 0
         self._path = path
         self._say = say
-        self._failing = False
+        self._trouble = ""  # why it cannot be written now
+        self._torn = False  # the file ends with the beginning of a line
         self._closing = threading.Event()
         self._queue: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
         try:
@@ -58,9 +62,17 @@ class UsageLedger:
             self._queue.put(None, timeout=CLOSE_S)
             self._thread.join(CLOSE_S)
 
+    def status(self) -> dict[str, object]:
+        return {
+            "path": str(self._path),
+            "written": self.written,
+            "dropped": self.dropped,
+            "stopped": self._trouble or None,
+        }
+
     def finished(self, record: RequestRecord, status: int, now: float) -> None:
         """Enter a request that has ended, unless it reached no backend."""
-        unserved = record.sent_at is None or record.reason == "no_backend_available"
+        unserved = record.sent_at is None or record.reason in UNREACHED
         if unserved or record.request is None:
             return
         try:
@@ -94,15 +106,24 @@ class UsageLedger:
             if not _is_file(self._file, self._path):
                 before, self._file = self._file, _opened(self._path)
                 os.close(before)
+                self._torn = False
             while data:
-                data = data[os.write(self._file, data) :]
+                if self._torn:
+                    os.write(self._file, b"\n")
+                    self._torn = False
+                count = os.write(self._file, data)
+                whole = data.rfind(b"\n", 0, count) + 1
+                self._torn = whole < count
+                self.written += data.count(b"\n", 0, whole)
+                data = data[whole:]
         except OSError as error:
-            if not self._failing:
-                line = f"usage: {self._path} cannot be written ({error.strerror}); trying again"
+            why = error.strerror or str(error)
+            if not self._trouble:
+                line = f"usage: {self._path} cannot be written ({why}); trying again"
                 self._say(LogEvent.USAGE_FAILED, line)
-            self._failing = True
+            self._trouble = why
         else:
-            self._failing = False
+            self._trouble = ""
         return data
 
 

@@ -187,7 +187,8 @@ def backend(name: str, **other: Any) -> dict[str, Any]:
 def status(*backends: dict[str, Any], **other: Any) -> dict[str, Any]:
     config = {"last_reload": "none yet", "needs_restart": []}
     made = {
-        "ready": True, "shedding_classes": 0, "short_of": [], "capture": None, "config": config,
+        "ready": True, "shedding_classes": 0, "short_of": [], "capture": None, "usage": None,
+        "config": config,
         "share": {"links": []}, "backends": list(backends or (backend("a"), backend("b"))),
     }  # fmt: skip
     return {**made, **other}
@@ -260,6 +261,8 @@ CASES: list[Case] = [
         share={"links": [{"name": "redis", "connected": False, "trouble": "refused"}]}), (), ()),
     ("capture dropped 3 of 10 rows",
      status(capture={"path": "c", "written": 7, "dropped": 3, "stopped": None}), (), ()),
+    ("usage to u stopped: No space left",
+     status(usage={"path": "u", "written": 7, "dropped": 0, "stopped": "No space left"}), (), ()),
     ("capture to c stopped: disk full",
      status(capture={"path": "c", "written": 7, "dropped": 3, "stopped": "disk full"}), (), ()),
     ("reload failed, keeping the running one: x",

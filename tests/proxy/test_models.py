@@ -17,6 +17,7 @@ from proxy_stage import (
     by_request,
     error_of,
     on_stage,
+    settle,
     stage,
     until,
 )
@@ -28,6 +29,7 @@ from forebay.proxy.api.members import with_member
 from forebay.proxy.api.prefix_request import prefix_body
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
+from forebay.proxy.config.schema import BackendConfig
 from forebay.proxy.models import Models, configured_models, listed_models
 from forebay.replay.sim.clock import run
 
@@ -301,6 +303,31 @@ class TestOtherNames:
                 body = large.calls[0].body
                 assert b'name="model"\r\n\r\nlarge\r\n--' in body
                 assert b"whisper-1" not in body
+
+        run(main())
+
+    def test_one_that_moves_to_a_new_backend_waits_until_that_has_told_its_models(self) -> None:
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                tiny, large = RawBackend(models=TINY), RawBackend(models=LARGE, healthy=None)
+                for backend in (tiny, large):
+                    await stack.enter_async_context(backend.running())
+                on = await stack.enter_async_context(
+                    stage([tiny.url], models={"gpt": "tiny"}, load=lambda: changed)
+                )
+                config, new = on.proxy.reloader.config, {"name": "new", "url": large.url}
+                backends = (*config.backends, BackendConfig.model_validate(new))
+                update = {"models": {"gpt": "large"}, "backends": backends}
+                changed = config.model_copy(update=update)
+                reloading = asyncio.create_task(on.proxy.reloader.reload())
+                await settle()
+                assert await ask(on, "gpt") == 200
+                assert asked_for(tiny) == ["tiny"]
+                large.healthy = True
+                assert await reloading == "applied"
+                await until(lambda: on.proxy.backends.models.lists("large"))
+                assert await ask(on, "gpt") == 200
+                assert asked_for(large) == ["large"]
 
         run(main())
 

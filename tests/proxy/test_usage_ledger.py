@@ -131,10 +131,11 @@ class TestDisk:
                 ledger.finished(record(number), 200, 101.0)
         assert [line["request_id"] for line in lines(path)] == ["r0", "r1", "r2"]
 
+    @pytest.mark.parametrize("moved", [False, True])
     def test_a_full_disk_loses_nothing_once_it_has_room(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: bool
     ) -> None:
-        """Not even the half of a line that it took."""
+        """Not even the line of which it took half, even if the file is moved away then."""
         path, said = tmp_path / "usage.jsonl", Said()
         room = [25]
         write = os.write
@@ -153,8 +154,16 @@ class TestDisk:
                 ledger.finished(record(number), 200, 101.0)
             eventually(lambda: len(said) > 0)
             time.sleep(0.1)
+            assert ledger.status()["stopped"] == "No space left on device"
+            if moved:
+                path.rename(tmp_path / "old")
             room[0] = 10**9
+        if not moved:
+            half, _, rest = path.read_text().partition("\n")
+            assert len(half) == 25
+            path.write_text(rest)
         assert [line["request_id"] for line in lines(path)] == [f"r{n}" for n in range(50)]
+        assert (ledger.status()["written"], ledger.status()["stopped"]) == (50, None)
         assert len(said) == 1
         assert "No space left on device" in said[0]
 
