@@ -6,6 +6,7 @@ is llhttp's (httptools), which refuses what could be read in two ways.
 """
 
 import asyncio
+import zlib
 from collections.abc import Callable
 from typing import cast
 
@@ -123,7 +124,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(BrokenAnswer(f"not HTTP: {type(error).__name__}"))
+            self._fail(_fault_of(error))
             return
         if self._head_bytes > HEAD_BYTES and self._response is response:
             self._fail(BrokenAnswer("the headers are too large"))
@@ -211,11 +212,24 @@ class Connection(asyncio.Protocol):
         whole = response._decoder is None or response._decoder.ended
         response.end(None if whole else BrokenAnswer("the compressed body was cut"))
 
-    def _fail(self, fault: UpstreamFault) -> None:
+    def _fail(self, fault: BaseException) -> None:
         response, self._response = self._response, None
         self.close()
         if response is not None:
             response.end(fault)
+
+
+def _fault_of(error: BaseException) -> BaseException:
+    """Return what reading the response raises after an error of the parser.
+
+    An exception of ours in a sink comes through the parser, too: the backend is not to blame.
+    """
+    cause = error
+    if isinstance(error, httptools.HttpParserCallbackError) and error.__context__ is not None:
+        cause = error.__context__
+    if isinstance(cause, (httptools.HttpParserError, httptools.HttpParserUpgrade, zlib.error)):
+        return BrokenAnswer(f"not HTTP: {type(cause).__name__}")
+    return cause
 
 
 class UpstreamResponse:
@@ -252,7 +266,7 @@ class UpstreamResponse:
         self._decoder: ContentDecoder | None = None
         self._paused = False
         self._ended = False
-        self._fault: UpstreamFault | None = None
+        self._fault: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -361,7 +375,7 @@ class UpstreamResponse:
         self._pause()
         self._wake()
 
-    def end(self, fault: UpstreamFault | None) -> None:
+    def end(self, fault: BaseException | None) -> None:
         if not self._ended:
             self._ended, self._fault = True, fault
             self._wake()

@@ -216,14 +216,36 @@ class TestWhatIsLikeTheLastOne:
         assert len(chunks._begin) <= 65
 
 
-def test_a_fault_is_told() -> None:
+GZIP = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 9\r\n\r\n"
+
+
+def _takes(piece: bytes) -> bool:
+    return True
+
+
+def _breaks(piece: bytes) -> bool:
+    raise KeyError
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "sink", "error"),
+    [
+        (HEAD, b"nonsense", _takes, BrokenAnswer),
+        (GZIP, b"no gzip!!", _takes, BrokenAnswer),
+        (HEAD, chunk(b"x"), _breaks, KeyError),  # a fault of ours: the backend is not to blame
+    ],
+)
+def test_a_fault_is_told(
+    head: bytes, body: bytes, sink: Callable[[bytes], bool], error: type[Exception]
+) -> None:
     async def broken() -> None:
         loop = asyncio.get_running_loop()
         connection = Connection(loop, lambda _: None, ReadTurns(loop))
         connection.connection_made(Wire())
         answer = connection.send(b"", b"")
-        connection.data_received(HEAD + b"nonsense")
-        await answer.pour(lambda _: True, lambda _: True)
+        connection.data_received(head)
+        loop.call_soon(connection.data_received, body)
+        await answer.pour(sink, None)
 
-    with pytest.raises(BrokenAnswer):
+    with pytest.raises(error):
         asyncio.run(broken())
