@@ -79,9 +79,7 @@ class Grant:
 
     async def _next_slot(self, decide: Callable[[str, float], list[Action]]) -> Send:
         driver, request_id = self._driver, self.send.request.id
-        future = driver.expect(request_id)
-        driver.apply(decide(request_id, driver.clock()))
-        self.send = await driver.wait_granted(request_id, future)
+        self.send = await driver.wait_granted(request_id, driver.ask(request_id, decide))
         return self.send
 
 
@@ -99,8 +97,7 @@ class Slot:
 
     async def __aenter__(self) -> Grant:
         driver, request = self._driver, self._request
-        future = driver.expect(request.id)
-        driver.apply(driver.shaper.arrive(request, driver.clock()))
+        future = driver.ask(request.id, lambda _, now: driver.shaper.arrive(request, now))
         return Grant(driver, await driver.wait_granted(request.id, future))
 
     async def __aexit__(self, *_: object) -> None:
@@ -134,10 +131,23 @@ class Driver:
             self._granted.remove(request_id)
             self.apply(self.shaper.finish(request_id, self.clock()))
 
-    def expect(self, request_id: str) -> asyncio.Future[Action]:
-        """Make the future for the next decision about a request; call it before the shaper."""
+    def ask(
+        self, request_id: str, decide: Callable[[str, float], list[Action]]
+    ) -> asyncio.Future[Action]:
+        """Let the shaper decide about a request; the future gets the decision, now or later.
+
+        If the shaper raises, the request keeps the slot that it had, and waits for nothing.
+        """
+        granted = request_id in self._granted
         self._granted.discard(request_id)
         self._waiting[request_id] = future = self._loop.create_future()
+        try:
+            self.apply(decide(request_id, self.clock()))
+        except BaseException:
+            self._waiting.pop(request_id, None)
+            if granted:
+                self._granted.add(request_id)
+            raise
         return future
 
     async def wait_granted(self, request_id: str, future: asyncio.Future[Action]) -> Send:

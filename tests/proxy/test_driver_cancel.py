@@ -57,6 +57,32 @@ def test_cancelled_some_turns_after_the_grant(turns: int) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_an_error_of_the_shaper_concerns_its_request_only(again: bool) -> None:
+    """On arrival, or when it asks for a slot once more."""
+
+    async def main() -> None:
+        scene = Scene({"a": 1, "b": 1})
+        shaper = scene.driver.shaper
+        wrong = pytest.MonkeyPatch()
+
+        async def retries(grant: Grant) -> None:
+            wrong.setattr(shaper, "retry" if again else "arrive", None)  # calling it raises
+            if again:
+                await grant.retry(refused=False)
+            await scene.hold("x", a_second)
+
+        with pytest.raises(TypeError):
+            await scene.hold("first", retries)
+        wrong.undo()
+        scene.assert_empty()
+        await scene.hold("second", a_second)
+        scene.driver.end_waiting(RuntimeError)
+        scene.assert_empty()
+
+    run(main())
+
+
 def test_granted_between_the_cancellation_and_the_turn_that_sees_it() -> None:
     async def main() -> None:
         scene = Scene({"a": 1})
