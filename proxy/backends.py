@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import inf
 
 from forebay.proxy.config.schema import BackendConfig, Config
-from forebay.proxy.core.health import NONE, Health, Intake, State, Transition
+from forebay.proxy.core.health import ANY, NONE, Health, Intake, State, Transition
 from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.client import Origin
@@ -197,13 +197,15 @@ class Backends:
     def next_up(self, model: str = "", but: Upstream | None = None) -> Upstream | None:
         """Choose a backend that takes work, in rotation, for a request that is not shaped.
 
+        One that has a pause or a trial is left alone while there is another.
+
         Args:
             model: as `Request.model`.
         """
-        up = [upstream for upstream in self.upstreams.values() if upstream.up]
+        up = [u for u in self.upstreams.values() if u.up and u is not but]
         if model:
-            up = [upstream for upstream in up if upstream.serves(model)]
-        others = [upstream for upstream in up if upstream is not but]
+            up = [u for u in up if u.serves(model)]
+        others = [u for u in up if u.most_prefills == ANY] or up
         self._turn += 1
         return others[self._turn % len(others)] if others else None
 

@@ -303,6 +303,17 @@ class TestFull:
 
         on_stage(scene, busy, stream)
 
+    def test_other_paths_leave_it_alone_too(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            assert await ask_embeddings(on) == await ask_embeddings(on) == 200
+            asked = len(backends[0].calls)
+            assert asked in (1, 2)  # it was asked first, or second; then the other one answered
+            for _ in range(4):
+                assert await ask_embeddings(on) == 200
+            assert len(backends[0].calls) == asked
+
+        on_stage(scene, busy, embeds)
+
     def test_newcomers_wait_for_the_only_one(self) -> None:
         answers = iter([busy, stream, stream])
 
