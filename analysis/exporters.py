@@ -20,7 +20,6 @@ from forebay.analysis.run import RunData, load_run
 from forebay.traces.errors import InputError
 
 GROUP = "forebay.exporters"
-DEFAULT_TAG = "ttft_response"
 Exporter = Callable[[Path, BinaryIO, str], None]
 
 

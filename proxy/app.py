@@ -24,7 +24,7 @@ from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Driver, Rejected
 from forebay.proxy.held import HeldRequests
 from forebay.proxy.http1 import errors
-from forebay.proxy.http1.byte_budget import SMALL_BYTES, ByteBudget, Hold
+from forebay.proxy.http1.byte_budget import SMALL_BYTES, ByteBudget, RequestMemory
 from forebay.proxy.http1.client_body import read_client_body
 from forebay.proxy.http1.cross_origin import Cors
 from forebay.proxy.http1.error_response import error_response
@@ -102,10 +102,6 @@ class App:
         self._budget.status = config.reject_status
         self._cors = Cors(config.cors_origins)
 
-    @property
-    def _held_bytes(self) -> int:
-        return self._budget.held
-
     def end_all(self) -> None:
         """End all requests, waiting or running."""
         self._attempts.end_all()
@@ -117,8 +113,8 @@ class App:
         self.active += 1
         self.idle.clear()
         try:
-            with Hold(self._budget) as hold:
-                response = await self._answer(request, hold)
+            with RequestMemory(self._budget) as memory:
+                response = await self._answer(request, memory)
                 await wait_taken(request, self._watchdog)
         finally:
             self.active -= 1
@@ -126,14 +122,14 @@ class App:
                 self.idle.set()
         return response
 
-    async def _answer(self, request: web.BaseRequest, hold: Hold) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest, memory: RequestMemory) -> web.StreamResponse:
         """Answer a request, and return the response that was sent; errors are OpenAI-shaped."""
         began = perf_counter()
         id_ = request_id(request.headers)
         record = RequestRecord(id_, self._driver.clock())
         status = 500
         try:
-            response = await self._route(request, id_, record, hold)
+            response = await self._route(request, id_, record, memory)
             status = response.status
         except ApiError as error:
             record.reason = error.code
@@ -141,7 +137,7 @@ class App:
             typed = request.path.startswith(MESSAGES.path)
             response = error_response(error, id_, headers, typed=typed)
             status = response.status
-            if not hold.holder:  # nothing was awaited until here
+            if not memory.holder:  # nothing was awaited until here
                 self.rejecting_s += perf_counter() - began
         except asyncio.CancelledError:
             status = CLIENT_GONE
@@ -149,7 +145,7 @@ class App:
         finally:
             self._telemetry.finished(record, status, self._driver.clock())
         whole = not response.prepared
-        hold.shrink(_large_bytes(response) if whole else 0)  # nobody needs the request any more
+        memory.shrink(_large_bytes(response) if whole else 0)  # nobody needs the request any more
         if whole and REQUEST_ID not in response.headers:  # neither an error nor a backend's
             response.headers.update(self._stream_headers(id_, self._cors.answer(request.headers)))
         # After a stream that promised keep-alive, the client may send one more request.
@@ -161,7 +157,7 @@ class App:
         return response
 
     async def _route(
-        self, request: web.BaseRequest, id_: str, record: RequestRecord, hold: Hold
+        self, request: web.BaseRequest, id_: str, record: RequestRecord, memory: RequestMemory
     ) -> web.StreamResponse:
         raw = request.raw_path
         path = raw.partition("?")[0]
@@ -171,13 +167,13 @@ class App:
         if request.method not in methods:
             return self._answer_method(request, methods)
         if methods is SHAPED_METHODS:
-            return await self._shaped(request, DIALECTS[path], id_, record, hold)
+            return await self._shaped(request, DIALECTS[path], id_, record, memory)
         if request.method != "POST" and request.can_read_body:
             # Servers differ in whether they read this body: forwarded, it could become a request.
             raise ApiError(400, "bad_http", f"{request.method} takes no body here.", close=True)
         if path == "/health":
             return web.Response(status=200 if self.ready else 503)
-        return await self._forward(request, raw, id_, record, hold)
+        return await self._forward(request, raw, id_, record, memory)
 
     def _methods(self, path: str) -> tuple[str, ...]:
         """Return the methods of a path, OPTIONS aside; raises ApiError 404."""
@@ -201,10 +197,12 @@ class App:
         """Set the tenant, before anything of the body is read; raises ApiError 401 or 429."""
         record.tenant = self._security.auth.tenant(request, record.arrived_at)
 
-    async def _body(self, request: web.BaseRequest, record: RequestRecord, hold: Hold) -> bytes:
-        hold.holder = record.tenant or client_of(request)
+    async def _body(
+        self, request: web.BaseRequest, record: RequestRecord, memory: RequestMemory
+    ) -> bytes:
+        memory.holder = record.tenant or client_of(request)
         patience_s = self._config.timeouts.client_body
-        return await read_client_body(request, self._config.limits.body, patience_s, hold)
+        return await read_client_body(request, self._config.limits.body, patience_s, memory)
 
     async def _shaped(
         self,
@@ -212,14 +210,14 @@ class App:
         dialect: Dialect,
         id_: str,
         record: RequestRecord,
-        hold: Hold,
+        memory: RequestMemory,
     ) -> web.StreamResponse:
         """Serve a request: parse it, queue or reject it, relay the response."""
         self._telemetry.started(record, dialect.operation, request.headers)
         self._authenticate(request, record)
         if self.draining:
             raise errors.draining()
-        body = await self._body(request, record, hold)
+        body = await self._body(request, record, memory)
         if len(body) < LARGE_BYTES:
             parsed = self._parsed(await parse_any(body), request, dialect, id_, record.tenant, body)
         else:
@@ -240,7 +238,7 @@ class App:
                 raise errors.overloaded()
         reply_headers = partial(self._headers, id_, self._cors.answer(request.headers), record)
         shaped = ShapedRequest(
-            request, dialect.path, body, parsed, id_, record, reply_headers, hold
+            request, dialect.path, body, parsed, id_, record, reply_headers, memory
         )
         if self.held.on:
             await self._until_up(parsed, record)
@@ -282,10 +280,10 @@ class App:
         Nothing is queued, sent or counted. The body is that of a chat if it has `messages`, and for
         /v1/responses if it has `input`. Raises ApiError, as the public port would.
         """
-        with Hold(self._budget) as hold:
-            hold.holder = client_of(request)
+        with RequestMemory(self._budget) as memory:
+            memory.holder = client_of(request)
             limit, patience_s = self._config.limits.body, self._config.timeouts.client_body
-            body = await read_client_body(request, limit, patience_s, hold)
+            body = await read_client_body(request, limit, patience_s, memory)
             async with self._parsing:
                 fields = await parse_any(body, in_pieces=True)
                 dialect = RESPONSES if "input" in fields else COMPLETIONS
@@ -348,7 +346,12 @@ class App:
         return headers
 
     async def _forward(
-        self, request: web.BaseRequest, raw: str, id_: str, record: RequestRecord, hold: Hold
+        self,
+        request: web.BaseRequest,
+        raw: str,
+        id_: str,
+        record: RequestRecord,
+        memory: RequestMemory,
     ) -> web.StreamResponse:
         """Forward a request that is not shaped, past admission and queues."""
         self._authenticate(request, record)
@@ -356,7 +359,7 @@ class App:
             raise errors.draining()
         if not self._backends.any_up():
             raise errors.no_backend()
-        body = await self._body(request, record, hold)
+        body = await self._body(request, record, memory)
         path, models, model = raw.partition("?")[0], self._backends.models, ""
         if path == MODELS and models.listed and models.matter and request.method != "POST":
             return web.Response(body=models.page(), content_type="application/json")
@@ -370,7 +373,7 @@ class App:
                 body, model = await prepared(body, content_type, record.tenant, salts, models)
         reply = self._stream_headers(id_, self._cors.answer(request.headers))
         return await self._unshaped.serve(
-            request, raw, body, model, id_, record.tenant, reply, hold
+            request, raw, body, model, id_, record.tenant, reply, memory
         )
 
     def _charge(self, tenant: str, size: int) -> None:

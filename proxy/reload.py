@@ -80,7 +80,7 @@ class Reloader:
         load: Callable[[], Config] | None,
         watch: Path | None,
     ) -> None:
-        """Take the configuration in force and as it was read: a name may have several servers."""
+        """Take the configuration in force, with a backend for each DNS address, and as read."""
         self.config = config
         self._read = read
         self._discovery = discovery

@@ -24,8 +24,6 @@ import orjson
 from forebay.traces.schema import TraceRequest
 
 BYTES_PER_TOKEN = 4
-ENGINE_BLOCK_TOKENS = 16
-"""Tokens of vLLM's default KV block, within which any two block ids differ."""
 
 _ID_WORDS = 8
 _CACHED_BLOCKS = 16_384

@@ -34,7 +34,7 @@ from forebay.proxy.api.prompt_text import (
 )
 from forebay.proxy.api.special_work import is_pure, only_whole
 from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
-from forebay.proxy.core.model import Request, ServiceClass
+from forebay.proxy.core.model import CLASSES, Request, ServiceClass
 from forebay.proxy.http1.errors import ApiError, invalid_type
 from forebay.proxy.models import Models, Wanted
 from forebay.traces.quantities import seconds
@@ -51,7 +51,6 @@ BYTES_PER_TOKEN_ID = 4
 BEYOND_64_BITS = 2.0**64
 _WHOLE_NUMBER = TypeAdapter(int)  # vLLM's own reader of its requests
 NO_MODELS = Models()
-CLASSES: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
 
 
 @dataclass(frozen=True, slots=True)

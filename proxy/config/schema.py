@@ -187,8 +187,8 @@ class HoldConfig(Section):
 class Admission(Section):
     """When requests are sent.
 
-    dispatch_ahead: a backend is sent more work while it has less than this left to prefill; a third
-    of it while several tenants are active.
+    dispatch_ahead: a backend is sent more work while it has less than this left to prefill; a
+    quarter of it while several tenants are active.
     sdk_timeout: the timeout that OpenAI's Python client sends (x-stainless-read-timeout) counts as
     the client's deadline where the request has no x-request-timeout.
     """

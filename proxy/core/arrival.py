@@ -149,7 +149,7 @@ class NewRequests:
         if would.state != "refused":
             self._charge(waiting, now)
         else:
-            waiting.counted = True  # nothing was charged, so nothing is corrected
+            waiting.settled = True  # nothing was charged, so nothing is corrected
         if dispatcher.recorder is not None:
             dispatcher.recorder.observed(request, bucket, would, now)
         return self.send_past_queues(waiting, options, route, now)

@@ -9,14 +9,9 @@ shed only where the loop is late as a rule.
 
 from dataclasses import dataclass
 
-from forebay.proxy.core.model import SLACK, ServiceClass
+from forebay.proxy.core.model import CLASSES, SLACK, ServiceClass
 
-ORDER: tuple[ServiceClass, ...] = (
-    "batch",
-    "standard",
-    "interactive",
-)  # shed in this order
-
+ORDER = tuple(reversed(CLASSES))  # shed in this order
 SHARE_MOST = (0.8, 0.9, 0.95)  # the limit for each class of ORDER
 
 

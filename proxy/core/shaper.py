@@ -112,7 +112,7 @@ class Shaper:
         if dispatcher.fairness.on:
             dispatcher.refund_prefill(backend, waiting, now)
         prefilled = backend.finished(request_id, now)
-        if dispatcher.quotas.any and prefilled is None and not waiting.counted:
+        if dispatcher.quotas.any and prefilled is None and not waiting.settled:
             self._charge(waiting.request, waiting.request.quota_tokens, now)
         return dispatcher.freed(backend, prefilled, now)
 
@@ -175,8 +175,8 @@ class Shaper:
         backend, waiting = running
         sent, request = backend.in_flight[request_id], waiting.request
         self._learn_length(sent, waiting, output_tokens)
-        if prompt_tokens > 0 and dispatcher.quotas.any and not waiting.counted:
-            waiting.counted = True
+        if prompt_tokens > 0 and dispatcher.quotas.any and not waiting.settled:
+            waiting.settled = True
             most = dispatcher.by_length[-1].up_to  # a higher count is an error of the engine
             counted = max(request.prompt_tokens, min(prompt_tokens, most))
             self._charge(request, counted - request.charged_tokens, now)
@@ -225,7 +225,7 @@ class Shaper:
         failed.finished(request_id, now)
         dispatcher.forecast.moved(failed)
         waiting.excluded |= {failed.name}
-        waiting.paid = refused and dispatcher.quotas.any and not waiting.counted
+        waiting.paid = refused and dispatcher.quotas.any and not waiting.settled
         waiting.deadline = inf
         actions = self._try_elsewhere(waiting, now)
         return actions + dispatcher.dispatch_all(now)

@@ -22,7 +22,7 @@ class ByteBudget:
         self.by_holder: dict[str, int] = {}  # not 0
 
 
-class Hold:
+class RequestMemory:
     """The bytes of one request in a budget; the end of the `with` block frees them.
 
     Attributes:
@@ -37,7 +37,7 @@ class Hold:
         self.size = 0
         self.holder = ""
 
-    def __enter__(self) -> "Hold":
+    def __enter__(self) -> "RequestMemory":
         return self
 
     def __exit__(self, *_: object) -> None:

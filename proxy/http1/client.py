@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from forebay.proxy.http1.connection import Connection, UpstreamResponse
@@ -145,15 +145,12 @@ class Origin:
             self._idle.pop().close()
 
 
-async def read_all(
-    response: UpstreamResponse, limit: int, heard: Callable[[], None] = lambda: None
-) -> bytes:
-    """Read the whole body; raises AnswerTooLarge. `heard` is called for every piece."""
+async def read_all(response: UpstreamResponse, limit: int) -> bytes:
+    """Read the whole body; raises AnswerTooLarge above `limit` bytes."""
     if int(response.headers.get("content-length", 0)) > limit:
         raise AnswerTooLarge(limit)
     pieces, size = [], 0
     while piece := await response.read():
-        heard()
         size += len(piece)
         if size > limit:
             raise AnswerTooLarge(limit)

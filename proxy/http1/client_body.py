@@ -9,7 +9,7 @@ from io import BytesIO
 
 from aiohttp import HttpVersion10, web
 
-from forebay.proxy.http1.byte_budget import Hold
+from forebay.proxy.http1.byte_budget import RequestMemory
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.request_faults import ShortChunks
 
@@ -18,7 +18,7 @@ AHEAD_BYTES = 64 << 10  # part of a stated length that is reserved before it com
 
 
 async def read_client_body(
-    request: web.BaseRequest, limit: int, patience_s: float, hold: Hold
+    request: web.BaseRequest, limit: int, patience_s: float, memory: RequestMemory
 ) -> bytes:
     """Return the body; raises ApiError 400, 408, 413, 415, and that of a full budget.
 
@@ -41,13 +41,13 @@ async def read_client_body(
     if length > limit:
         raise _too_large(limit)
     if length > AHEAD_BYTES:
-        hold.check(length)
-    hold.reach(min(length, AHEAD_BYTES))
+        memory.check(length)
+    memory.reach(min(length, AHEAD_BYTES))
     if "expect" in headers and request.version != HttpVersion10 and request.can_read_body:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
     if request.content.is_eof():
-        return _already_here(request, limit, hold)
+        return _already_here(request, limit, memory)
     # A list of small parts would take 30 times their size. A BytesIO gives what it holds uncopied.
     body, size = BytesIO(), 0
     clock = asyncio.get_running_loop().time
@@ -58,7 +58,7 @@ async def read_client_body(
                 size += len(part)
                 if size > limit:
                     raise _too_large(limit)
-                hold.reach(max(size, min(length, size + AHEAD_BYTES)))
+                memory.reach(max(size, min(length, size + AHEAD_BYTES)))
                 body.write(part)
                 due = min(due + len(part) / LEAST_BYTES_PER_S, clock() + patience_s)
                 deadline.reschedule(due)
@@ -69,7 +69,7 @@ async def read_client_body(
     return body.getvalue()
 
 
-def _already_here(request: web.BaseRequest, limit: int, hold: Hold) -> bytes:
+def _already_here(request: web.BaseRequest, limit: int, memory: RequestMemory) -> bytes:
     """Return a small body that has come with its head."""
     try:
         body = request.content.read_nowait()
@@ -77,8 +77,8 @@ def _already_here(request: web.BaseRequest, limit: int, hold: Hold) -> bytes:
         raise _bad_body(error) from None
     if len(body) > limit:
         raise _too_large(limit)
-    if len(body) > hold.size:
-        hold.reach(len(body))
+    if len(body) > memory.size:
+        memory.reach(len(body))
     return body
 
 

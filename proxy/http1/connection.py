@@ -6,14 +6,13 @@ is llhttp's (httptools), which refuses what could be read in two ways.
 """
 
 import asyncio
-import zlib
 from collections.abc import Callable
 from typing import cast
 
 import httptools
 
 from forebay.proxy.http1.content_coding import CODINGS, ContentDecoder
-from forebay.proxy.http1.faults import BrokenAnswer, LostConnection, UpstreamFault
+from forebay.proxy.http1.faults import BrokenAnswer, LostConnection, UpstreamFault, read_fault
 from forebay.proxy.http1.turns import LARGE_READ_BYTES, ReadTurns
 
 HEAD_BYTES = 64 << 10  # bound of a status line with headers, or of the head of a chunk
@@ -124,7 +123,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(_fault_of(error))
+            self._fail(read_fault(error))
             return
         if self._head_bytes > HEAD_BYTES and self._response is response:
             self._fail(BrokenAnswer("the headers are too large"))
@@ -217,19 +216,6 @@ class Connection(asyncio.Protocol):
         self.close()
         if response is not None:
             response.end(fault)
-
-
-def _fault_of(error: BaseException) -> BaseException:
-    """Return what reading the response raises after an error of the parser.
-
-    An exception of ours in a sink comes through the parser, too: the backend is not to blame.
-    """
-    cause = error
-    if isinstance(error, httptools.HttpParserCallbackError) and error.__context__ is not None:
-        cause = error.__context__
-    if isinstance(cause, (httptools.HttpParserError, httptools.HttpParserUpgrade, zlib.error)):
-        return BrokenAnswer(f"not HTTP: {type(cause).__name__}")
-    return cause
 
 
 class UpstreamResponse:

@@ -1,5 +1,9 @@
 """The faults that can happen between this proxy and a backend."""
 
+import zlib
+
+import httptools
+
 
 class UpstreamFault(Exception):
     """The backend did not answer as it should."""
@@ -44,3 +48,16 @@ class LostConnection(UpstreamFault):
     def __init__(self, stale: bool) -> None:
         super().__init__("the connection was lost")
         self.stale = stale
+
+
+def read_fault(error: BaseException) -> BaseException:
+    """Return what reading the response raises after an error of the parser.
+
+    An exception of ours in a sink comes through the parser, too: the backend is not to blame.
+    """
+    cause = error
+    if isinstance(error, httptools.HttpParserCallbackError) and error.__context__ is not None:
+        cause = error.__context__
+    if isinstance(cause, (httptools.HttpParserError, httptools.HttpParserUpgrade, zlib.error)):
+        return BrokenAnswer(f"not HTTP: {type(cause).__name__}")
+    return cause

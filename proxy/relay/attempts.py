@@ -16,7 +16,7 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Grant
 from forebay.proxy.http1 import errors
-from forebay.proxy.http1.byte_budget import Hold
+from forebay.proxy.http1.byte_budget import RequestMemory
 from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.faults import AnswerTooLarge, ConnectFault, LocalShortage, LostConnection
 from forebay.proxy.http1.headers import to_client
@@ -170,14 +170,14 @@ class Attempts:
         upstream: Upstream,
         response: UpstreamResponse,
         headers: dict[str, str],
-        hold: Hold,
+        memory: RequestMemory,
         listener: StreamListener,
     ) -> web.Response | LargeAnswer:
         """Read a response that is not a stream, for the client; raises Failure for a bad status.
 
         Args:
             headers: ours.
-            hold: gets the bytes of the response.
+            memory: gets the bytes of the response.
             listener: of a large response.
         """
         clock, limit = self._clock, self._config.limits.answer
@@ -188,7 +188,7 @@ class Attempts:
                 upstream.heard = True
 
             heard()
-            body, complete = await read_small(response, limit, hold, heard)
+            body, complete = await read_small(response, limit, memory, heard)
         if not complete:
             if response.status in FULL or response.status >= 500:
                 raise Failure("5xx", errors.upstream_error())

@@ -20,7 +20,7 @@ from forebay.proxy.api.prefix_request import prefix_body
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends import Backends
 from forebay.proxy.driver import Grant, Rejected
-from forebay.proxy.http1.byte_budget import Hold
+from forebay.proxy.http1.byte_budget import RequestMemory
 from forebay.proxy.http1.faults import AnswerTooLarge
 from forebay.proxy.http1.headers import to_backend
 from forebay.proxy.kv_events.tokenize import Translator
@@ -48,7 +48,7 @@ class ShapedRequest:
         id: the x-request-id.
         reply_headers: returns our headers of the response. They hold the queueing time, so it is
             called once the request has been sent.
-        hold: the memory of the request and of its response.
+        memory: the memory of the request and of its response.
     """
 
     incoming: web.BaseRequest
@@ -58,7 +58,7 @@ class ShapedRequest:
     id: str
     record: RequestRecord
     reply_headers: Callable[[], dict[str, str]]
-    hold: Hold
+    memory: RequestMemory
 
 
 class Relay:
@@ -173,14 +173,14 @@ class Relay:
             if streams and response.status == 200:
                 stream = Stream(
                     shaped.incoming, upstream, response, reply, listener, self._watchdog,
-                    hold=shaped.hold, dialect=shaped.parsed.dialect,
+                    memory=shaped.memory, dialect=shaped.parsed.dialect,
                     hides_usage=shaped.parsed.hides_usage,
                 )  # fmt: skip
                 await stream.first_event()
                 relaying = True
                 return stream
             answer = await self._attempts.read_whole(
-                shaped.incoming, upstream, response, reply, shaped.hold, listener
+                shaped.incoming, upstream, response, reply, shaped.memory, listener
             )
             relaying = isinstance(answer, LargeAnswer)
             return answer
@@ -241,7 +241,7 @@ class Relay:
             check_head(response)
             check_type(response, False)
             answer = await self._attempts.read_whole(
-                shaped.incoming, upstream, response, {}, shaped.hold, StreamListener()
+                shaped.incoming, upstream, response, {}, shaped.memory, StreamListener()
             )
             if isinstance(answer, LargeAnswer):
                 raise AnswerTooLarge(WHOLE_BYTES)

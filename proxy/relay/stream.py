@@ -9,7 +9,7 @@ import orjson
 from aiohttp import web
 
 from forebay.proxy.api.dialects import Dialect
-from forebay.proxy.http1.byte_budget import SMALL_BYTES, Hold
+from forebay.proxy.http1.byte_budget import SMALL_BYTES, RequestMemory
 from forebay.proxy.http1.connection import Sink, UpstreamResponse
 from forebay.proxy.http1.errors import stream_error_event, upstream_error
 from forebay.proxy.http1.faults import BrokenAnswer, UpstreamFault
@@ -62,7 +62,7 @@ class Stream:
 
     Args:
         headers: our headers of the response.
-        hold: gets the bytes of a large event while it is not complete.
+        memory: gets the bytes of a large event while it is not complete.
         dialect: the stream is complete when its last event, or `[DONE]`, has come. None: any end
             between two events is a complete one.
         hides_usage: the client did not ask for the event with the usage.
@@ -77,7 +77,7 @@ class Stream:
         listener: StreamListener,
         watchdog: Watchdog,
         *,
-        hold: Hold,
+        memory: RequestMemory,
         dialect: Dialect | None,
         hides_usage: bool = False,
     ) -> None:
@@ -92,8 +92,8 @@ class Stream:
         self._listener = listener
         self._watchdog = watchdog
         self._scanner = EventScanner()
-        self._hold = hold
-        self._held_before = hold.size
+        self._memory = memory
+        self._memory_before = memory.size
         self._chunks = TokenChunks(self._scanner)
         self._event_count = 0  # each carries about one token
         self._relayed: Callable[[], int] = lambda: 0  # calls of `send_chunks` that sent something
@@ -247,19 +247,19 @@ class Stream:
     def _events(self, piece: bytes) -> list[tuple[bytes, bytes]]:
         """Return the events that `piece` completes; raises EventTooLarge without room for more."""
         events = self._scanner.events(piece)
-        if self._scanner.partial or self._hold.size > self._held_before:
-            self._hold_partial(len(self._scanner.partial))
+        if self._scanner.partial or self._memory.size > self._memory_before:
+            self._reserve_partial(len(self._scanner.partial))
         return events
 
-    def _hold_partial(self, size: int) -> None:
+    def _reserve_partial(self, size: int) -> None:
         """Hold room for an incomplete event that is large; raises EventTooLarge without it."""
         if size <= SMALL_BYTES:
-            self._hold.shrink(self._held_before)
+            self._memory.shrink(self._memory_before)
             return
-        wanted = self._held_before + size
-        if not self._hold.has_room(wanted):
+        wanted = self._memory_before + size
+        if not self._memory.has_room(wanted):
             raise EventTooLarge(size)
-        self._hold.reach(wanted)
+        self._memory.reach(wanted)
 
     def _scanned(self, piece: bytes) -> bytes:
         """Return the whole events that can be sent on after `piece`; none after the end."""

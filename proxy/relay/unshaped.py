@@ -8,7 +8,7 @@ from aiohttp import web
 
 from forebay.proxy.backends import Backends
 from forebay.proxy.http1 import errors
-from forebay.proxy.http1.byte_budget import Hold
+from forebay.proxy.http1.byte_budget import RequestMemory
 from forebay.proxy.http1.headers import to_backend
 from forebay.proxy.probes import Upstream
 from forebay.proxy.relay.attempts import Attempts
@@ -41,7 +41,7 @@ class UnshapedRelay:
         id_: str,
         tenant: str,
         reply: dict[str, str],
-        hold: Hold,
+        memory: RequestMemory,
     ) -> web.StreamResponse:
         """Forward a request to any backend that takes work; raises ApiError.
 
@@ -49,7 +49,7 @@ class UnshapedRelay:
             target: the raw path with its query.
             model: only backends that serve it; "": any.
             reply: our headers of a response that is a stream, or large.
-            hold: gets the bytes of the response.
+            memory: gets the bytes of the response.
         """
         headers = to_backend(incoming.headers, id_, authorization=not tenant)
         upstream, failure = self._backends.next_up(model), None
@@ -58,7 +58,7 @@ class UnshapedRelay:
                 try:
                     with self._attempts.start(upstream, tries, model) as attempt:
                         asking = self._ask(
-                            upstream, incoming, target, body, model, headers, reply, hold
+                            upstream, incoming, target, body, model, headers, reply, memory
                         )
                         response = await self._attempts.within_limit(attempt, asking)
                 except Failure as failed:
@@ -91,7 +91,7 @@ class UnshapedRelay:
         model: str,
         headers: dict[str, str],
         reply: dict[str, str],
-        hold: Hold,
+        memory: RequestMemory,
     ) -> Stream | LargeAnswer | web.Response:
         # A HEAD request is forwarded as GET; its response is sent without the body.
         method = "POST" if incoming.method == "POST" else "GET"
@@ -104,13 +104,13 @@ class UnshapedRelay:
             if streams and response.status == 200 and method == "POST":
                 stream = Stream(
                     incoming, upstream, response, reply, listener, self._watchdog,
-                    hold=hold, dialect=None,
+                    memory=memory, dialect=None,
                 )  # fmt: skip
                 await stream.first_event()
                 relaying = True
                 return stream
             whole = await self._attempts.read_whole(
-                incoming, upstream, response, reply, hold, listener
+                incoming, upstream, response, reply, memory, listener
             )
             relaying = isinstance(whole, LargeAnswer)
             return whole

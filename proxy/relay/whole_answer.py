@@ -6,19 +6,19 @@ framing, as in a stream. So no response takes more memory than WHOLE_BYTES and a
 """
 
 import re
-from typing import Any
+from collections.abc import Callable
 
 import aiohttp
 import orjson
 from aiohttp import web
 
-from forebay.proxy.http1.byte_budget import SMALL_BYTES, Hold
+from forebay.proxy.http1.byte_budget import SMALL_BYTES, RequestMemory
 from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.faults import AnswerTooLarge, UpstreamFault
 from forebay.proxy.http1.headers import to_client
 from forebay.proxy.probes import Upstream
 from forebay.proxy.relay.stream import UNTAKEN_BYTES, StreamListener
-from forebay.proxy.relay.timeouts import Watchdog
+from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
 
 WHOLE_BYTES = 256 << 10  # parsing so much takes a millisecond
 KEPT_BYTES = 2048  # of the end of one piece, in which an object may have begun
@@ -30,30 +30,30 @@ _ENDS = re.compile(rb'(?<!\\)"finish_reason"\s*:\s*$')
 
 
 async def read_small(
-    response: UpstreamResponse, limit: int, hold: Hold, watch_read: Any
+    response: UpstreamResponse, limit: int, memory: RequestMemory, watch_read: Callable[[], None]
 ) -> tuple[bytes, bool]:
     """Read the body while it is small; return the bytes, and whether these are all.
 
     Raises AnswerTooLarge above `limit`, and UpstreamFault.
 
     Args:
-        hold: gets the bytes of the body. Without room a body above SMALL_BYTES is large.
+        memory: gets the bytes of the body. Without room a body above SMALL_BYTES is large.
         watch_read: is called for every piece.
     """
     if (response.length or 0) > limit:
         raise AnswerTooLarge(limit)
-    pieces, size, before = [], 0, hold.size
+    pieces, size, before = [], 0, memory.size
     while piece := await response.read():
         watch_read()
         pieces.append(piece)
         size += len(piece)
         if size > limit:
             raise AnswerTooLarge(limit)
-        if size > WHOLE_BYTES or (size > SMALL_BYTES and not hold.has_room(before + size)):
-            hold.shrink(before)
+        if size > WHOLE_BYTES or (size > SMALL_BYTES and not memory.has_room(before + size)):
+            memory.shrink(before)
             return b"".join(pieces), False
         if size > SMALL_BYTES:
-            hold.reach(before + size)
+            memory.reach(before + size)
     return b"".join(pieces), True
 
 
@@ -117,7 +117,7 @@ class LargeAnswer:
                 self._response.close()
         return outgoing
 
-    async def _relay_body(self, outgoing: web.StreamResponse, watch: Any) -> None:
+    async def _relay_body(self, outgoing: web.StreamResponse, watch: TimeoutWatch) -> None:
         begin, self._begin = self._begin, b""
         self._search(begin)
         await outgoing.write(begin)

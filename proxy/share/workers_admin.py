@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.proxy.admin import query_of, requested_id
 from forebay.proxy.diagnose.request_list import DEFAULT_ROWS, ordered
-from forebay.proxy.http1.byte_budget import ByteBudget, Hold
+from forebay.proxy.http1.byte_budget import ByteBudget, RequestMemory
 from forebay.proxy.http1.client_body import read_client_body
 from forebay.proxy.http1.cross_origin import cross_site_refusal
 from forebay.proxy.http1.error_response import error_response
@@ -129,9 +129,9 @@ class WorkersAdmin:
     async def _preview(self, request: web.BaseRequest) -> web.Response:
         """Answer with what the first worker that responds would decide about a body."""
         try:
-            with Hold(self._budget) as hold:
-                hold.holder = "preview"
-                body = await read_client_body(request, BODY_BYTES, BODY_S, hold)
+            with RequestMemory(self._budget) as memory:
+                memory.holder = "preview"
+                body = await read_client_body(request, BODY_BYTES, BODY_S, memory)
                 return await self._first("POST", request.raw_path, body, request.headers)
         except ApiError as error:
             return error_response(error, request_id(request.headers))

@@ -21,8 +21,6 @@ ROLE_MARKS = {
     "tool": b"<|tool|>",
     "function": b"<|func|>",
 }
-MESSAGE_TOKENS = 2
-"""Tokens of a chat message besides its text; a conversation has as many once more."""
 
 # 256 pronounceable words of exactly one token each: generated text needs no escaping in JSON and
 # tokenises back into itself.

@@ -48,6 +48,12 @@ def sent_to(actions: list[Action]) -> list[str]:
     return [a.backend for a in actions if isinstance(a, Send)]
 
 
+def replace(peers: Peers, peer: str, report: ProxyReport, now: float) -> dict[str, float]:
+    fresh = peers.keep(peer, report, now)
+    peers.sum_up(now)
+    return fresh
+
+
 class TestElsewhere:
     def test_seconds_shrink_with_time_and_never_below_nothing(self) -> None:
         elsewhere = Elsewhere()
@@ -77,22 +83,22 @@ class TestPeers:
         peers = Peers()
         peers.know("a", 0.0)
         books = BackendReport(fresh_tokens=1_000.0, work=(1.0, 2.0, 3.0))
-        assert peers.replace("p", ProxyReport({"a": books}, {"t": TenantUse(5.0, 9.0)}), 0.0) == {}
+        assert replace(peers, "p", ProxyReport({"a": books}, {"t": TenantUse(5.0, 9.0)}), 0.0) == {}
         assert peers.elsewhere("a").work == (0.0, 0.0, 0.0)
         assert peers.used() == {}
         books = BackendReport(fresh_tokens=1_500.0, work=(1.5, 2.0, 4.0))
-        assert peers.replace("p", ProxyReport({"a": books}, {"t": TenantUse(7.0, 9.0)}), 0.1) == {
+        assert replace(peers, "p", ProxyReport({"a": books}, {"t": TenantUse(7.0, 9.0)}), 0.1) == {
             "a": 500.0
         }
         assert peers.elsewhere("a").work == (0.5, 0.0, 1.0)
         assert peers.used()["t"].prefill_s == 2.0
         # A tenant that this proxy has never mentioned is all new once we know the proxy.
-        peers.replace("p", ProxyReport({"a": books}, {"u": TenantUse(1.0, 4.0)}), 0.2)
+        replace(peers, "p", ProxyReport({"a": books}, {"u": TenantUse(1.0, 4.0)}), 0.2)
         assert peers.used()["u"].prompt_tokens == 4.0
         # What was not computed after all is given back; who counts fewer tokens has begun anew.
-        peers.replace("p", ProxyReport({"a": books}, {"u": TenantUse(0.75, 4.0)}), 0.3)
+        replace(peers, "p", ProxyReport({"a": books}, {"u": TenantUse(0.75, 4.0)}), 0.3)
         assert peers.used()["u"].prefill_s == -0.25
-        peers.replace("p", ProxyReport({"a": books}, {"u": TenantUse(0.5, 3.0)}), 0.4)
+        replace(peers, "p", ProxyReport({"a": books}, {"u": TenantUse(0.5, 3.0)}), 0.4)
         assert peers.used()["u"].prompt_tokens == 3.0
 
     @given(st.lists(st.tuples(st.sampled_from("pqr"), st.integers(0, 9)), max_size=30))
@@ -100,7 +106,7 @@ class TestPeers:
         peers, last = Peers(), Counter[str]()
         peers.know("a", 0.0)
         for step, (name, running) in enumerate(said):
-            peers.replace(name, ProxyReport({"a": BackendReport(running=running)}), float(step))
+            replace(peers, name, ProxyReport({"a": BackendReport(running=running)}), float(step))
             last[name] = running
             assert peers.elsewhere("a").running == sum(last.values())
         assert peers.silent(len(said) + SILENT_S + 1) == sorted(last)

@@ -8,7 +8,6 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.tokenizer import (
-    MESSAGE_TOKENS,
     WORDS,
     Generation,
     OutputBlocks,
@@ -19,6 +18,8 @@ from forebay.replay.engine.tokenizer import (
     hashes_of_ids,
 )
 from forebay.traces.errors import InputError
+
+MESSAGE_TOKENS = 2  # of a chat message besides its text; a conversation has as many once more
 
 
 def core(**options: object) -> EngineCore:

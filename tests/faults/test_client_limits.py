@@ -74,7 +74,7 @@ class TestBodies:
                 else:
                     writer.write(POST + HOST + CHUNKED + b"\r\n" + chunk(b"x" * 900))
                 await settle()
-                assert on.proxy.app._held_bytes == 900
+                assert on.proxy.app._budget.held == 900
                 answer = await ask(on, POST + HOST + b"Content-Length: 101\r\n\r\n")
                 assert (answer.status, answer.error["code"]) == (429, "queue_full")
                 assert answer.headers["retry-after"] == "1"
@@ -82,9 +82,9 @@ class TestBodies:
                 grown = POST + HOST + CHUNKED + b"\r\n" + chunk(b"x" * 50) + chunk(b"x" * 51)
                 assert (await ask(on, grown)).status == 429
                 assert (await ask(on, post())).status == 200
-                assert on.proxy.app._held_bytes == 900
+                assert on.proxy.app._budget.held == 900
             await settle()
-            assert on.proxy.app._held_bytes == 0
+            assert on.proxy.app._budget.held == 0
 
         before_oracle(scene, limits={"queue_bytes": 1125})
 
@@ -95,7 +95,7 @@ class TestBodies:
                     _, writer = await stack.enter_async_context(connected(on))
                     writer.write(POST + HOST + b"Content-Length: 1000000\r\n\r\n")
                 await settle()
-                assert on.proxy.app._held_bytes == 8 * AHEAD_BYTES
+                assert on.proxy.app._budget.held == 8 * AHEAD_BYTES
                 assert (await ask(on, post())).status == 200
 
         before_oracle(scene, limits={"queue_bytes": "4MiB"})
@@ -114,7 +114,7 @@ class TestBodies:
                 to_one.write(head(150_000))
                 to_other.write(head(130_000) + body(130_000)[:70_000])
                 await settle()
-                assert on.proxy.app._held_bytes == AHEAD_BYTES + 130_000
+                assert on.proxy.app._budget.held == AHEAD_BYTES + 130_000
                 to_one.write(body(150_000)[:100_000])
                 (refused,) = responses(await one.read())
                 assert (refused.status, refused.error["code"]) == (429, "queue_full")
@@ -145,7 +145,7 @@ class TestBodies:
                 async with connected(on) as (_, writer):
                     writer.write(GOOD)
                     await settle()
-                    assert on.proxy.app._held_bytes == len(BODY)
+                    assert on.proxy.app._budget.held == len(BODY)
                     assert (await ask(on, GOOD)).status == 429
                 await settle()
                 on.assert_nothing_held()

@@ -27,7 +27,7 @@ from raw_client import BODY, HOST, POST, Oracle, ask, before_oracle, connected, 
 
 from forebay.proxy.api.body import parse_any
 from forebay.proxy.config.sections import Limits
-from forebay.proxy.http1.byte_budget import SMALL_BYTES, ByteBudget, Hold
+from forebay.proxy.http1.byte_budget import SMALL_BYTES, ByteBudget, RequestMemory
 from forebay.proxy.http1.client_body import read_client_body
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.relay.relay import usage_tokens
@@ -38,11 +38,11 @@ MIB = 1 << 20
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 
 
-def held_by(budget: ByteBudget, holder: str, size: int) -> Hold:
-    hold = Hold(budget)
-    hold.holder = holder
-    hold.reach(size)
-    return hold
+def held_by(budget: ByteBudget, holder: str, size: int) -> RequestMemory:
+    memory = RequestMemory(budget)
+    memory.holder = holder
+    memory.reach(size)
+    return memory
 
 
 def fill(budget: ByteBudget, holder: str, size: int) -> None:
@@ -66,8 +66,8 @@ class TestShares:
         first = [held_by(budget, "first", MIB) for _ in range(60)]
         for _ in range(20):
             held_by(budget, "second", MIB)
-        for hold in first[:30]:
-            hold.shrink(0)
+        for memory in first[:30]:
+            memory.shrink(0)
         with pytest.raises(ApiError):
             fill(budget, "second", MIB)
         assert budget.by_holder["second"] >= 36 * MIB  # two fifths of 90
@@ -84,10 +84,10 @@ class TestShares:
 
     def test_nothing_is_kept_of_who_holds_nothing(self) -> None:
         budget = ByteBudget(MIB)
-        with Hold(budget) as hold:
-            hold.holder = "a"
-            hold.reach(1000)
-            hold.shrink(500)
+        with RequestMemory(budget) as memory:
+            memory.holder = "a"
+            memory.reach(1000)
+            memory.shrink(500)
             assert (budget.held, budget.by_holder["a"]) == (500, 500)
         assert (budget.held, len(budget.by_holder)) == (0, 0)
 
@@ -145,7 +145,7 @@ class TestUploads:
                     _, writer = await stack.enter_async_context(connected(on))
                     writer.write(POST + HOST + CHUNKED + b"\r\n" + chunk(b"x" * 99_999))
                 await settle()
-                assert on.proxy.app._held_bytes <= 2_000_000 * 2 / 3
+                assert on.proxy.app._budget.held <= 2_000_000 * 2 / 3
                 for _ in range(5):
                     assert (await ask(on, post())).status == 200
 
@@ -158,7 +158,7 @@ class TestUploads:
             refused = await ask(on, head + b"x" * 10_000_000)
             assert (refused.status, refused.error["code"]) == (408, "request_timeout")
             assert asyncio.get_running_loop().time() - began < 15  # not 100 s at 100 KB/s
-            assert on.proxy.app._held_bytes == 0
+            assert on.proxy.app._budget.held == 0
 
         before_oracle(scene)
 
@@ -231,8 +231,8 @@ def test_a_large_body_is_not_copied_once_it_has_come() -> None:
     async def peak() -> int:
         stream = StreamReader(Mock(), 2**16, loop=asyncio.get_running_loop())
         request = make_mocked_request("POST", "/", payload=stream)
-        hold = Hold(ByteBudget(100 * MIB))
-        reading = asyncio.create_task(read_client_body(request, 2 * size, 10.0, hold))
+        memory = RequestMemory(ByteBudget(100 * MIB))
+        reading = asyncio.create_task(read_client_body(request, 2 * size, 10.0, memory))
         tracemalloc.start()
         try:
             for _ in range(size // len(part)):
@@ -282,7 +282,7 @@ class TestAnswers:
                 got = bytearray()
                 async for piece in response.content.iter_any():
                     got += piece
-                    most = max(most, on.proxy.app._held_bytes)
+                    most = max(most, on.proxy.app._budget.held)
             assert got == body
             assert most <= WHOLE_BYTES + 1000
             used = on.proxy.metrics.prompt_tokens.of[("b0",)]._value
@@ -344,6 +344,6 @@ class TestAnswers:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             async with on.post({"prompt": "x", "stream": True}) as response:
                 assert response.status == 502
-            assert on.proxy.app._held_bytes == 0
+            assert on.proxy.app._budget.held == 0
 
         on_stage(scene, serve, limits={"queue_bytes": MIB})

@@ -13,7 +13,7 @@ from forebay.proxy.api.body import parse, read_fields
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.api.media_tokens import VIDEO_TOKENS
 from forebay.proxy.api.token_estimate import TokenEstimate
-from forebay.proxy.http1.byte_budget import ByteBudget, Hold
+from forebay.proxy.http1.byte_budget import ByteBudget, RequestMemory
 from forebay.proxy.http1.client_body import read_client_body
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.sse import EventScanner, MalformedStream, parse_event
@@ -121,8 +121,8 @@ def _check_body(
     )
 
     async def read() -> bytes:
-        with Hold(budget) as hold:
-            got = await read_client_body(cast(web.BaseRequest, request), BODY_LIMIT, 10.0, hold)
+        with RequestMemory(budget) as memory:
+            got = await read_client_body(cast(web.BaseRequest, request), BODY_LIMIT, 10.0, memory)
             assert budget.held == taken + max(len(got), stated or 0)
             return got
 

@@ -310,7 +310,7 @@ def test_a_dry_run_sends_nothing_and_leaves_no_trace() -> None:
                 assert (found, told["error"]["code"]) == (code, error)
             found, told = await dry(STREAM, origin="https://elsewhere.example")
             assert (found, told["error"]["code"]) == (403, "cross_site")
-            assert on.proxy.app._held_bytes == len(json.dumps(STREAM)) - len(CANARY) + 400_000
+            assert on.proxy.app._budget.held == len(json.dumps(STREAM)) - len(CANARY) + 400_000
             on.proxy.protection.shed = 3
             assert "sheds requests of class standard" in (await dry(STREAM))[1]["verdict"]
             on.proxy.app.draining = True

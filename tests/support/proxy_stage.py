@@ -195,7 +195,7 @@ class Stage:
             assert backend.idle, backend
             assert backend.kv.tokens == 0
             assert not backend.prefills
-        assert self.proxy.app._held_bytes == 0
+        assert self.proxy.app._budget.held == 0
         budget = self.proxy.app._attempts.budget
         assert (budget.active, budget.retrying) == (0, 0)
         assert not self.proxy.app._attempts._active

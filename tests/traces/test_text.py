@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.traces.schema import TraceRequest
-from forebay.traces.text import BYTES_PER_TOKEN, ENGINE_BLOCK_TOKENS, WORDS, block_text, prompt_text
+from forebay.traces.text import BYTES_PER_TOKEN, WORDS, block_text, prompt_text
 
+ENGINE_BLOCK_TOKENS = 16  # of vLLM's default KV block: any two block ids differ within it
 ENGINE_BLOCK_BYTES = ENGINE_BLOCK_TOKENS * BYTES_PER_TOKEN
 ids = st.integers(0, 2**64 - 1)
 salts = st.text(max_size=8)

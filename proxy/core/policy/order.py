@@ -6,7 +6,7 @@
     burst of chats is over by then, and documents that wait a little for it lose nothing.
  3. Then the bucket whose head has the earliest deadline.
  4. In a bucket, the tenant with the smallest counter (`state/tenants.py`) or, while slots or KV
-    cache are short, the one that holds least of them (`state/holdings.py`).
+    cache are short, the one that holds least of them (`state/kv_budget.py`).
  5. Of that tenant, the class that is owed its share, then the most urgent one, and of its requests
     the one that is due first: shortest first with aging.
 

@@ -19,7 +19,7 @@ class Option:
         prefill_s: predicted prefill with the cached prefix subtracted.
         cold_prefill_s: the same without a cached prefix; on the fastest backend if not `proven`.
         matched_tokens: prompt tokens that the backend probably holds.
-        load: prompt tokens it used lately, those used again once.
+        load: prompt tokens of recent requests, a decayed sum; a cached token counts once.
         requests: number of requests that run there or wait for it.
         wanted: another request waits there for the matched prefix, or computes it.
         proven: it has computed two prompts of at least half this size, so its predictions are

@@ -42,7 +42,8 @@ class Backend:
         decode_s: average seconds from first token to finish, by bucket; `decode_all_s` of all.
         starving: a waiting request for which KV cache is kept free.
         elsewhere: what other proxies have here; None without other proxies.
-        load: prompt tokens used lately, those used again once; `worked`: prefill seconds by bucket.
+        load: prompt tokens of recent requests, a decayed sum; a cached token counts once.
+        worked: prefill seconds lately, by bucket.
         fresh_tokens: tokens put into the prefix cache while there were other proxies.
         rank, room_at, room_beside_at, silent_at: as the `Shortlist` found them last.
     """

@@ -189,9 +189,6 @@ class Peers:
     def __init__(self) -> None:
         self._used: dict[str, TenantUse] = {}  # used at other proxies since `used` was last called
         self._reports: dict[str, tuple[ProxyReport, float]] = {}
-        self._use: dict[
-            str, Mapping[str, TenantUse]
-        ] = {}  # tenants in the latest report of each proxy
         self._on: dict[str, Elsewhere] = {}  # by backend
 
     def __len__(self) -> int:
@@ -227,14 +224,11 @@ class Peers:
         latest = self._reports.get(peer)
         return latest[1] if latest is not None else -inf
 
-    def replace(self, peer: str, report: ProxyReport, now: float) -> dict[str, float]:
-        """Replace a proxy's latest report; return its new `fresh_tokens` by backend."""
-        fresh = self.keep(peer, report, now)
-        self.sum_up(now)
-        return fresh
-
     def keep(self, peer: str, report: ProxyReport, now: float) -> dict[str, float]:
-        """Do as `replace`, but for `sum_up`: that takes a time for each proxy that is known."""
+        """Replace a proxy's latest report; return its new `fresh_tokens` by backend.
+
+        `sum_up` must follow, once for several reports.
+        """
         last = self._reports.get(peer)
         fresh: dict[str, float] = {}
         if last is not None:
@@ -250,12 +244,12 @@ class Peers:
                     c + max(0.0, backend.work[2] - before.work[2]),
                 )
         self._reports[peer] = report, now
-        self._charge(peer, report.tenants, known=last is not None)
+        if last is not None:  # the first report of a proxy is its baseline
+            self._charge(report.tenants, last[0].tenants)
         return fresh
 
     def gone(self, peer: str, now: float) -> bool:
         """Forget a proxy that has left; return whether it was known."""
-        self._use.pop(peer, None)
         if self._reports.pop(peer, None) is None:
             return False
         self.sum_up(now)
@@ -265,11 +259,7 @@ class Peers:
         """Return the proxies without a report for SILENT_S."""
         return sorted(peer for peer, (_, at) in self._reports.items() if now - at > SILENT_S)
 
-    def _charge(self, peer: str, tenants: Mapping[str, TenantUse], *, known: bool) -> None:
-        last = self._use.get(peer, {})
-        self._use[peer] = tenants
-        if not known:
-            return  # the first report of a proxy is its baseline
+    def _charge(self, tenants: Mapping[str, TenantUse], last: Mapping[str, TenantUse]) -> None:
         for name, now in tenants.items():
             prefill_s, prompt_tokens = now.prefill_s, now.prompt_tokens
             before = last.get(name)

@@ -36,8 +36,9 @@ class PrefillQueue:
         head: the first of them; None if the queue is empty.
         tokens: uncached tokens of all.
         total_s: sum of prefill_s of all.
-        step_s: of it, the head; also what is computed with it in one engine step, up to a piece of
-            a split prompt. While the head is late, the others are being computed.
+        step_s: predicted seconds of the engine's current step. It computes the head and, if a piece
+            of a split prompt shares the step, all prefills up to that piece. While the head is
+            late, the others are being computed.
         silent: how many have a first token that cannot be seen.
         chunk_tokens: see BackendSpec; set by `chunk`.
         chunked: the engine chunks long prefills, so shorter ones pass longer ones.

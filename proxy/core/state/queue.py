@@ -22,7 +22,8 @@ class QueuedRequest:
         order: number of its arrival; breaks ties.
         rank: that of its service class among the requests of all tenants; `own_rank`: among those
             of its own tenant; `flow` is the sub-queue it waits in.
-        counted: the engine has said how many tokens its prompt has.
+        settled: its tenant's quota needs no correction: the engine has counted its prompt, or
+            nothing was charged.
         output_tokens: expected length of its answer.
         paid: its tokens count against its tenant's quota, and it was not sent yet.
         work_s: predicted seconds of its prefill; `next_s`: of the piece that is sent next;
@@ -41,7 +42,6 @@ class QueuedRequest:
         "began_at",
         "bucket",
         "cold",
-        "counted",
         "deadline",
         "due",
         "excluded",
@@ -59,6 +59,7 @@ class QueuedRequest:
         "rank",
         "request",
         "rest_s",
+        "settled",
         "work_s",
     )
 
@@ -78,7 +79,7 @@ class QueuedRequest:
         self.own_rank = own_rank
         self.flow = (rank, request.tenant, own_rank)
         self.output_tokens = request.output_tokens
-        self.paid = self.counted = False
+        self.paid = self.settled = False
         self.began_at = inf
         self.piece_blocks = 0
         self.piece_on = ""

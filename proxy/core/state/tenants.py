@@ -51,7 +51,7 @@ class Fairness:
         self._default_weight = default_weight
         self._accounts: dict[str, Account] = {}
         self._queueing: dict[str, Account] = {}
-        self._floor = 0.0  # highest counter at which a tenant was sent
+        self._highest_sent = 0.0  # highest counter at which a tenant was sent
         self._all = Account("", 1.0)  # sums up the rates
         self._counted_at = -inf
         self._active_weight = 0.0
@@ -68,10 +68,10 @@ class Fairness:
         self._weights = {tenant.name: tenant.weight for tenant in listed}
         self._classes = {tenant.name: tenant.classes for tenant in listed if tenant.classes}
         self._default_weight = default_weight
-        floor = self._floor = self._lowest()
+        lowest = self._highest_sent = self._lowest_waiting()
         for account in self._accounts.values():
             weight = self._weights.get(account.name, default_weight)
-            account.served = floor + (account.served - floor) * account.weight / weight
+            account.served = lowest + (account.served - lowest) * account.weight / weight
             account.weight = weight
 
     def account(self, name: str) -> Account:
@@ -91,7 +91,7 @@ class Fairness:
         """Note an arrival of a tenant; most of its unused share from before is lost."""
         account = self.account(name)
         if not account.queued:
-            account.served = max(account.served, self._lowest() - LATELY_S)
+            account.served = max(account.served, self._lowest_waiting() - LATELY_S)
         if now - account.active_at > RECENT_S:
             self._counted_at = -inf  # count the active tenants anew
         account.active_at = now
@@ -127,7 +127,9 @@ class Fairness:
     def charge(self, name: str, prefill_s: float, now: float) -> None:
         """Charge a tenant whose request is sent."""
         account = self.account(name)
-        self._floor = max(self._floor, account.served)  # or each that returns would be lower
+        self._highest_sent = max(
+            self._highest_sent, account.served
+        )  # or each that returns would be lower
         account.served += prefill_s / account.weight
         for one in (account, self._all):
             one.rate = one.rate_now(now) + prefill_s / RECENT_S
@@ -140,7 +142,7 @@ class Fairness:
 
     def used_elsewhere(self, seconds: Mapping[str, float], now: float) -> None:
         """Charge prefill seconds used at other proxies; negative ones are corrections."""
-        floor, before = self._floor, inf
+        highest, before = self._highest_sent, inf
         for name, more_s in seconds.items():
             self.arrived(name, now)
             account = self.account(name)
@@ -150,17 +152,17 @@ class Fairness:
             before = min(before, account.served)
             self.charge(name, more_s, now)
         if before < inf:
-            self._floor = max(floor, before)  # the order of several is unknown
+            self._highest_sent = max(highest, before)  # the order of several is unknown
 
     # Questions.
 
     def counter(self, name: str) -> float:
         account = self._accounts.get(name)
-        return self._floor if account is None else account.served
+        return self._highest_sent if account is None else account.served
 
     def behind_s(self, name: str) -> float:
         """Return what a tenant may catch up on: at most LATELY_S below the highest counter sent."""
-        return max(0.0, min(LATELY_S, self._floor - self.counter(name)))
+        return max(0.0, min(LATELY_S, self._highest_sent - self.counter(name)))
 
     def grants(self, name: str, service_class: ServiceClass) -> bool:
         """Return whether a class of this tenant counts beside other tenants, too."""
@@ -191,10 +193,10 @@ class Fairness:
         gap_s = (self.counter(name) - account.served) * account.weight / max(1, engines)
         return max(0.0, min(queued_s, gap_s))
 
-    def _lowest(self) -> float:
+    def _lowest_waiting(self) -> float:
         """Return the counter of the tenant that is next."""
         waiting = [account.served for account in self._queueing.values()]
-        return min(self._floor, *waiting) if waiting else self._floor
+        return min(self._highest_sent, *waiting) if waiting else self._highest_sent
 
     def _count_active(self, now: float) -> None:
         if now - self._counted_at < LATELY_S:
