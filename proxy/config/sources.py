@@ -39,7 +39,7 @@ SERVICE_LINK = re.compile(
     re.DOTALL,
 )
 MOST_SHOWN = 3  # problems of a configuration in one line
-SECRET = ("share", "upstream_api_key")  # these values are in no message
+SECRET_KEYS = ("share", "upstream_api_key")  # these values are in no message
 
 
 def load_config(
@@ -206,7 +206,7 @@ def _problem(first: ErrorDetails, at: tuple[str, ...], words: str) -> str:
         return f"{key}: missing"
     message = first["msg"].removeprefix("Value error, ")
     message = words + plain_words(without_user_info(message))
-    hidden = isinstance(first["input"], dict | list | tuple | BaseModel) or at[0] in SECRET
+    hidden = isinstance(first["input"], dict | list | tuple | BaseModel) or at[0] in SECRET_KEYS
     given = "" if hidden else repr(_shown(first["input"]))
     return f"{f'{key}: ' if key else ''}{f'{given}: ' if given else ''}{message}"
 

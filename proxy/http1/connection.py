@@ -16,7 +16,7 @@ from forebay.proxy.http1.faults import BrokenAnswer, LostConnection, UpstreamFau
 from forebay.proxy.http1.turns import LARGE_READ_BYTES, ReadTurns
 
 HEAD_BYTES = 64 << 10  # bound of a status line with headers, or of the head of a chunk
-SMALL_BYTES = 16 << 10  # of a request's body: below, a copy is cheaper than a second buffer
+COPIED_BYTES = 16 << 10  # of a request's body: below, a copy is cheaper than a second buffer
 PIECE_BYTES = 512 << 10  # of a large request: the loop may do other work between two pieces
 BUFFER_BYTES = 256 << 10  # of a body that is not read yet: beyond it the backend must wait
 
@@ -64,7 +64,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(head)
             self._unsent = memoryview(body)
             self._send_more()
-        elif len(body) > SMALL_BYTES:
+        elif len(body) > COPIED_BYTES:
             self._transport.writelines((head, body))
         else:
             self._transport.write(head + body)

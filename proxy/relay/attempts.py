@@ -22,7 +22,7 @@ from forebay.proxy.http1.faults import AnswerTooLarge, ConnectFault, LocalShorta
 from forebay.proxy.http1.headers import to_client
 from forebay.proxy.http1.sse import EventTooLarge
 from forebay.proxy.probes import Upstream
-from forebay.proxy.relay.failures import FULL, Failure, check_status
+from forebay.proxy.relay.failures import BUSY_STATUSES, Failure, check_status
 from forebay.proxy.relay.retries import RetryBudget, Tries
 from forebay.proxy.relay.stream import UPSTREAM_ERRORS, StreamListener
 from forebay.proxy.relay.timeouts import Limit, Watchdog
@@ -190,7 +190,7 @@ class Attempts:
             heard()
             body, complete = await read_small(response, limit, memory, heard)
         if not complete:
-            if response.status in FULL or response.status >= 500:
+            if response.status in BUSY_STATUSES or response.status >= 500:
                 raise Failure("5xx", errors.upstream_error())
             return LargeAnswer(
                 incoming, upstream, response, headers, body, limit, listener, self._watchdog

@@ -17,7 +17,7 @@ from forebay.proxy.http1.errors import ApiError, retry_headers, upstream_error
 from forebay.proxy.relay.retries import Retry
 
 Verdict = Literal["failed", "refused", "full", "answered", "nothing"]
-FULL = frozenset({429, 503})  # the backend is too busy, not broken
+BUSY_STATUSES = frozenset({429, 503})  # the backend is too busy, not broken
 
 
 @dataclass(slots=True)  # not frozen: a traceback is set on exceptions
@@ -76,7 +76,7 @@ def check_type(response: UpstreamResponse, streams: bool) -> None:
 def check_status(response: UpstreamResponse, answer: web.Response) -> None:
     """Raise Failure for a status that another backend might not give; the body has been read."""
     status = response.status
-    if status in FULL:
+    if status in BUSY_STATUSES:
         raise full(answer, response.headers)
     if status >= 500:
         raise Failure("5xx", answer)

@@ -23,7 +23,7 @@ from forebay.proxy.http1.sse import (
     parse_event,
 )
 from forebay.proxy.probes import Upstream
-from forebay.proxy.relay.failures import FULL, Failure, full
+from forebay.proxy.relay.failures import BUSY_STATUSES, Failure, full
 from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
 from forebay.proxy.relay.token_chunks import TokenChunks
 
@@ -146,7 +146,7 @@ class Stream:
         headers = {**self._headers, "content-type": "application/json"}
         body = orjson.dumps({"error": error})
         answer = web.Response(status=status, headers=headers, body=body)
-        if status in FULL:
+        if status in BUSY_STATUSES:
             return full(answer, {})
         if status < 500:
             return Failure("4xx_event", answer, "never", "answered")
