@@ -3,10 +3,14 @@
 Exit status: 0 success, 1 a requested check failed, 2 bad usage or bad input.
 """
 
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+
+CLOSED_PIPE = 141  # as of a program that SIGPIPE ends
 
 # word: (module:attribute of a Typer app, help text)
 COMMANDS = {
@@ -73,7 +77,26 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run a command; its output may go to a pipe that is closed, or to a disk that is full."""
+    try:
+        status = run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        status = CLOSED_PIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = error.filename or "the output"
+        print(f"forebay: cannot write {where}: {error.strerror}; make room", file=sys.stderr)
+        status = 2
+    else:
+        return status
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left when it ends
+    return status
+
+
+def run(words: list[str]) -> int:
+    """Run a command, and return its exit status."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if words else 2

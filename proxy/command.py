@@ -35,8 +35,10 @@ def run_command(app: typer.Typer, word: str, words: Sequence[str]) -> int:
     except InputError as error:
         _complain(word, str(error))
         return 2
-    except BrokenPipeError:
-        return 1
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # Click ends the program itself
+            raise error.__context__ from None
+        raise
     return status if isinstance(status, int) else 0
 
 

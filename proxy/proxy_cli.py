@@ -1,10 +1,7 @@
 """`forebay proxy`: read the configuration, serve until a signal, then drain."""
 
-import asyncio
 import os
-import signal
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +11,12 @@ import typer
 from forebay.proxy.command import new_app
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import config_json, config_yaml, load_config
-from forebay.proxy.runtime.event_loop import fast_runner, short_collections
+from forebay.proxy.runtime.event_loop import (
+    STOP_SIGNALS,
+    last_runner,
+    on_signal,
+    short_collections,
+)
 from forebay.traces.talk import talk
 
 EXAMPLE = """The load-shaping proxy in front of OpenAI-compatible vLLM servers.
@@ -38,7 +40,8 @@ def proxy(
     port: Annotated[int | None, typer.Option(help="public port; 0: any free one")] = None,
     admin_port: Annotated[int | None, typer.Option(help="admin port; 0: any free one")] = None,
     workers: Annotated[
-        int, typer.Option(help="processes that share the port; each is a whole proxy")
+        int,
+        typer.Option(min=1, max=256, help="processes that share the port; each is a whole proxy"),
     ] = 1,
     worker: Annotated[str | None, typer.Option(hidden=True)] = None,
     print_config: Annotated[
@@ -62,9 +65,9 @@ def proxy(
         overrides["backends"] = [{"url": url} for url in backend]
     loaded = load_config(config, overrides, os.environ, to_serve=check_config or not print_config)
     if check_config:
-        from forebay.proxy.security.guards import Security
+        from forebay.proxy.diagnose.config_file import check_files
 
-        Security(loaded, os.environ)  # checks the files that the configuration names
+        check_files(loaded, os.environ)
         if any(backend.kv_events for backend in loaded.backends):
             from forebay.proxy.kv_events.follower import kv_event_modules
 
@@ -79,7 +82,7 @@ def proxy(
         load = partial(_load, config, overrides, None)
         raise typer.Exit(_serve_with_workers(loaded, load, workers, context))
     else:
-        with fast_runner() as runner:
+        with last_runner() as runner:
             load = partial(_load, config, overrides, worker)
             runner.run(serve(load(), load, config, worker))
 
@@ -104,7 +107,7 @@ def _serve_with_workers(
     configure_logs(config.logs)
     share_cache_secret(os.environ)  # workers must salt the prompts of a tenant alike
     words = words_of(context, leave_out={"workers", "host", "port", "admin_port"})
-    with fast_runner() as runner:
+    with last_runner() as runner:
         return runner.run(serve_with_workers(config, count, words, say, load))
 
 
@@ -135,11 +138,9 @@ async def serve(
     async with start_proxy(
         config, say, load=load, watch=watch, links=links, share_port=link is not None
     ) as running:
-        loop = asyncio.get_running_loop()
-        with suppress(NotImplementedError):  # Windows
-            for signal_number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(signal_number, running.stop.set)
-            loop.add_signal_handler(signal.SIGHUP, running.reloader.request)
+        for name in STOP_SIGNALS:
+            on_signal(name, running.stop.set)
+        on_signal("SIGHUP", running.reloader.request)
         where = f"listening on {running.url}, admin on {running.admin_url}"
         if config.mode == "observe":
             where += "; observing: each request is sent at once"

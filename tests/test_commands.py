@@ -116,6 +116,45 @@ def test_bad_input_of_a_process() -> None:
     assert done.stderr.count("\n") == 1
 
 
+PRINTING = ("--help", "proxy --help", "proxy --print-config", "kv --model llama-3-8b --gpu h200")
+
+
+def printing_to(out: int, words: str) -> tuple[int, str]:
+    """The exit status and standard error of a command that prints there."""
+    done = subprocess.run(
+        [sys.executable, "-m", "forebay.proxy", *words.split()],
+        stdout=out,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("words", PRINTING)
+def test_output_to_a_full_disk_gets_one_line(words: str) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        status, said = printing_to(full, words)
+    finally:
+        os.close(full)
+    assert (status, said.count("\n")) == (2, 1)
+    assert "cannot write the output: No space left on device" in said
+
+
+@pytest.mark.parametrize("words", PRINTING)
+def test_a_reader_that_leaves_is_no_failed_check(words: str) -> None:
+    """As in `forebay kv ... | head -1`: neither 1 nor 2."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        assert printing_to(write, words) == (141, "")
+    finally:
+        os.close(write)
+
+
 def test_every_key_is_printed_without_a_backend() -> None:
     done = forebay("proxy", "--print-config")
     assert done.returncode == 0, done.stderr

@@ -29,13 +29,14 @@ def _shown_bytes(value: int, info: SerializationInfo) -> int | str:
 
 
 _TIME = BeforeValidator(seconds, json_schema_input_type=float | str)
-Seconds = Annotated[float, _TIME, PlainSerializer(_shown_seconds), Field(gt=0)]
-NoOrSeconds = Annotated[float, _TIME, PlainSerializer(_shown_seconds), Field(ge=0)]
+MOST_S: Final = 366 * 24 * 3600.0  # a year: event loops take no time that is far beyond
+Seconds = Annotated[float, _TIME, PlainSerializer(_shown_seconds), Field(gt=0, le=MOST_S)]
+NoOrSeconds = Annotated[float, _TIME, PlainSerializer(_shown_seconds), Field(ge=0, le=MOST_S)]
 Bytes = Annotated[
     int,
     BeforeValidator(size_bytes, json_schema_input_type=int | str),
     PlainSerializer(_shown_bytes),
-    Field(gt=0),
+    Field(gt=0, le=1 << 50),
 ]
 ANSWER_FIRST_TOKENS = 5  # default of timeouts.answer, in units of timeouts.first_token
 
@@ -63,6 +64,12 @@ class Listen(Section):
     @property
     def effective_admin_host(self) -> str:
         return self.admin_host or self.host
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        if self.port and self.port == self.admin_port and self.effective_admin_host == self.host:
+            raise ValueError(f"port and admin_port are both {self.port}; give two")
+        return self
 
 
 class Timeouts(Section):

@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 import yaml
@@ -107,6 +107,21 @@ def _file(path: Path) -> dict[str, Any]:
     return values
 
 
+class UniqueKeys(yaml.SafeLoader):
+    """Rejects a key that is given twice: YAML's parsers keep the last one without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _listed_backends(path: Path) -> list[Any]:
     """Return the backends that `backends_file` lists, not checked yet."""
     values = _yaml("backends_file", path)
@@ -129,7 +144,7 @@ def _yaml(source: str, path: Path) -> Any:
         reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise InputError(f"{source} {path}: {reason}") from None
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, UniqueKeys)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
@@ -162,9 +177,11 @@ def _merge(
 ) -> None:
     """Merge a layer: later layers override earlier ones key by key, and lists as a whole."""
     for key, value in values.items():
-        path = (*at, str(key))
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value, origin, name, path)
+        path, before = (*at, str(key)), into.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            _merge(before, value, origin, name, path)
+        elif isinstance(value, dict) and before is not None:
+            raise InputError(f"{origin[path]}: {'.'.join(path)}: give keys and values")
         else:
             into[key] = dict(value) if isinstance(value, dict) else value
             origin[path] = name
@@ -186,20 +203,20 @@ def _line(error: ValidationError, origin: dict[tuple[str, ...], str]) -> str:
         where = next(
             (origin[at[:n]] for n in range(len(at), 0, -1) if at[:n] in origin), "configuration"
         )
-        line = _problem(first, at, words)
+        line = _problem(first, at, words, where)
         lines.append(line if where == last else f"{where}: {line}")
         last = where
     more = f" (and {len(lines) - MOST_SHOWN} more)" if len(lines) > MOST_SHOWN else ""
     return "; ".join(lines[:MOST_SHOWN]) + more
 
 
-def _problem(first: ErrorDetails, at: tuple[str, ...], words: str) -> str:
+def _problem(first: ErrorDetails, at: tuple[str, ...], words: str, where: str) -> str:
     """Return one problem: its key, the given value and what would be right."""
     key = ".".join(at)
     if first["type"] == "extra_forbidden":
         close = difflib.get_close_matches(at[-1], _keys(first["loc"][:-1]), n=1)
-        if key in _keys(("listen",)):  # as in FOREBAY_PORT=8081
-            close = [f"listen.{key}"]
+        if where == PREFIX + key.upper():  # as in FOREBAY_PORT=8081 or FOREBAY_LISTEN_PORT=8081
+            close = _variables(key) or close
         hint = f"; did you mean {close[0]}?" if close else ""
         return f"{key}: unknown key{hint}"
     if first["type"] == "missing":
@@ -209,6 +226,18 @@ def _problem(first: ErrorDetails, at: tuple[str, ...], words: str) -> str:
     hidden = isinstance(first["input"], dict | list | tuple | BaseModel) or at[0] in SECRET_KEYS
     given = "" if hidden else repr(_shown(first["input"]))
     return f"{f'{key}: ' if key else ''}{f'{given}: ' if given else ''}{message}"
+
+
+def _variables(key: str) -> list[str]:
+    """Return the variables for a key of a section, which was given without its section or dot."""
+    found = []
+    for section, field in Config.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            name = key.removeprefix(f"{section}_")
+            if name in inner.model_fields and (name != key or section == "listen"):
+                found.append(f"{PREFIX}{section}__{name}".upper())
+    return found
 
 
 def _shown(given: Any) -> Any:
@@ -224,8 +253,9 @@ def _keys(at: tuple[int | str, ...]) -> list[str]:
     """Return the known keys at a place where an unknown one was found."""
     model: Any = Config
     for part in at:
-        if isinstance(part, str):
-            model = model.model_fields[part].annotation
-            if not (isinstance(model, type) and issubclass(model, BaseModel)):
-                model = model.__args__[0]  # tuple[Section, ...]
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            model = model.model_fields[str(part)].annotation
+        else:  # tuple[Section, ...], or Mapping[str, Section]
+            first, second = get_args(model)
+            model = first if isinstance(part, int) else second
     return list(model.model_fields)

@@ -11,6 +11,7 @@ from forebay.proxy.diagnose.checks import Finding, Found
 from forebay.proxy.diagnose.scene import Scene
 from forebay.proxy.security.guards import Security
 from forebay.proxy.security.keys import SHORT_KEY
+from forebay.proxy.telemetry.capture import capture_salt
 from forebay.traces.errors import InputError
 
 CHECK = "configuration file"
@@ -30,6 +31,16 @@ def examine_file(path: Path, environ: Mapping[str, str], scene: Scene) -> list[F
     return [Finding(CHECK, *one) for one in (*found, *_running(config, scene))]
 
 
+def check_files(config: Config, environ: Mapping[str, str]) -> None:
+    """Raise InputError if a file that the configuration names cannot be used."""
+    Security(config, environ)
+    if config.capture.path is not None:
+        capture_salt(environ)
+    for severity, text, remedy in _disks(config):
+        if severity == "error":
+            raise InputError(f"{text}; {remedy}")
+
+
 def _key_file(config: Config, short_keys: int) -> Found:
     source = config.tenants.keys
     if short_keys:
@@ -43,7 +54,11 @@ def _key_file(config: Config, short_keys: int) -> Found:
 
 
 def _disks(config: Config) -> Found:
-    written = {"capture.path": config.capture.path, "metrics.hlog": config.metrics.hlog}
+    written = {
+        "capture.path": config.capture.path,
+        "metrics.hlog": config.metrics.hlog,
+        "usage.path": config.usage.path,
+    }
     for key, path in written.items():
         if path is None:
             continue
@@ -51,6 +66,8 @@ def _disks(config: Config) -> Found:
         if not folder.is_dir():
             yield "error", f"{key}: there is no folder {folder}", "make it"
             continue
+        if not os.access(folder, os.W_OK):
+            yield "error", f"{key}: the folder {folder} cannot be written to", "chmod or chown it"
         usage = shutil.disk_usage(folder)
         if usage.free < LEAST_FREE * usage.total:
             text = f"{key}: {usage.free / usage.total:.0%} of the disk of {folder} is free"

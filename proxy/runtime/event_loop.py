@@ -3,8 +3,11 @@
 import asyncio
 import atexit
 import gc
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+STOP_SIGNALS = ("SIGTERM", "SIGINT")
 
 
 def fast_runner() -> asyncio.Runner:
@@ -14,6 +17,33 @@ def fast_runner() -> asyncio.Runner:
     except ImportError:  # Windows
         return asyncio.Runner()
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+@contextmanager
+def last_runner() -> Iterator[asyncio.Runner]:
+    """Enter a runner with which the program ends: a signal that comes then does not kill it."""
+    with fast_runner() as runner:
+        try:
+            yield runner
+        finally:
+            for name in STOP_SIGNALS:
+                signal.signal(signal.Signals[name], signal.SIG_IGN)
+
+
+def on_signal(name: str, act: Callable[[], object]) -> None:
+    """Call `act` in the running loop on each signal of this name; call this in the main thread.
+
+    Unlike `loop.add_signal_handler` this outlasts the loop, whose end would bring back the default:
+    the process would die of a second signal, and `timeout` sends two.
+    """
+    loop = asyncio.get_running_loop()
+
+    def handle(*_: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(act)
+
+    if name in signal.Signals.__members__:  # Windows has no SIGHUP
+        signal.signal(signal.Signals[name], handle)
 
 
 @contextmanager

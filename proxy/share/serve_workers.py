@@ -1,7 +1,5 @@
 """Run `forebay proxy --workers N`: start the workers, and serve their common admin port."""
 
-import asyncio
-import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -11,12 +9,11 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.http1.listen import listen, listen_fault, url_host
 from forebay.proxy.http1.server import HttpServer
 from forebay.proxy.runtime import systemd
+from forebay.proxy.runtime.event_loop import STOP_SIGNALS, on_signal
 from forebay.proxy.share.workers import WorkerPool
 from forebay.proxy.share.workers_admin import WorkersAdmin
 from forebay.proxy.telemetry.events import LogEvent, Say
 from forebay.traces.errors import InputError
-
-MOST_WORKERS = 256
 
 
 async def serve_with_workers(
@@ -35,8 +32,6 @@ async def serve_with_workers(
     """
     if not hasattr(socket, "SO_REUSEPORT"):
         raise InputError("--workers: this system cannot share a port between processes")
-    if not 1 <= count <= MOST_WORKERS:
-        raise InputError(f"--workers {count}: give 1 to {MOST_WORKERS}")
     host, admin_host = config.listen.host, config.listen.effective_admin_host
     async with AsyncExitStack() as stack:
         # Bound and never listened on: it reserves the port, and fails now if the port is taken.
@@ -63,10 +58,9 @@ async def serve_with_workers(
         except OSError as error:
             raise listen_fault("admin_port", admin_host, config.listen.admin_port, error) from error
         stack.push_async_callback(runner.cleanup)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, workers.stop.set)
-        loop.add_signal_handler(signal.SIGHUP, workers.reload)
+        for name in STOP_SIGNALS:
+            on_signal(name, workers.stop.set)
+        on_signal("SIGHUP", workers.reload)
 
         def listening() -> None:
             where = (

@@ -232,6 +232,17 @@ class Capture:
         self._say(LogEvent.CAPTURE_STOPPED, f"capture: {self.path} stopped: {why}")
 
 
+def capture_salt(environ: Mapping[str, str]) -> bytes:
+    """Return the salt of the hashes; raises InputError without a good one."""
+    salt = environ.get(SALT, "")
+    if len(salt) < LEAST_SALT:
+        raise InputError(
+            f"capture.path: set {SALT} to a secret of {LEAST_SALT} characters or more, e.g. "
+            f"export {SALT}=$(openssl rand -hex 16)"
+        )
+    return salt.encode()
+
+
 @asynccontextmanager
 async def capturing(
     config: Config, environ: Mapping[str, str], say: Say
@@ -240,18 +251,9 @@ async def capturing(
     if config.capture.path is None:
         yield None
         return
-    salt = environ.get(SALT, "")
-    if len(salt) < LEAST_SALT:
-        raise InputError(
-            f"capture.path: set {SALT} to a secret of {LEAST_SALT} characters or more, e.g. "
-            f"export {SALT}=$(openssl rand -hex 16)"
-        )
+    salt = capture_salt(environ)
     path, file = _new_file(config.capture)
-    rows = Rows(
-        salt.encode(),
-        config.affinity.block_bytes,
-        config.tokens.bytes_per_token,
-    )
+    rows = Rows(salt, config.affinity.block_bytes, config.tokens.bytes_per_token)
     capture = Capture(rows, path, file, config.capture.max_size, say)
     say(LogEvent.CAPTURE_STARTED, f"capturing traffic in {path}")
     try:

@@ -95,6 +95,13 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
         ({"limits": {"bodyy": 1}}, "limits.bodyy: unknown key; did you mean body?"),
         ({"listn": {}}, "listn: unknown key; did you mean listen?"),
         ({"backends": [{"url": "http://h:1", "nme": "x"}]}, "backends.0.nme: unknown key"),
+        (
+            {"tenants": {"known": {"alice": {"tokens_per_minute": 20}}}},
+            "tenants.known.alice.tokens_per_minute: unknown key; did you mean tokens_per_s?",
+        ),
+        ({"listen": {"port": 9090}}, "listen: port and admin_port are both 9090; give two"),
+        ({"timeouts": {"idle": "9999999h"}}, "timeouts.idle: '9999999h': give 31622400 or less"),
+        ({"limits": {"body": 1 << 60}}, "limits.body: 1152921504606846976: give 1125899906842624"),
         ({"listen": {"port": "eighty"}}, "listen.port: 'eighty': "),
         ({"listen": {"port": 70000}}, "listen.port: 70000: "),
         ({"backends": [{"url": "localhost:8001"}]}, "give a URL such as http://127.0.0.1:8001"),
@@ -195,9 +202,10 @@ def test_service_links_of_kubernetes_are_no_keys(service: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("FOREBAY_PORT", "8081", "FOREBAY_PORT: port: unknown key; did you mean listen.port?"),
-        ("FOREBAY_ADMIN_PORT", "9", "admin_port: unknown key; did you mean listen.admin_port?"),
+        ("FOREBAY_PORT", "8081", "port: unknown key; did you mean FOREBAY_LISTEN__PORT?"),
+        ("FOREBAY_ADMIN_PORT", "9", "did you mean FOREBAY_LISTEN__ADMIN_PORT?"),
         ("FOREBAY_LISTEN__PORT", "tcp://10.0.0.7:8080", "listen.port: 'tcp://10.0.0.7:8080': "),
+        ("FOREBAY_TIMEOUTS_FIRST_TOKEN", "9s", "did you mean FOREBAY_TIMEOUTS__FIRST_TOKEN?"),
         ("FOREBAY_LISTEN__PROT", "8081", "listen.prot: unknown key; did you mean port?"),
         ("FOREBAY_LISTN__PORT", "8081", "listn: unknown key; did you mean listen?"),
         ("FOREBAY_SERVICE", "x", "FOREBAY_SERVICE: service: unknown key"),

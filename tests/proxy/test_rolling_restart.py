@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import os
 import signal
 import socket
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -166,5 +168,23 @@ def test_a_signal_reloads_and_systemd_is_told(tmp_path: Path) -> None:
                     assert answer.status == 202
                 assert (await heard())[0] == "STOPPING=1"
                 assert await asyncio.wait_for(process.wait(), 60) == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_signals_that_come_as_the_process_ends_do_not_kill_it(tmp_path: Path, workers: int) -> None:
+    """`timeout` sends SIGTERM twice."""
+
+    async def main() -> None:
+        path = tmp_path / "proxy.yaml"
+        async with proxies(path) as all_:
+            write(path, "http://127.0.0.1:9", listen={"port": 0, "admin_port": 0})
+            process, _, _ = await all_.start("--workers", str(workers))
+            while process.returncode is None:
+                with suppress(ProcessLookupError):  # send_signal() would take its status away
+                    os.kill(process.pid, signal.SIGTERM)
+                await asyncio.sleep(0.0005)
+            assert process.returncode == 0
 
     asyncio.run(main())

@@ -55,10 +55,18 @@ class Proxies:
         self._config = config
         self.running: list[Process] = []
 
-    async def start(self, **environ: str) -> tuple[Process, str, str]:
+    async def start(self, *words: str, **environ: str) -> tuple[Process, str, str]:
         """One more, once it is listening; its process, URL and admin URL."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "forebay.proxy", "proxy", "--config", str(self._config)),
+            *(
+                sys.executable,
+                "-m",
+                "forebay.proxy",
+                "proxy",
+                "--config",
+                str(self._config),
+                *words,
+            ),
             stdout=PIPE,
             env={**os.environ, **environ},
         )
