@@ -329,6 +329,8 @@ class App:
             headers["x-forebay-bucket"] = record.bucket
         if record.queued_s is not None:
             headers["x-forebay-queue-ms"] = f"{record.queued_s * 1e3:.1f}"
+        if record.computed_tokens:
+            headers["x-forebay-piece-tokens"] = str(record.computed_tokens)
         if self._config.debug_headers and record.predicted_ttft_s is not None:
             headers["x-forebay-backend"] = record.backend
             headers["x-forebay-predicted-ms"] = f"{record.predicted_ttft_s * 1e3:.1f}"

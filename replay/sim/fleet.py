@@ -39,12 +39,14 @@ class SimOutcome:
         matched_tokens: prompt tokens that the policy expected to be cached when it sent them.
         served: the request in the engine; None before it is sent.
         prefix_part: the last request of a split prefill, which computes only part of the prompt.
+        piece_tokens: computed by such parts on this backend, so they are no hits.
         reject: the rejection, if there was one.
     """
 
     __slots__ = (
         "backend",
         "matched_tokens",
+        "piece_tokens",
         "prefix_part",
         "reject",
         "request",
@@ -56,7 +58,7 @@ class SimOutcome:
         self.request = request
         self.backend: str | None = None
         self.sent_s: float | None = None
-        self.matched_tokens = 0
+        self.matched_tokens = self.piece_tokens = 0
         self.served: SimRequest | None = None
         self.prefix_part: SimRequest | None = None
         self.reject: Reject | None = None
@@ -71,7 +73,7 @@ class SimOutcome:
 
     @property
     def cached_tokens(self) -> int:
-        return self.served.cached_tokens if self.served else 0
+        return max(0, self.served.cached_tokens - self.piece_tokens) if self.served else 0
 
     @property
     def stall_s(self) -> float:
@@ -269,6 +271,7 @@ class Fleet:
                 assert isinstance(policy, Shaper)
                 known = cached_tokens if self._tells_cached else None
                 tokens = request.prompt_tokens
+                outcome.piece_tokens += tokens - cached_tokens
                 self._carry_out(policy.piece_computed(request.id, now, known, tokens), now)
                 continue
             # Usage is reported only where it changes decisions: output lengths are known here
@@ -307,6 +310,8 @@ class Fleet:
             if isinstance(action, Send):
                 request, timer = sim_request(outcome.request), self._timers[action.backend]
                 outcome.prefix_part, at = None, now + timer.request_s
+                if action.backend != outcome.backend:
+                    outcome.piece_tokens = 0  # those are on another backend
                 if action.piece_blocks:
                     request = prefix_request(outcome.request, action.piece_blocks)
                     outcome.prefix_part = request

@@ -96,7 +96,10 @@ def test_what_is_its_own_is_no_hit(others: int) -> None:
         note_a_chat(on)
         async with on.post({"prompt": "", "max_tokens": 3}) as response:
             assert response.status == 200
-        await ask(on, {**LONG, "stream": False})
+        async with on.post({**LONG, "stream": False}) as response:
+            usage = (await response.json())["usage"]  # as the backend counts
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+            assert cached - int(response.headers["x-forebay-piece-tokens"]) == others
         assert len(pieces(backends[0])) >= 3
         text = on.proxy.metrics.text().decode()
         assert f'forebay_cached_tokens_total{{backend="b0"}} {others}.0' in text
@@ -106,8 +109,10 @@ def test_what_is_its_own_is_no_hit(others: int) -> None:
 
 def test_whole_without_others_or_when_off() -> None:
     async def scene(on: Stage, backends: list[RawBackend]) -> None:
-        status, _ = await ask(on)
-        assert status == 200
+        async with on.post(LONG) as response:
+            assert response.status == 200
+            assert "x-forebay-piece-tokens" not in response.headers
+            await response.read()
         assert not pieces(backends[0])
 
     on_stage(scene, None, **PIECES)

@@ -228,11 +228,14 @@ def test_an_answer_without_any_output_meets_no_target(tmp_path: Path) -> None:
 
 def test_the_proxys_headers_are_kept(tmp_path: Path) -> None:
     headers = {"x-forebay-backend": "gpu1", "x-forebay-queue-ms": "12.5"}
-    behaviour = streams(text(" abc"), usage(100, 1, 25), DONE, **headers)
+    pieces = {"x-forebay-piece-tokens": "20"}
+    behaviour = streams(text(" abc"), usage(100, 1, 25), DONE, **headers, **pieces)
     summary, _ = run_one(tmp_path / "run", rows(20), Server(behaviour))
     assert summary.values["prompt_tokens_per_backend"] == {"gpu1": 2000}
     assert summary.values["queue_ms"]["chat"]["p50"] == pytest.approx(12.5, rel=2e-3)
     assert table(summary.folder)[0]["backend"] == "gpu1"
+    assert table(summary.folder)[0]["cached_tokens"] == 5
+    assert summary.values["hit_ratio"] == 0.05
 
 
 def test_the_queue_wait_is_that_of_completed_requests(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from forebay.replay.sim.workload import SimWorkload, with_blocks
 from forebay.replay.slo import parse_slos
 from forebay.replay.source import TraceSource
 from forebay.replay.summary import RunTotals
+from forebay.traces.describe import describe as describe_requests
 from forebay.traces.errors import InputError
 from forebay.traces.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
@@ -114,6 +115,14 @@ def test_summary_counts_what_the_outcomes_say() -> None:
     ttfts = sorted(o.ttft_s or 0.0 for o in finished)
     assert summary["ttft_ms"]["all"]["p50"] == pytest.approx(1e3 * ttfts[-(-len(ttfts) // 2) - 1])
     assert sum(summary["prompt_tokens_per_backend"].values()) == summary["prompt_tokens"]
+
+
+@pytest.mark.parametrize("policy", [Scenario().policy, DIRECT])
+def test_what_is_computed_in_pieces_is_no_hit(policy: str) -> None:
+    trace = list(chat_beside_documents(ChatBesideDocuments(duration_s=10.0)))
+    done = simulate(trace, Scenario(gpus=1, policy=policy))
+    assert any(o.piece_tokens for o in done.outcomes) == (policy != DIRECT)
+    assert summarise(done, SLOS, 10.0)["hit_ratio"] == describe_requests(trace).ideal_hit_ratio
 
 
 def test_the_keys_are_those_of_a_replay() -> None:
