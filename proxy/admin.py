@@ -23,11 +23,11 @@ from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.diagnose.backend_facts import backend_facts
 from forebay.proxy.diagnose.request_list import BAD_QUERY, BadQuery, listed
 from forebay.proxy.driver import Driver
+from forebay.proxy.http1 import errors
 from forebay.proxy.http1.cross_origin import cross_site_refusal
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import CLIENT, ApiError, error_body
 from forebay.proxy.http1.headers import request_id
-from forebay.proxy.http1.server import no_such_path
 from forebay.proxy.reload import Reloader
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.share.exchange import PeerExchange
@@ -42,6 +42,11 @@ VERSIONS = {
     "aiohttp": version("aiohttp"),
 }
 
+ALLOW = {  # the methods of each path
+    **dict.fromkeys(("/", "/metrics", "/status", "/requests", "/backends"), "GET"),
+    **dict.fromkeys(("/healthz", "/readyz"), "GET, HEAD"),
+    **dict.fromkeys(("/preview", "/drain", "/reload"), "POST"),
+}
 SAME_ID = 20  # bound of the named requests that share an id
 MOST_SHOWN = 128  # characters of an unknown id in the error message
 
@@ -113,8 +118,10 @@ class Admin:
             case "POST", "/reload":
                 result = await self._reloader.reload()
                 status = 400 if result == "failed" else 200
-                return web.Response(status=status, text=f"{result}: {self._reloader.message}\n")
-        return no_such_path(request)
+                message = self._reloader.message
+                text = message if message == result else f"{result}: {message}"
+                return web.Response(status=status, text=f"{text}\n")
+        return wrong_request(request)
 
     def _explain(self, request_id: str) -> web.Response:
         """Answer with the decisions about one request; 404 if it is unknown or forgotten."""
@@ -132,7 +139,8 @@ class Admin:
         now = self._driver.clock()
         self._driver.shaper.settle(now)
         try:
-            fields = listed(self._receipts, query_of(request), now)
+            buckets = self._driver.shaper.buckets
+            fields = listed(self._receipts, query_of(request), now, buckets)
         except BadQuery as error:
             body = error_body(str(error), CLIENT, BAD_QUERY)
             return web.Response(status=400, body=body, content_type="application/json")
@@ -184,6 +192,16 @@ class Admin:
                 for backend in shaper.backends.values()
             ],
         }
+
+
+def wrong_request(request: web.BaseRequest) -> web.Response:
+    """Return a 405 for another method of a path of the admin port, a 404 for another path."""
+    id_ = request_id(request.headers)
+    allow = ALLOW.get(request.raw_path.partition("?")[0], "")
+    error = errors.no_such_path()
+    if allow and request.method not in allow.split(", "):
+        error = ApiError(405, "method_not_allowed", f"Use {allow}.", headers={"Allow": allow})
+    return error_response(error, id_)
 
 
 def requested_id(request: web.BaseRequest) -> str | None:

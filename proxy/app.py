@@ -133,7 +133,9 @@ class App:
             status = response.status
         except ApiError as error:
             record.reason = error.code
-            headers = self._cors.answer(request.headers) | self._decision_headers(record)
+            headers = self._cors.answer(request.headers) | record.decision_headers(
+                debug=self._config.debug_headers
+            )
             typed = request.path.startswith(MESSAGES.path)
             response = error_response(error, id_, headers, typed=typed)
             status = response.status
@@ -322,23 +324,11 @@ class App:
             models=self._backends.models,
         )
 
-    def _decision_headers(self, record: RequestRecord) -> dict[str, str]:
-        """Return headers about the decisions on a request, as far as it got."""
-        headers = {}
-        if record.bucket != "none":
-            headers["x-forebay-bucket"] = record.bucket
-        if record.queued_s is not None:
-            headers["x-forebay-queue-ms"] = f"{record.queued_s * 1e3:.1f}"
-        if record.computed_tokens:
-            headers["x-forebay-piece-tokens"] = str(record.computed_tokens)
-        if self._config.debug_headers and record.predicted_ttft_s is not None:
-            headers["x-forebay-backend"] = record.backend
-            headers["x-forebay-predicted-ms"] = f"{record.predicted_ttft_s * 1e3:.1f}"
-        return headers
-
     def _headers(self, id_: str, cors: dict[str, str], record: RequestRecord) -> dict[str, str]:
         """Return our headers of a response to a shaped request."""
-        return self._stream_headers(id_, cors) | self._decision_headers(record)
+        return self._stream_headers(id_, cors) | record.decision_headers(
+            debug=self._config.debug_headers
+        )
 
     def _stream_headers(self, id_: str, cors: dict[str, str]) -> dict[str, str]:
         """Return our headers of a response that may be a stream."""

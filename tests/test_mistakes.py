@@ -65,6 +65,7 @@ MISTAKES = [
     ("explain ID --admin nowhere", "give a URL"),
     ("doctor --admin http://127.0.0.1:1", "is it the admin port of a running proxy?"),
     ("doctor --admin nowhere", "give a URL such as http://127.0.0.1:9090"),
+    ("doctor --config nowhere.yaml", "'--config': "),
     ("doctor extra", "unexpected extra argument"),
     ("top --admin http://127.0.0.1:1", "is it the admin port of a running proxy?"),
     ("top --once --admin nowhere", "give a URL such as http://127.0.0.1:9090"),

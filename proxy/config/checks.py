@@ -4,6 +4,18 @@ import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+# vLLM 0.32 has these without any key, most of them with VLLM_SERVER_DEV_MODE only.
+OPERATOR_PATHS = frozenset(
+    f"/{name}"
+    for name in (
+        "abort_requests", "collective_rpc", "finish_weight_update", "init_weight_transfer_engine",
+        "pause", "release_kv_cache_memory", "reset_encoder_cache", "reset_mm_cache",
+        "reset_prefix_cache", "resume", "scale_elastic_ep", "server_info",
+        "shutdown_weight_transfer_engine", "sleep", "start_draft_weight_update", "start_profile",
+        "start_weight_update", "stop_profile", "update_weight_version", "update_weights",
+        "v1/load_lora_adapter", "v1/unload_lora_adapter", "wake_up", "weight_checker",
+    )
+)  # fmt: skip
 SHARE_SCHEMES = ("redis", "rediss", "unix")
 
 
@@ -54,6 +66,8 @@ def check_paths(paths: Iterable[str]) -> None:
     for path in paths:
         if not re.fullmatch(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", path):
             raise ValueError(f"{path!r} is not a plain path such as /v1/models")
+        if path in OPERATOR_PATHS:
+            raise ValueError(f"{path!r} lets any client change or stop a server; leave it out")
 
 
 def check_origins(origins: Iterable[str]) -> None:

@@ -39,7 +39,11 @@ def doctor(
     admin: AdminUrl = DEFAULT_ADMIN,
     config: Annotated[
         Path | None,
-        typer.Option(help="also check this file, what it names, and whether it is in force"),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="also check this file, what it names, and whether it is in force",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:

@@ -4,7 +4,7 @@ One row for each, made from its receipt: when, where, how long, how long it was 
 and what took most of the time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 from math import inf
 from typing import Any, Literal, cast, get_args
@@ -22,11 +22,14 @@ class BadQuery(ValueError):
     """A parameter of the query is wrong; the text says what would be right."""
 
 
-def listed(receipts: Receipts, query: Mapping[str, Sequence[str]], now: float) -> dict[str, Any]:
+def listed(
+    receipts: Receipts, query: Mapping[str, Sequence[str]], now: float, buckets: Iterable[str]
+) -> dict[str, Any]:
     """Return the JSON of `/requests`; raises BadQuery.
 
     Args:
         query: `by`, `count`, `bucket` and `since_s`, as parsed from the target.
+        buckets: those in force; requests may be of earlier ones.
     """
     by = _one(query, "by", "slowest")
     if by not in get_args(Order):
@@ -34,6 +37,9 @@ def listed(receipts: Receipts, query: Mapping[str, Sequence[str]], now: float) -
     count = int(_number(query, "count", DEFAULT_ROWS, 1, MOST_ROWS))
     since_s = _number(query, "since_s", inf, 0.0, inf)
     bucket = _one(query, "bucket", "")
+    known = {*buckets, *(receipt.bucket for receipt in receipts.ended.values())}
+    if bucket and bucket not in known:
+        raise BadQuery(f"bucket: give one of {', '.join(sorted(known - {''}))}")
     recent = [
         receipt
         for receipt in receipts.ended.values()

@@ -386,11 +386,6 @@ def client_of(request: web.BaseRequest) -> str:
     return protocol.address
 
 
-def no_such_path(request: web.BaseRequest) -> web.Response:
-    """Return a 404 in the form of all other errors."""
-    return error_response(errors.no_such_path(), request_id(request.headers))
-
-
 def cannot_go_on(request: web.BaseRequest) -> bool:
     """Return whether the connection must be closed after this request.
 

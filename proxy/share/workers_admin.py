@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from forebay.proxy.admin import query_of, requested_id
+from forebay.proxy.admin import query_of, requested_id, wrong_request
 from forebay.proxy.diagnose.request_list import DEFAULT_ROWS, ordered
 from forebay.proxy.http1.byte_budget import ByteBudget, RequestMemory
 from forebay.proxy.http1.client_body import read_client_body
@@ -26,7 +26,6 @@ from forebay.proxy.http1.cross_origin import cross_site_refusal
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import SERVER, ApiError, error_body
 from forebay.proxy.http1.headers import request_id
-from forebay.proxy.http1.server import no_such_path
 from forebay.proxy.share.workers import Worker, WorkerPool
 
 ANSWER_S = 2.0
@@ -86,7 +85,7 @@ class WorkersAdmin:
             case "POST", "/drain":
                 self._workers.stop.set()
                 return web.Response(status=202, text="draining\n")
-        return no_such_path(request)
+        return wrong_request(request)
 
     async def _readiness(self) -> web.Response:
         """Answer 200 if a worker is ready and each that gets connections responds."""

@@ -81,6 +81,24 @@ class RequestRecord:
         self.cached_tokens = max(0, cached_tokens - self.computed_tokens)
         self.output_tokens = output_tokens
 
+    def decision_headers(self, *, debug: bool) -> dict[str, str]:
+        """Return response headers about the decisions on the request, as far as it got.
+
+        Args:
+            debug: also where it was sent, and the predicted wait.
+        """
+        headers = {}
+        if self.bucket != "none":
+            headers["x-forebay-bucket"] = self.bucket
+        if self.queued_s is not None:
+            headers["x-forebay-queue-ms"] = f"{self.queued_s * 1e3:.1f}"
+        if self.computed_tokens:
+            headers["x-forebay-piece-tokens"] = str(self.computed_tokens)
+        if debug and self.predicted_ttft_s is not None:
+            headers["x-forebay-backend"] = self.backend
+            headers["x-forebay-predicted-ms"] = f"{self.predicted_ttft_s * 1e3:.1f}"
+        return headers
+
     @property
     def ttft_s(self) -> float | None:
         return None if self.first_token_at is None else self.first_token_at - self.arrived_at

@@ -126,6 +126,7 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
         ({"timeouts": {"idle": 0}}, "timeouts.idle: 0: "),
         ({"routing": "random"}, "routing: 'random': one of warm_or_least_work"),
         ({"routes": ["/v1/../x"]}, "is not a plain path"),
+        ({"routes": ["/sleep"]}, "'/sleep' lets any client change or stop a server; leave it out"),
         ({"affinity": {"min_match": 2}}, "affinity.min_match: 2: "),
         ({"affinity": {"kv_tokens": 0}}, "affinity.kv_tokens: 0: 'auto' or: "),
         ({"limits": {"memory": "big"}}, "limits.memory: 'big': 'auto' or: give a size"),

@@ -367,5 +367,6 @@ def test_the_command(
     assert main(["doctor", "--quiet"]) == 0
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "")
-    assert main(["doctor", "--config", str(tmp_path / "none.yaml")]) == 1
-    assert "none.yaml: No such file" in capsys.readouterr().out
+    (tmp_path / "wrong.yaml").write_text("listn: 1\n")
+    assert main(["doctor", "--config", str(tmp_path / "wrong.yaml")]) == 1
+    assert "wrong.yaml: listn: unknown key" in capsys.readouterr().out

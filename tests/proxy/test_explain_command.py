@@ -209,6 +209,7 @@ def test_the_slowest_and_the_rejected(capsys: pytest.CaptureFixture[str]) -> Non
             show_list(rejected)
             for query, words in {
                 "by=fastest": "by: give slowest or rejected",
+                "bucket=chats": "bucket: give one of chat, document",
                 "count=0": "count: give 1 to 100",
                 "count=many": "count: give 1 to 100",
                 "since_s=-1": "since_s: give 0 or more",

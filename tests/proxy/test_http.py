@@ -649,6 +649,15 @@ class TestLife:
                 async with on.client.get(admin + path, headers={"x-request-id": "a1"}) as response:
                     assert response.headers["x-request-id"] == "a1"
                     assert response.headers["server"] == "forebay"
+            for method, path, allow in (
+                ("GET", "/drain", "POST"),
+                ("DELETE", "/status", "GET"),
+                ("POST", "/healthz", "GET, HEAD"),
+            ):
+                async with on.client.request(method, admin + path) as response:
+                    assert (response.status, response.headers["allow"]) == (405, allow)
+                    assert (await error_of(response))["code"] == "method_not_allowed"
+            assert not on.proxy.stop.is_set()
             async with on.client.post(admin + "/drain") as response:
                 assert response.status == 202
             assert on.proxy.stop.is_set()
