@@ -102,9 +102,8 @@ def test_quiet_leaves_out_all_but_results_warnings_and_errors(
     assert "nowhere.jsonl" in capsys.readouterr().err
 
 
-TRACES = "anonymise cap export fit merge sample scale shift slice spread thin"
-WRITE_FILES = {"completion", "runs export", *(f"traces {word}" for word in TRACES.split())}
-"""Commands whose result is a script, a file of another tool or a trace, which is JSON anyway."""
+WRITE_FILES = {"completion", "runs export"}
+"""Commands whose result is a script, or a file of another tool."""
 
 
 def test_every_command_with_a_result_prints_json_on_demand() -> None:

@@ -3,14 +3,22 @@
 Data goes to standard output, messages go to standard error.
 """
 
-import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from forebay.traces.cli_output import Totals, print_description, report
+from forebay.traces.cli_output import (
+    Totals,
+    check_output,
+    print_description,
+    print_json,
+    print_result,
+    report,
+    write_whole,
+)
 from forebay.traces.command_options import (
     Arrivals,
     AsJson,
@@ -19,13 +27,15 @@ from forebay.traces.command_options import (
     Rate,
     Seed,
     SkipBad,
+    one_or_more,
     takes_options,
 )
 from forebay.traces.errors import InputError
 from forebay.traces.help_text import PlainTyper
 from forebay.traces.import_cli import HEADINGS as IMPORT_HEADINGS
 from forebay.traces.import_cli import export_trace, fit_model, import_trace, list_formats
-from forebay.traces.output import answers_path, json_bytes, meta_path, refuse_existing
+from forebay.traces.output import answers_path, meta_path, refuse_existing
+from forebay.traces.schema import TraceRequest
 from forebay.traces.synth_cli import app as synth_app
 from forebay.traces.talk import talk
 from forebay.traces.tokens import DEFAULT_ENCODING
@@ -73,7 +83,7 @@ def fetch(
     if name is None:
         known = fetching.PUBLISHED.items()
         if as_json:
-            sys.stdout.buffer.write(json_bytes({one: of.url for one, of in known}))
+            print_json({one: of.url for one, of in known})
             return
         for one, of in known:
             size = "" if of.bytes is None else f"{of.bytes / 1e6:,.1f} MB"
@@ -86,10 +96,9 @@ def fetch(
         raise InputError("--out -: the file is checked before you get it; name a file")
     refuse_existing([target], force=force)
     facts = fetching.fetch(wanted, target, url=url)
-    if as_json:
-        sys.stdout.buffer.write(json_bytes(facts))
-    else:
-        talk(f"{facts['bytes']:,} bytes, licence {facts['licence']} -> {target}")
+    line = f"{facts['bytes']:,} bytes, licence {facts['licence']} -> {target}"
+    print_result(facts, line, as_json)
+    if not as_json:
         talk(f"next:  {wanted.then.format(target).replace(' T', ' trace.jsonl')}")
 
 
@@ -112,8 +121,7 @@ def describe(
     reader = open_trace(trace, format_name=format_name, skip_bad=skip_bad)
     result = measure(reader)
     if as_json:
-        sys.stdout.buffer.write(json_bytes(result.as_dict()))
-        sys.stdout.buffer.flush()
+        print_json(result.as_dict())
     else:
         print_description(trace, result)
     if reader.skipped:
@@ -162,17 +170,13 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
 
     example:  forebay traces zeroscrolls squality.zip --order shuffled --rate 2 -o squality.jsonl
     """
-    from forebay.traces.jsonl import write_trace
-    from forebay.traces.output import whole_file
     from forebay.traces.sharing import IdealCache
     from forebay.traces.tokens import counter
     from forebay.traces.zeroscrolls import by_document, read_task
     from forebay.traces.zeroscrolls_trace import has_references, ordered, reference_lines, to_trace
 
-    for option, value in (("--context", given.context), ("--limit", given.limit)):
-        if value is not None and value < 1:
-            raise InputError(f"{option} {value}: give 1 or more")
-    refuse_existing([given.output, meta_path(given.output)], force=given.force)
+    one_or_more({"--context": given.context, "--limit": given.limit})
+    check_output(given.output, meta_path(given.output), force=given.force, as_json=given.as_json)
     files = [
         read_task(path, task=given.task, split=given.split, skip_bad=given.skip_bad)
         for path in given.paths
@@ -183,8 +187,9 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
     everything = [sample for file in files for sample in file.samples]
     samples = ordered(everything, given.order, seed=given.seed, zipf_s=given.zipf)[: given.limit]
     answered = given.output != "-" and has_references(samples)
-    beside = [answers_path(given.output)] if answered else []
-    refuse_existing(beside, force=given.force)
+    answers = (answers_path(given.output), reference_lines(samples)) if answered else None
+    if answers is not None:
+        refuse_existing([answers[0]], force=given.force)
     requests = to_trace(
         samples,
         count,
@@ -194,12 +199,6 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
         rate_per_s=given.rate,
         seed=given.seed,
     )
-    totals = Totals(requests, IdealCache())
-    write_trace(given.output, totals)
-    for path in beside:
-        with whole_file(path) as file:
-            file.writelines(reference_lines(samples))
-        talk(f"reference answers in {path}")
     facts = {
         "command": "zeroscrolls",
         "sources": [
@@ -224,8 +223,12 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
         "rate_per_s": given.rate,
         "seed": given.seed,
     }
+    totals = Totals(requests, IdealCache())
+    found = write_whole(given.output, totals, lambda: facts, answers)
+    if answers is not None:
+        talk(f"reference answers in {answers[0]}")
     talk(f"tokens counted by {count.name}")
-    report(totals, given.output, facts, given.as_json)
+    report(found, given.output, given.as_json)
 
 
 @app.command()
@@ -262,20 +265,18 @@ def needle(
 
     example:  forebay traces needle --haystack stories.jsonl --lengths 8192,65536 -o needle.jsonl
     """
-    from forebay.traces.jsonl import row_bytes
     from forebay.traces.needle import (
         answer_line,
         generated_haystack,
         load_haystack,
         needle_requests,
     )
-    from forebay.traces.output import whole_file
     from forebay.traces.tokens import counter
 
     if output == "-" and answers is None:
         raise InputError("--answers: a trace on standard output has no file beside it; name a file")
     beside = Path(answers) if answers else answers_path(output)
-    refuse_existing([output, meta_path(output), beside], force=force)
+    check_output(output, meta_path(output), beside, force=force, as_json=as_json)
     wanted = _numbers(lengths, "--lengths", int)
     shares = _numbers(depths, "--depths", float)
     count = counter(tokens)
@@ -294,12 +295,13 @@ def needle(
         rate_per_s=rate,
         seed=seed,
     )
-    totals = Totals(())
-    with whole_file(output) as trace, whole_file(beside) as expected:
+    expected: list[bytes] = []
+
+    def prompts() -> Iterator[TraceRequest]:
         for request, answer in made:
-            totals.add(request)
-            trace.write(row_bytes(request))
-            expected.write(answer_line(answer))
+            expected.append(answer_line(answer))
+            yield request
+
     facts = {
         "command": "needle",
         "haystack": haystack,
@@ -312,8 +314,9 @@ def needle(
         "rate_per_s": rate,
         "seed": seed,
     }
+    found = write_whole(output, Totals(prompts()), lambda: facts, (beside, expected))
     talk(f"tokens counted by {count.name}; expected answers in {beside}")
-    report(totals, output, facts, as_json)
+    report(found, output, as_json)
 
 
 def _numbers(text: str, option: str, kind: type[Any]) -> list[Any]:

@@ -1,22 +1,34 @@
 """Print for the commands of `forebay traces`, and add up a trace on its way to a file."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from forebay.traces.describe import Description, LengthSummary
-from forebay.traces.output import json_bytes, write_meta
+from forebay.traces.errors import InputError
+from forebay.traces.output import json_bytes, refuse_existing, whole_file, write_meta
 from forebay.traces.schema import TraceRequest
 from forebay.traces.sharing import IdealCache
 from forebay.traces.talk import talk
 
 
 class Totals:
-    """Passes requests on and adds them up; with a cache, also computes their ideal hit ratio."""
+    """Passes requests on and adds them up; with a cache, also computes their ideal hit ratio.
 
-    def __init__(self, requests: Iterable[TraceRequest], cache: IdealCache | None = None) -> None:
+    `if_none` is the error that is raised after the last request if there was none.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[TraceRequest],
+        cache: IdealCache | None = None,
+        if_none: str | None = None,
+    ) -> None:
         self._requests = requests
         self._cache = cache
+        self._if_none = if_none
         self._hit_tokens = 0.0
         self.requests = 0
         self.input_tokens = 0
@@ -25,16 +37,15 @@ class Totals:
 
     def __iter__(self) -> Iterator[TraceRequest]:
         for request in self._requests:
-            self.add(request)
+            self.requests += 1
+            self.input_tokens += request.input_tokens
+            self.output_tokens += request.output_tokens
+            self.last_s = request.arrival_s
+            if self._cache is not None:
+                self._hit_tokens += self._cache.look_up(request).hit_tokens
             yield request
-
-    def add(self, request: TraceRequest) -> None:
-        self.requests += 1
-        self.input_tokens += request.input_tokens
-        self.output_tokens += request.output_tokens
-        self.last_s = request.arrival_s
-        if self._cache is not None:
-            self._hit_tokens += self._cache.look_up(request).hit_tokens
+        if self._if_none is not None and not self.requests:
+            raise InputError(self._if_none)
 
     def as_dict(self) -> dict[str, Any]:
         facts: dict[str, Any] = {
@@ -48,20 +59,64 @@ class Totals:
         return facts
 
 
-def report(totals: Totals, output: str, facts: dict[str, Any], as_json: bool) -> None:
-    """Write the facts beside the trace, and print them as one line or as JSON."""
-    everything = {**totals.as_dict(), **facts}
-    write_meta(output, everything)
-    if as_json and output != "-":  # standard output is the trace then
-        sys.stdout.buffer.write(json_bytes(everything))
-        sys.stdout.buffer.flush()
-        return
+def check_output(output: str, *beside: Path, force: bool, as_json: bool) -> None:
+    """Raise InputError if a file is already there, or if rows and JSON would mix."""
+    if as_json and output == "-":
+        raise InputError(
+            "--json: standard output has the rows already (-o -); give -o FILE, or leave out --json"
+        )
+    refuse_existing([output, *beside], force=force)
+
+
+def write_whole(
+    output: str,
+    totals: Totals,
+    facts: Callable[[], dict[str, Any]],
+    answers: tuple[Path, Iterable[bytes]] | None = None,
+) -> dict[str, Any]:
+    """Write a trace, its answers and its facts, all or none; returns the facts with the totals.
+
+    A file appears when its block ends. All was written to the disk by then, so that one which is
+    full leaves no file behind. `facts` and answers are asked for after the last request.
+    """
+    from forebay.traces.jsonl import write_rows
+
+    with ExitStack() as files:
+        write_rows(files.enter_context(whole_file(output)), totals, output)
+        if answers is not None:
+            beside = files.enter_context(whole_file(answers[0]))
+            beside.writelines(answers[1])
+            beside.flush()
+        everything = {**totals.as_dict(), **facts()}
+        write_meta(output, everything)
+    return everything
+
+
+def report(facts: dict[str, Any], output: str, as_json: bool) -> None:
+    """Print what `write_whole` returned as one line or as JSON."""
     skipped = f", {facts['skipped']} bad rows skipped" if facts.get("skipped") else ""
-    talk(
-        f"{totals.requests:,} requests, {totals.input_tokens:,} input and "
-        f"{totals.output_tokens:,} output tokens over {totals.last_s:,.1f} s{skipped}"
-        + (f" -> {output}" if output != "-" else "")
+    line = (
+        f"{facts['requests']:,} requests, {facts['input_tokens']:,} input and "
+        f"{facts['output_tokens']:,} output tokens over {facts['last_arrival_s']:,.1f} s{skipped}"
     )
+    print_result(facts, line + to_file(output), as_json)
+
+
+def to_file(output: str) -> str:
+    return f" -> {output}" if output != "-" else ""
+
+
+def print_result(facts: dict[str, Any], line: str, as_json: bool) -> None:
+    """Print `facts` as JSON to standard output, or `line` to standard error."""
+    if as_json:
+        print_json(facts)
+    else:
+        talk(line)
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.buffer.write(json_bytes(value))
+    sys.stdout.buffer.flush()
 
 
 def print_description(trace: str, result: Description) -> None:

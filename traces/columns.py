@@ -98,7 +98,7 @@ def mapped_format(found: Mapping) -> TraceFormat:
     return TraceFormat(
         name="map",
         what="any table, by a mapping of columns",
-        recognise=lambda head: False,
+        recognise=lambda head: True,
         parser=lambda options: _parser(found, options),
         order=COMPLETION,
         own_ids="id" in found,

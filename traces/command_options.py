@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from forebay.traces.errors import InputError
 from forebay.traces.quantities import seconds
 
 Result = TypeVar("Result")
@@ -31,6 +32,13 @@ def a_time(help_text: str, *names: str, least_s: float = 0.0) -> Any:
         return given
 
     return typer.Option(*names, parser=parse, metavar="<time>", help=help_text)
+
+
+def one_or_more(given: dict[str, int | None]) -> None:
+    """Raise InputError for an option that is given and is less than 1."""
+    for option, value in given.items():
+        if value is not None and value < 1:
+            raise InputError(f"{option} {value}: give 1 or more")
 
 
 Output = Annotated[str, typer.Option("--out", "-o", help="file for the trace; - is stdout")]

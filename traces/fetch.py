@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from http.client import HTTPException
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from forebay.traces.errors import InputError
 from forebay.traces.output import whole_file
@@ -264,7 +264,7 @@ def fetch(
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer, whole_file(output) as to:
             length = answer.headers.get("content-length", "")
             whole = int(length) if length.isdecimal() else None
-            while data := answer.read(STEP_BYTES):
+            while data := _more(answer, source):
                 size += len(data)
                 if size > MOST_BYTES:
                     raise InputError(f"{source}: more than {MOST_BYTES >> 30} GiB; not fetched")
@@ -277,11 +277,7 @@ def fetch(
             if one.bytes is not None and size != one.bytes:
                 raise InputError(f"{source}: is {size:,} bytes long, not {one.bytes:,}")
     except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
-        why = getattr(error, "reason", None) or error
-        raise InputError(
-            f"{source}: cannot be fetched ({why}); download it where there is a network, or give "
-            "--url of a copy"
-        ) from error
+        raise _not_fetched(source, error) from error
     except ValueError as error:  # the source is not a URL
         raise InputError(f"--url {source}: {error}; give https://...") from error
     return {
@@ -291,3 +287,19 @@ def fetch(
         "sha256": digest.hexdigest(),
         "licence": one.licence,
     }
+
+
+def _more(answer: BinaryIO, source: str) -> bytes:
+    """Read on; an error of the network is not taken for one of the file that is written."""
+    try:
+        return answer.read(STEP_BYTES)
+    except OSError as error:
+        raise _not_fetched(source, error) from error
+
+
+def _not_fetched(source: str, error: Exception) -> InputError:
+    why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+    return InputError(
+        f"{source}: cannot be fetched ({why}); download it where there is a network, or give "
+        "--url of a copy"
+    )

@@ -119,10 +119,15 @@ class TraceFormat:
         """Open `path` as a stream of requests; for errors see `TraceReader`."""
         if options.mode not in MODES:
             raise InputError(f"--mode {options.mode}: not known; one of: {', '.join(MODES)}")
+        doubt, head = "", head_of(path)
+        if head.line and not self.recognise(head):
+            doubt = (
+                f"; the file does not look like {self.name}: traces import auto finds the format"
+            )
         if self.folder is not None:
             if not Path(path).exists():
                 raise InputError(f"{path}: no such file or folder; check the path")
-            return FolderReader(path, self.folder(Path(path), options))
+            return FolderReader(path, self.folder(Path(path), options), doubt)
         rows = self.rows
         if self.unpack is not None:
             rows = partial(_unpacked_rows, self.rows, self.unpack)
@@ -136,6 +141,7 @@ class TraceFormat:
             skip_bad=options.skip_bad,
             order=order,
             own_ids=self.own_ids,
+            doubt=doubt,
         )
 
 
@@ -149,16 +155,21 @@ def _unpacked_rows(
 class FolderReader(TraceReader):
     """A reader over requests that were made from a folder of files."""
 
-    def __init__(self, path: str | Path, requests: Iterator[TraceRequest]) -> None:
+    def __init__(self, path: str | Path, requests: Iterator[TraceRequest], doubt: str) -> None:
         self._found = requests
-        super().__init__("-", lambda _: None)
+        super().__init__("-", lambda _: None, doubt=doubt)
         self.path = str(path)
         self._requests = self._counted()
 
     def _counted(self) -> Any:
-        for request in self._found:
-            self.rows += 1
-            yield request
+        try:
+            for request in self._found:
+                self.rows += 1
+                yield request
+        except InputError as error:
+            if self.rows or not self._doubt:
+                raise
+            raise InputError(f"{error}{self._doubt}") from error
         if not self.rows:
             raise InputError(f"{self.path}: no requests in this folder")
 
@@ -246,7 +257,7 @@ def detect(path: str | Path) -> str | None:
         found = [detect(one) for one in files[:20]]
         return next((name for name in found if name and formats()[name].folder), None)
     head = head_of(path)
-    if head.has("id", "arrival_s", "input_tokens"):
+    if head.line[:1] == "{" and head.has("id", "arrival_s", "input_tokens"):
         return FOREBAY
     return next((one.name for one in formats().values() if one.recognise(head)), None)
 

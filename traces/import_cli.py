@@ -1,17 +1,33 @@
 """`forebay traces import`, `export`, `formats` and `fit`: traffic of other tools in and out."""
 
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from forebay.traces.cli_output import Totals, report
-from forebay.traces.command_options import AsJson, Force, Seed, SkipBad, a_time, takes_options
+from forebay.traces.cli_output import (
+    Totals,
+    check_output,
+    print_json,
+    print_result,
+    report,
+    to_file,
+    write_whole,
+)
+from forebay.traces.command_options import (
+    AsJson,
+    Force,
+    Seed,
+    SkipBad,
+    a_time,
+    one_or_more,
+    takes_options,
+)
 from forebay.traces.errors import InputError
-from forebay.traces.output import json_bytes, meta_path, refuse_existing, whole_file
+from forebay.traces.output import meta_path, whole_file
 from forebay.traces.reader import TraceReader
 from forebay.traces.talk import talk
 from forebay.traces.tokens import DEFAULT_ENCODING
@@ -108,13 +124,13 @@ def import_trace(given: ImportArguments) -> None:
 
     example:  forebay traces import auto log.csv --map arrival=ts:ms,input=prompt_tokens,output==128
     """
-    from forebay.traces.jsonl import write_trace
     from forebay.traces.ticks import spread_ticks
 
     if given.spread_ticks and given.format_name != "mooncake":
         raise InputError(f"--spread-ticks: {given.format_name} has no ticks; leave it out")
     if not given.dry_run:
-        refuse_existing([given.output, meta_path(given.output)], force=given.force)
+        beside = meta_path(given.output)
+        check_output(given.output, beside, force=given.force, as_json=given.as_json)
     reader, name, mapping = _open(given)
     if given.dry_run:
         _show(given, reader, name, mapping)
@@ -122,34 +138,38 @@ def import_trace(given: ImportArguments) -> None:
     if mapping and given.columns is None:
         talk(f"guessed:  --map {mapping}")
     rows = spread_ticks(reader, seed=given.seed, name=given.file) if given.spread_ticks else reader
-    totals = Totals(rows)
-    write_trace(given.output, totals)
-    facts = {
-        "command": "import",
-        "format": name,
-        "map": mapping,
-        "file": given.file,
-        "spread_ticks": given.spread_ticks,
-        "seed": given.seed
-        if given.spread_ticks or name in ("servegen", "kv-cache-tester")
-        else None,
-        "skipped": reader.skipped,
-        "ignored": dict(reader.ignored),
-        "notes": dict(reader.notes),
-    }
-    report(totals, given.output, facts, given.as_json)
+    drawn = given.spread_ticks or name in ("servegen", "kv-cache-tester")
+
+    def facts() -> dict[str, Any]:
+        return {
+            "command": "import",
+            "format": name,
+            "map": mapping,
+            "file": given.file,
+            "spread_ticks": given.spread_ticks,
+            "seed": given.seed if drawn else None,
+            "skipped": reader.skipped,
+            "ignored": dict(reader.ignored),
+            "notes": dict(reader.notes),
+        }
+
+    report(write_whole(given.output, Totals(rows), facts), given.output, given.as_json)
     _tell_losses(reader)
 
 
 def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
     from forebay.traces.columns import map_text, mapped_format, parse_map
-    from forebay.traces.formats import FOREBAY, ReadOptions, detect, open_trace, trace_format
+    from forebay.traces.formats import (
+        FOREBAY,
+        ReadOptions,
+        detect,
+        formats,
+        open_trace,
+        trace_format,
+    )
     from forebay.traces.guess import guess
 
-    for option, value in (("--input-tokens", given.input_tokens),
-                          ("--output-tokens", given.output_tokens)):  # fmt: skip
-        if value is not None and value < 1:
-            raise InputError(f"{option} {value}: give 1 or more")
+    one_or_more({"--input-tokens": given.input_tokens, "--output-tokens": given.output_tokens})
     options = ReadOptions(
         skip_bad=given.skip_bad,
         sort=given.sort,
@@ -174,6 +194,12 @@ def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
         if detected is None:
             if given.file == "-":
                 raise InputError("standard input: format not recognised; name it or give --map")
+            if Path(given.file).is_dir():
+                folders = " or ".join(one.name for one in formats().values() if one.folder)
+                raise InputError(
+                    f"{given.file}: no folder that auto knows by its files; give one file of it, "
+                    f"or the name of its format ({folders}) in place of auto"
+                )
             found = guess(given.file)
             return mapped_format(found).open(given.file, options), "map", map_text(found)
         name = detected
@@ -192,9 +218,7 @@ def _show(given: ImportArguments, reader: TraceReader, name: str, mapping: str |
         import orjson
 
         shown = [orjson.loads(row_bytes(row)) for row in rows]
-        facts: dict[str, Any] = {"format": name, "map": mapping, "first": shown}
-        sys.stdout.buffer.write(json_bytes(facts))
-        sys.stdout.buffer.flush()
+        print_json({"format": name, "map": mapping, "first": shown})
         return
     talk(f"format:  {name}")
     if mapping:
@@ -221,6 +245,7 @@ def export_trace(
     trace: TraceFile = "-",
     output: OutputOrPipe = "-",
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a trace in the format of another tool.
 
@@ -230,14 +255,14 @@ def export_trace(
     from forebay.traces.formats import open_trace
 
     write = export(format_name)
-    refuse_existing([output], force=force)
+    check_output(output, force=force, as_json=as_json)
     totals = Totals(open_trace(trace))
     with whole_file(output) as file:
-        for line in write(totals):
-            file.write(line)
+        file.writelines(write(totals))
     if format_name == "guidellm":
         talk("guidellm's data has no times: set its rate yourself")
-    talk(f"{totals.requests:,} requests" + (f" -> {output}" if output != "-" else ""))
+    facts = {**totals.as_dict(), "command": "export", "format": format_name, "trace": trace}
+    print_result(facts, f"{totals.requests:,} requests{to_file(output)}", as_json)
 
 
 def list_formats(as_json: AsJson = False) -> None:
@@ -250,8 +275,7 @@ def list_formats(as_json: AsJson = False) -> None:
     found = formats().values()
     if as_json:
         rows = [{"name": one.name, "what": one.what, "keeps": one.keeps} for one in found]
-        sys.stdout.buffer.write(json_bytes(rows))
-        sys.stdout.buffer.flush()
+        print_json(rows)
         return
     for one in found:
         print(f"{one.name:<18} {one.what}\n{'':<18} keeps: {one.keeps}")
@@ -262,6 +286,7 @@ def fit_model(
     output: OutputOrPipe = "-",
     seed: Seed = 0,
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fit a small model: rates, lengths, sharing, sessions and think times. No text is in it.
 
@@ -272,11 +297,21 @@ def fit_model(
     from forebay.traces.formats import open_trace
     from forebay.traces.model import fit, write_model
 
-    refuse_existing([output], force=force)
+    check_output(output, force=force, as_json=as_json)
     model = fit(open_trace(trace), seed)
     with whole_file(output) as file:
         file.write(write_model(model))
-    talk(
+    facts = {
+        "requests": model.requests,
+        "windows": len(model.profile),
+        "window_s": model.window_s,
+        "session_cv": model.session_cv,
+        "command": "fit",
+        "trace": trace,
+        "seed": seed,
+    }
+    line = (
         f"{model.requests:,} requests fitted: {len(model.profile)} windows of {model.window_s:,.0f}"
-        f" s, CV of gaps {model.session_cv:g}" + (f" -> {output}" if output != "-" else "")
+        f" s, CV of gaps {model.session_cv:g}{to_file(output)}"
     )
+    print_result(facts, line, as_json)

@@ -32,7 +32,7 @@ from collections.abc import Iterable
 from math import isfinite
 from pathlib import Path
 from sys import maxsize
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -203,16 +203,22 @@ def write_trace(path: str | Path, rows: Iterable[TraceRequest]) -> int:
     Raises:
         InputError: arrival times go back, which no reader accepts; or `path` cannot be written.
     """
+    with whole_file(path) as file:
+        return write_rows(file, rows, path)
+
+
+def write_rows(file: BinaryIO, rows: Iterable[TraceRequest], path: str | Path) -> int:
+    """Write `rows` to `file`, which errors call `path`; see `write_trace`."""
     count = 0
     last_s = 0.0
-    with whole_file(path) as file:
-        for request in rows:
-            if request.arrival_s < last_s:
-                raise InputError(
-                    f"{path}: time goes back from {last_s:.6f} s to "
-                    f"{request.arrival_s:.6f} s at request {request.id!r}; sort them by arrival"
-                )
-            last_s = request.arrival_s
-            file.write(row_bytes(request))
-            count += 1
+    for request in rows:
+        if request.arrival_s < last_s:
+            raise InputError(
+                f"{path}: time goes back from {last_s:.6f} s to "
+                f"{request.arrival_s:.6f} s at request {request.id!r}; sort them by arrival"
+            )
+        last_s = request.arrival_s
+        file.write(row_bytes(request))
+        count += 1
+    file.flush()
     return count

@@ -22,6 +22,9 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
 
     A reader never sees half of it, and an error leaves the old file unchanged. Standard output
     (`-`), pipes and devices are written to directly.
+
+    Raises:
+        InputError: the file cannot be written, such as to a disk that is full.
     """
     if str(path) == "-":
         yield sys.stdout.buffer
@@ -30,21 +33,25 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
     target = Path(os.path.realpath(path))  # write to the target of a symbolic link
     if target.is_dir():
         raise InputError(f"{path}: is a directory; name the file to write")
-    if target.exists() and not target.is_file():  # a rename cannot replace it
-        with open(target, "wb") as file:
-            yield file
-        return
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    direct = is_stream(target)  # a rename cannot replace it
+    written = target if direct else target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        with open(temporary, "wb", buffering=1 << 20) as file:
+        with open(written, "wb", buffering=-1 if direct else 1 << 20) as file:
             yield file
-        os.replace(temporary, target)
+        if not direct:
+            os.replace(written, target)
     except BaseException as error:
-        with suppress(OSError):
-            temporary.unlink()
-        if isinstance(error, OSError):
+        if not direct:
+            with suppress(OSError):
+                written.unlink()
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
             raise InputError(f"{path}: cannot be written ({error.strerror})") from error
         raise
+
+
+def is_stream(path: str | Path) -> bool:
+    """Tell whether `path` is standard output (`-`), a pipe or a device."""
+    return str(path) == "-" or (Path(path).exists() and not Path(path).is_file())
 
 
 def meta_path(trace: str) -> Path:
@@ -69,7 +76,7 @@ def refuse_existing(paths: Iterable[str | Path], *, force: bool) -> None:
 
 def write_meta(trace: str, facts: dict[str, Any]) -> None:
     """Write `facts` beside `trace`, unless it is standard output, a pipe or a device."""
-    if trace != "-" and Path(trace).is_file():
+    if not is_stream(trace):
         with whole_file(meta_path(trace)) as file:
             file.write(json_bytes(facts))
 

@@ -81,7 +81,9 @@ class TraceReader(Iterator[TraceRequest]):
         skip_bad: bool = False,
         order: Order = Order(),
         own_ids: bool = True,
+        doubt: str = "",
     ) -> None:
+        """`doubt` ends the error of a row that is wrong if none before it was right."""
         self.path = str(path)
         self.rows = 0
         self.skipped = 0
@@ -93,6 +95,7 @@ class TraceReader(Iterator[TraceRequest]):
         self._skip_bad = skip_bad
         self._order = order
         self._ids = SeenIds() if own_ids else None
+        self._doubt = doubt
         if self.path != "-":
             if not Path(path).exists():
                 raise InputError(f"{path}: no such file; check the path")
@@ -200,8 +203,10 @@ class TraceReader(Iterator[TraceRequest]):
             if isinstance(parsed, Ended):
                 return (parsed._replace(end_s=-1.0) if parsed.end_s is None else parsed,)
             return () if parsed is None else [Ended(one, None) for one in parsed]
-        except RowError:
-            raise
+        except RowError as error:
+            if self.rows or not self._doubt:
+                raise
+            raise RowError(f"{error}{self._doubt}", fatal=error.fatal) from error
         except SHAPE_ERRORS as error:
             raise shape_error(error) from error
 

@@ -104,9 +104,16 @@ class SourceRow:
                 return value
         return None
 
+    def required(self, *columns: str) -> Any:
+        """Return what `get` does; RowError if there is nothing."""
+        value = self.get(*columns)
+        if value is None:
+            raise RowError(f"{columns[0]}: no such column in this row, or nothing in it")
+        return value
+
     def whole(self, *columns: str, least: int = 0) -> int:
         """Read a whole number of `least` or more; RowError if there is none."""
-        value = self.get(*columns)
+        value = self.required(*columns)
         if type(value) is int and value >= least:
             return value
         if type(value) is str and value.isdecimal() and least <= int(value) < 10**12:
@@ -125,7 +132,7 @@ class SourceRow:
 
     def number_of(self, *columns: str) -> float:
         """Read a finite number; RowError if there is none."""
-        value = self.get(*columns)
+        value = self.required(*columns)
         if type(value) is str:
             text = value.strip()
             if self.facts.decimal_comma and "." not in text:
@@ -137,7 +144,7 @@ class SourceRow:
 
     def seconds(self, *columns: str, unit: str = "s") -> float:
         """Read a time or duration of 0 or more, in `unit`; returns seconds."""
-        found = self.get(*columns)
+        found = self.required(*columns)
         try:
             value = self.number_of(*columns)
         except RowError:
@@ -155,8 +162,8 @@ class SourceRow:
         Raises:
             RowError: neither, or another unit or kind of time zone than in the rows before.
         """
-        column = next((one for one in columns if self.get(one) is not None), columns[0])
-        value = self.get(column)
+        value = self.required(*columns)
+        column = _named(self, columns)
         if isinstance(value, datetime):
             return self._from_date(column, value)
         text = value.strip() if type(value) is str else None

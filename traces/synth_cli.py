@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forebay.traces.cli_output import Totals, report
+from forebay.traces.cli_output import Totals, check_output, report, write_whole
 from forebay.traces.command_options import (
     Arrivals,
     AsJson,
@@ -20,7 +20,7 @@ from forebay.traces.command_options import (
 from forebay.traces.errors import InputError
 from forebay.traces.help_text import PlainTyper
 from forebay.traces.lengths import parse_length
-from forebay.traces.output import meta_path, refuse_existing
+from forebay.traces.output import meta_path
 from forebay.traces.schema import TraceRequest
 
 app = PlainTyper(
@@ -109,8 +109,8 @@ def documents(given: DocumentsArguments) -> None:
         tenants=given.tenants,
         seed=given.seed,
     )
-    facts = {"kind": "documents", **asdict(spec)}
-    _write(given.output, given.force, given.as_json, workload(spec), facts)
+    made = workload(spec)
+    _write(given.output, given.force, given.as_json, made, "documents", asdict(spec))
 
 
 @app.command("shared-document")
@@ -151,8 +151,7 @@ def one_document(
         "instruction_tokens": instruction_tokens,
         "seed": seed,
     }
-    facts = {"kind": "shared-document", **settings}
-    _write(output, force, as_json, shared_document(**settings), facts)
+    _write(output, force, as_json, shared_document(**settings), "shared-document", settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +205,8 @@ def chat_and_documents(given: ChatBesideDocumentsArguments) -> None:
         instruction_tokens=given.instruction_tokens,
         seed=given.seed,
     )
-    facts = {"kind": "chat-beside-documents", **asdict(spec)}
-    _write(given.output, given.force, given.as_json, chat_beside_documents(spec), facts)
+    made = chat_beside_documents(spec)
+    _write(given.output, given.force, given.as_json, made, "chat-beside-documents", asdict(spec))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,8 +261,8 @@ def sessions_of_agents(given: AgentSessionsArguments) -> None:
         duration_s=given.duration,
         seed=given.seed,
     )
-    facts = {"kind": "agent-sessions", **asdict(spec)}
-    _write(given.output, given.force, given.as_json, agent_sessions(spec), facts)
+    made = agent_sessions(spec)
+    _write(given.output, given.force, given.as_json, made, "agent-sessions", asdict(spec))
 
 
 def _write(
@@ -271,23 +270,13 @@ def _write(
     force: bool,
     as_json: bool,
     requests: Iterator[TraceRequest],
-    facts: dict[str, Any],
+    kind: str,
+    parameters: dict[str, Any],
 ) -> None:
-    from forebay.traces.jsonl import write_trace
-
-    refuse_existing([output, meta_path(output)], force=force)
-    totals = Totals(_not_empty(requests))
-    write_trace(output, totals)
-    report(totals, output, {"command": "synth", **facts}, as_json)
-
-
-def _not_empty(requests: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
-    empty = True
-    for request in requests:
-        empty = False
-        yield request
-    if empty:
-        raise InputError("--duration: no request arrives in it; raise it or the rate")
+    check_output(output, meta_path(output), force=force, as_json=as_json)
+    totals = Totals(requests, if_none="--duration: no request arrives in it; raise it or the rate")
+    facts = {"command": "synth", "kind": kind, "parameters": parameters}
+    report(write_whole(output, totals, lambda: facts), output, as_json)
 
 
 @app.command("model")
@@ -318,5 +307,11 @@ def fitted(
     made = synthesise(
         read_model(model), duration_s=duration, requests=requests, speed=speed, seed=seed
     )
-    facts = {"kind": "model", "model": model, "speed": speed, "duration_s": duration, "seed": seed}
-    _write(output, force, as_json, made, facts)
+    settings = {
+        "model": model,
+        "speed": speed,
+        "duration_s": duration,
+        "requests": requests,
+        "seed": seed,
+    }
+    _write(output, force, as_json, made, "model", settings)

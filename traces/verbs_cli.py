@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from forebay.traces.cli_output import Totals
-from forebay.traces.command_options import Force, Seed, a_time
+from forebay.traces.cli_output import Totals, check_output, print_result, to_file, write_whole
+from forebay.traces.command_options import AsJson, Force, Seed, a_time
 from forebay.traces.errors import InputError
 from forebay.traces.import_cli import OutputOrPipe, TraceFile
-from forebay.traces.output import meta_path, refuse_existing, write_meta
+from forebay.traces.output import meta_path
 from forebay.traces.schema import TraceRequest
 from forebay.traces.talk import talk
 
@@ -24,19 +24,16 @@ def _read(trace: str) -> Iterable[TraceRequest]:
 
 
 def _write(
-    verb: str, trace: object, output: str, force: bool, requests: Iterable[TraceRequest],
-    **facts: object,
+    verb: str, trace: object, output: str, force: bool, as_json: bool,
+    requests: Iterable[TraceRequest], **parameters: object,
 ) -> None:  # fmt: skip
-    from forebay.traces.jsonl import write_trace
-
-    refuse_existing([output, meta_path(output)], force=force)
-    totals = Totals(requests)
-    write_trace(output, totals)
-    if not totals.requests:
-        raise InputError(f"traces {verb}: no request is left; ask for more of the trace")
-    write_meta(output, {**totals.as_dict(), "command": verb, "trace": trace, **facts})
-    where = f" -> {output}" if output != "-" else ""
-    talk(f"{verb}: {totals.requests:,} requests over {totals.last_s:,.1f} s{where}")
+    check_output(output, meta_path(output), force=force, as_json=as_json)
+    none = f"{verb}: no request is left; ask for more of the trace"
+    totals = Totals(requests, if_none=none)
+    facts = {"command": verb, "trace": trace, "parameters": parameters}
+    found = write_whole(output, totals, lambda: facts)
+    line = f"{verb}: {totals.requests:,} requests over {totals.last_s:,.1f} s{to_file(output)}"
+    print_result(found, line, as_json)
 
 
 def slice_trace(
@@ -46,6 +43,7 @@ def slice_trace(
     first: Annotated[int | None, typer.Option("--first", help="most requests")] = None,
     output: OutputOrPipe = "-",
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Keep a span of time; it starts at 0 again.
 
@@ -58,7 +56,7 @@ def slice_trace(
     if first is not None and first < 1:
         raise InputError(f"--first {first}: give 1 or more")
     rows = cut(_read(trace), from_s=from_s, to_s=to_s, first=first)
-    _write("slice", trace, output, force, rows, from_s=from_s, to_s=to_s, first=first)
+    _write("slice", trace, output, force, as_json, rows, from_s=from_s, to_s=to_s, first=first)
 
 
 def scale_trace(
@@ -69,6 +67,7 @@ def scale_trace(
     rate: Annotated[float | None, typer.Option("--rate", help="mean requests a second")] = None,
     output: OutputOrPipe = "-",
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Divide all times, so that the rate changes and every request stays.
 
@@ -87,7 +86,7 @@ def scale_trace(
         rows, speed = kept, rate * span_s / len(kept)
     if speed is None or not 0 < speed < float("inf"):
         raise InputError(f"--speed, --rate: {rate or speed} is not more than 0")
-    _write("scale", trace, output, force, scale(rows, speed), speed=speed, rate=rate)
+    _write("scale", trace, output, force, as_json, scale(rows, speed), speed=speed, rate=rate)
 
 
 def shift_trace(
@@ -95,6 +94,7 @@ def shift_trace(
     by: Annotated[float, typer.Option("--by", help="seconds; less than 0 is earlier")] = 0.0,
     output: OutputOrPipe = "-",
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Move all arrivals, as before a merge.
 
@@ -102,7 +102,7 @@ def shift_trace(
     """
     from forebay.traces.verbs import shift
 
-    _write("shift", trace, output, force, shift(_read(trace), by), by_s=by)
+    _write("shift", trace, output, force, as_json, shift(_read(trace), by), by_s=by)
 
 
 def merge_traces(
@@ -112,6 +112,7 @@ def merge_traces(
     ] = False,
     output: OutputOrPipe = "-",
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Lay traces over one another; names and blocks of each stay its own.
 
@@ -122,7 +123,7 @@ def merge_traces(
     if len(traces) < 2:
         raise InputError("traces merge: give two traces or more")
     rows = merge([_read(one) for one in traces], shared=shared)
-    _write("merge", traces, output, force, rows, shared=shared)
+    _write("merge", traces, output, force, as_json, rows, shared=shared)
 
 
 def thin_trace(
@@ -131,6 +132,7 @@ def thin_trace(
     seed: Seed = 0,
     output: OutputOrPipe = "-",
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Keep a share of the sessions, each whole. The rate falls; so does sharing between sessions.
 
@@ -140,7 +142,9 @@ def thin_trace(
 
     if not 0 < keep <= 1:
         raise InputError(f"--keep {keep:g}: not a share; give more than 0 and at most 1")
-    _write("thin", trace, output, force, thin(_read(trace), keep, seed), keep=keep, seed=seed)
+    _write(
+        "thin", trace, output, force, as_json, thin(_read(trace), keep, seed), keep=keep, seed=seed
+    )
 
 
 def sample_trace(
@@ -149,6 +153,7 @@ def sample_trace(
     seed: Seed = 0,
     output: OutputOrPipe = "-",
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Draw whole sessions at random (keeps the trace in memory).
 
@@ -159,7 +164,7 @@ def sample_trace(
     if sessions < 1:
         raise InputError(f"--sessions {sessions}: give 1 or more")
     rows = sample(list(_read(trace)), sessions, seed)
-    _write("sample", trace, output, force, rows, sessions=sessions, seed=seed)
+    _write("sample", trace, output, force, as_json, rows, sessions=sessions, seed=seed)
 
 
 def cap_trace(
@@ -176,6 +181,7 @@ def cap_trace(
     drop: Annotated[bool, typer.Option("--drop", help="drop these instead")] = False,
     output: OutputOrPipe = "-",
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Shorten prompts and answers to limits; a prompt keeps its beginning.
 
@@ -189,7 +195,7 @@ def cap_trace(
     if any(limit is not None and limit < 2 for limit in limits.values()):
         raise InputError("traces cap: a limit is 2 tokens or more")
     rows = cap(_read(trace), **limits, drop=drop)
-    _write("cap", trace, output, force, rows, **limits, drop=drop)
+    _write("cap", trace, output, force, as_json, rows, **limits, drop=drop)
 
 
 def spread_trace(
@@ -198,6 +204,7 @@ def spread_trace(
     seed: Seed = 0,
     output: OutputOrPipe = "-",
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Spread arrivals that stand on ticks at random over the time to the next tick.
 
@@ -208,13 +215,14 @@ def spread_trace(
     if not tick > TICK_ERROR_S:
         raise InputError(f"--tick {tick:g}: give more than {TICK_ERROR_S:g} seconds")
     rows = spread_ticks(_read(trace), seed=seed, tick_s=tick, name=trace, option="--tick")
-    _write("spread", trace, output, force, rows, tick_s=tick, seed=seed)
+    _write("spread", trace, output, force, as_json, rows, tick_s=tick, seed=seed)
 
 
 def anonymise_trace(
     trace: TraceFile = "-",
     output: OutputOrPipe = "-",
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Replace text and names by keyed hashes; equal beginnings of prompts stay equal.
 
@@ -227,9 +235,9 @@ def anonymise_trace(
     salt = os.environ.get(SALT) or None
     if salt is not None and len(salt) < 16:
         raise InputError(f"{SALT}: give 16 characters or more, e.g. of openssl rand -hex 16")
+    _write("anonymise", trace, output, force, as_json, anonymise(_read(trace), salt))
     if salt is None:
         talk(f"a random key: no other file has the same names (set {SALT} for that)")
-    _write("anonymise", trace, output, force, anonymise(_read(trace), salt))
 
 
 VERBS: dict[str, Callable[..., None]] = {

@@ -33,6 +33,17 @@ CASES = {
         OPENAI % (b"1764000000", b"a", b'"x"') + OPENAI % (b"1764000001000", b"b", b'"x"'),
         ":2: timestamp: 1764000001000 looks like ms, the rows before are in s; convert them",
     ),
+    "a file of another format": (
+        "azure",
+        MOONCAKE % (0, 1),
+        ":1: TIMESTAMP: no such column in this row, or nothing in it; the file does not look like "
+        "azure: traces import auto finds the format",
+    ),
+    "a file of another format in place of a folder": (
+        "kv-cache-tester",
+        MOONCAKE % (0, 1),
+        "the file does not look like kv-cache-tester: traces import auto finds the format",
+    ),
     "times with and without an offset": (
         "azure",
         AZURE + b"2024-05-10 00:00:00+00:00,5,5\n2024-05-10 02:00:01,5,5\n",

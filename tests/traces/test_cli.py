@@ -1,9 +1,12 @@
 """The `traces` commands: exit status, output and errors, and no file overwritten unasked."""
 
+import errno
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from paths import DATA, SHARED
@@ -12,6 +15,8 @@ from forebay.proxy.cli import main
 from forebay.traces.jsonl import read_trace
 from forebay.traces.needle import read_answers
 
+AZURE = str(DATA / "traces_azure_2023.csv")
+GOLDEN = Path(__file__).parent / "golden"
 needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data")
 
 
@@ -121,6 +126,10 @@ def test_ticks_that_are_not_there_are_one_line(
         (["synth", "agent-sessions", "-o", "y", "--context-tokens", "9"], "--context-tokens 9"),
         (["synth", "shared-document", "-o", "y", "--document-tokens", "0"], "--document-tokens 0"),
         (["synth", "shared-document", "-o", "y", "--output-tokens", "-1"], "--output-tokens -1"),
+        (["synth", "documents", "-o", "-", "--json"], "--json: standard output has the rows"),
+        (["import", "azure", AZURE, "--json"], "--json: standard output has the rows already"),
+        (["needle", "-o", "-", "--answers", "y", "--json"], "--json: standard output has the"),
+        (["zeroscrolls", "/none", "-o", "-", "--json"], "--json: standard output has the rows"),
         (["synth", "spaghetti"], "No such command 'spaghetti'"),
         (["zeroscrolls", "/none", "-o", "y"], "/none: no such file"),
         (["zeroscrolls", "/none", "-o", "y", "--context", "0"], "--context 0"),
@@ -170,8 +179,94 @@ def test_synthetic_traces_say_how_they_were_made(
     run = Run(capfd, "synth", "documents", "-o", out, "--requests", "9", "--seed", "3", "--json")
     facts = json.loads(run.out)
     assert facts == json.loads(Path(f"{out}.meta.json").read_bytes())
-    assert (facts["requests"], facts["seed"], facts["kind"]) == (9, 3, "documents")
-    assert len(list(read_trace(out))) == 9
+    assert (facts["requests"], facts["kind"]) == (9, "documents")
+    assert (facts["parameters"]["seed"], facts["parameters"]["users"]) == (3, 50)
+
+
+@pytest.mark.parametrize(
+    "kind", ["documents", "shared-document", "chat-beside-documents", "agent-sessions"]
+)
+def test_results_are_not_taken_for_parameters(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`requests` and `output_tokens` are names of both."""
+    out = tmp_path / "t.jsonl"
+    facts = json.loads(Run(capfd, "synth", kind, "-o", out, "--json").out)
+    rows = list(read_trace(out))
+    assert [facts[key] for key in ("requests", "input_tokens", "output_tokens")] == [
+        len(rows), sum(one.input_tokens for one in rows), sum(one.output_tokens for one in rows),
+    ]  # fmt: skip
+    assert facts["parameters"]["output_tokens"]
+
+
+class SmallDisk(io.FileIO):
+    """A file on a disk that has `room` bytes for all files together."""
+
+    room = 0
+
+    def write(self, data: Any, /) -> int:
+        if len(data) > SmallDisk.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        SmallDisk.room -= len(data)
+        return super().write(data)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "synth documents --requests 9",
+        f"import azure {AZURE}",
+        f"slice {AZURE}",
+        f"export csv {AZURE}",
+        f"fit {AZURE}",
+        "needle --lengths 512 --tokens estimate",
+    ],
+)
+def test_a_full_disk_leaves_nothing_behind(
+    line: str,
+    share: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """One byte is missing for the last of the files: not even the first one appears."""
+    words = (*line.split(), "-o", str(tmp_path / "t"))
+    assert Run(capfd, *words).status == 0
+    whole = sum(path.stat().st_size for path in tmp_path.iterdir())
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"old")
+    before = set(tmp_path.iterdir())
+    monkeypatch.setattr(SmallDisk, "room", int((whole - 1) * share))
+    monkeypatch.setattr(
+        "forebay.traces.output.open",
+        lambda path, mode, buffering: io.BufferedWriter(SmallDisk(path, "w")),
+        raising=False,
+    )
+    run = Run(capfd, *words, "--force")
+    assert (run.status, run.out) == (2, "")
+    assert run.err.count("\n") == 1
+    assert run.err.endswith(": cannot be written (No space left on device)\n")
+    assert set(tmp_path.iterdir()) == before
+    assert {path.read_bytes() for path in before} == {b"old"}
+
+
+def test_a_folder_is_read_or_one_line_says_what_to_give(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Auto looks at the files of the folder itself, a named format also further down."""
+    clients = tmp_path / "sets" / "model"
+    clients.mkdir(parents=True)
+    for file in (GOLDEN / "servegen").iterdir():
+        (clients / file.name).write_bytes(file.read_bytes())
+    assert Run(capfd, "import", "auto", clients).status == 0
+    assert Run(capfd, "import", "servegen", clients.parent).status == 0
+    run = Run(capfd, "import", "auto", clients.parent)
+    assert (run.status, run.out) == (2, "")
+    assert run.err == (
+        f"forebay traces: {clients.parent}: no folder that auto knows by its files; give one file "
+        "of it, or the name of its format (kv-cache-tester or servegen) in place of auto\n"
+    )
 
 
 def test_needles_have_their_answers_beside_them(

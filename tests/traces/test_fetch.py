@@ -7,6 +7,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from time import sleep
 
 import pytest
 
@@ -20,9 +21,11 @@ DATA = b'{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [0]
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(404 if self.path == "/none" else 200)
-        self.send_header("content-length", str(len(DATA) + (self.path == "/short")))
+        self.send_header("content-length", str(len(DATA) + self.path.startswith("/short")))
         self.end_headers()
         self.wfile.write(DATA)
+        if self.path == "/short-and-slow":
+            sleep(1)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -73,6 +76,15 @@ def test_what_is_not_whole_is_not_kept(
     target = tmp_path / "T"
     with pytest.raises(InputError, match=words):
         fetch(Published(mirror + path, "none", "", sha256, size), str(target))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_network_that_stalls_is_no_fault_of_the_disk(
+    mirror: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.traces.fetch.TIMEOUT_S", 0.3)
+    with pytest.raises(InputError, match=r"slow: cannot be fetched \(timed out\); download it"):
+        fetch(Published(f"{mirror}/short-and-slow", "none", ""), str(tmp_path / "T"))
     assert list(tmp_path.iterdir()) == []
 
 

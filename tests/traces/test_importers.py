@@ -59,7 +59,7 @@ def test_golden_import(source: str, name: str, tmp_path: Path) -> None:
         (read_azure, HEADER, b"2023-11-16 18:17:03.9,1,-2\n", ROW, "GeneratedTokens: '-2'"),
         (read_azure, HEADER, b"\xff\xfe,1,2\n", ROW, "TIMESTAMP"),
         (read_azure, HEADER + ROW, b"2023-11-16 18:17:02.0,1,2\n", ROW, "time goes back"),
-        (read_mooncake, b"", b"{}\n", MOONCAKE, "timestamp: nothing is not a time"),
+        (read_mooncake, b"", b"{}\n", MOONCAKE, "timestamp: no such column in this row"),
         (read_mooncake, b"", b'{"delay": 5}\n', MOONCAKE, "import this file as mooncake-sessions"),
         (
             read_mooncake,
@@ -87,6 +87,8 @@ def test_a_bad_row_names_file_and_line_and_can_be_skipped(
     line = len(head.splitlines()) + 1
     assert str(error.value).startswith(f"{path}:{line}: ")
     assert says in str(error.value)
+    other = not head and b"input_length" not in row  # the first row has no column of the format
+    assert ("does not look like" in str(error.value)) is other
     reader = read(path, skip_bad=True)
     requests = list(reader)
     assert reader.skipped == 1
@@ -95,7 +97,7 @@ def test_a_bad_row_names_file_and_line_and_can_be_skipped(
 
 def test_a_wrong_header_names_the_missing_column(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"Timestamp,Model\n1,a\n")
-    with pytest.raises(InputError, match=r"t\.csv:2: TIMESTAMP: nothing is not a"):
+    with pytest.raises(InputError, match=r"t\.csv:2: TIMESTAMP: no such column in this row"):
         list(read_azure(tmp_path / "t.csv"))
 
 

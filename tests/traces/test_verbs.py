@@ -16,7 +16,7 @@ from forebay.traces import formats as registry
 from forebay.traces.describe import describe
 from forebay.traces.errors import InputError
 from forebay.traces.export import export
-from forebay.traces.formats import ReadOptions, open_trace
+from forebay.traces.formats import ReadOptions, detect, open_trace
 from forebay.traces.jsonl import read_trace, write_trace
 from forebay.traces.model import fit, read_model, synthesise, write_model
 from forebay.traces.schema import TraceRequest
@@ -184,6 +184,7 @@ def test_verbs_compose_in_pipes(tmp_path: Path) -> None:
         (["scale", "{}"], "--speed, --rate: give one of them"),
         (["scale", "{}", "--rate", "-1"], "is not more than 0"),
         (["slice", "{}", "--from", "900"], "no request is left"),
+        (["cap", "{}", "--input-tokens", "9", "--drop"], "no request is left"),
         (["thin", "{}", "--keep", "2"], "--keep 2: not a share"),
         (["cap", "{}"], "give --input-tokens, --output-tokens or --context"),
         (["merge", "{}"], "give two traces or more"),
@@ -197,10 +198,47 @@ def test_a_mistake_with_a_verb_is_one_line(
 ) -> None:
     path = tmp_path / "t.jsonl"
     write_trace(path, ROWS)
-    assert main(["traces", *(word.format(path) for word in words)]) == 2
+    given = [word.format(path) for word in words]
+    out = [] if "-o" in given else ["-o", f"{path}.out"]
+    assert main(["traces", *given, *out]) == 2
     said = capfd.readouterr().err
     assert said.count("\n") == 1
     assert says in said
+    assert list(tmp_path.iterdir()) == [path]
+
+
+JSON_WORDS = (
+    *("slice {} --from 5", "scale {} --speed 2", "shift {} --by 1", "merge {} {}"),
+    *("thin {} --keep 0.9", "sample {} --sessions 2", "cap {} --input-tokens 600"),
+    *("spread {} --tick 3", "anonymise {}", "export csv {}", "fit {}"),
+)
+
+
+@pytest.mark.parametrize("line", JSON_WORDS)
+def test_what_was_written_is_told_as_json(
+    line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "t.jsonl", tmp_path / "out"
+    write_trace(path, [TraceRequest(f"r{at}", 3.0 * (at // 4), 900, 20) for at in range(40)])
+    words = ["traces", *line.format(path, path).split(), "--json"]
+    assert main(words) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err == (
+        "forebay traces: --json: standard output has the rows already (-o -); give -o FILE, or "
+        "leave out --json\n"
+    )
+    assert main([*words, "-o", str(out)]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert told["command"] == words[1]
+    if words[1] in ("export", "fit"):
+        assert told["requests"] == 40
+        return
+    rows = list(read_trace(out))
+    assert told == json.loads(Path(f"{out}.meta.json").read_bytes())
+    assert [told[key] for key in ("requests", "input_tokens", "output_tokens")] == [
+        len(rows), sum(one.input_tokens for one in rows), sum(one.output_tokens for one in rows),
+    ]  # fmt: skip
 
 
 def test_exports_read_back_as_the_same_trace(tmp_path: Path) -> None:
@@ -215,6 +253,11 @@ def test_exports_read_back_as_the_same_trace(tmp_path: Path) -> None:
     path.write_bytes(b"".join(export("mooncake")(ROWS)))
     assert [(one.arrival_s, one.input_tokens, one.blocks) for one in open_trace(path)] == [
         (one.arrival_s, one.input_tokens, one.blocks) for one in ROWS
+    ]
+    path.write_bytes(b"".join(export("csv")(ROWS)))
+    assert detect(path) == "forebay-csv"
+    assert list(open_trace(path)) == [
+        replace(one, blocks=None, parent=None, think_s=None) for one in ROWS
     ]
     (line, *_) = export("guidellm")(ROWS)
     row = json.loads(line)

@@ -1,8 +1,11 @@
-"""Read the published traces that are one row a request: Azure, BurstGPT, vidur, sarathi."""
+"""Read traces that are one row a request: Azure, BurstGPT, vidur, sarathi, Forebay's CSV."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 
+from forebay.traces.columns import mapped_format, parse_map
+from forebay.traces.export import CSV_COLUMNS
 from forebay.traces.formats import Head, ReadOptions, TraceFormat
 from forebay.traces.reader import Order, ParseRow
 from forebay.traces.rows import RowError, SourceRow
@@ -116,5 +119,18 @@ FORMATS = (
         recognise=_has_lengths,
         parser=_lengths,
         order=Order(rebase=False),
+    ),
+    replace(
+        mapped_format(
+            parse_map(
+                "arrival=arrival_s:s,input=input_tokens,output=output_tokens,id=id,session=session,"
+                "tenant=tenant,document=document,class=service_class,model=model,status=status"
+            )
+        ),
+        name="forebay-csv",
+        what="the CSV that `traces export csv` writes",
+        keeps="sessions, tenant, document, class, model, status",
+        recognise=lambda head: head.line == ",".join(CSV_COLUMNS),
+        order=Order(),
     ),
 )
