@@ -86,11 +86,18 @@ def compare(
     words = [headline(comparison) for comparison in compared]
     failures = [line for comparison in compared for line in broken(comparison, limits)]
     _show(compared, words, failures if limits else None, as_json=as_json)
+    if fail_if_worse:
+        failures += _worse(words)
     for line in failures:
         print(f"forebay compare: {line}", file=sys.stderr)
-    worse = any(said.mood in ("worse", "mixed", "doubtful") for said in words)
-    if failures or (fail_if_worse and worse):
+    if failures:
         raise typer.Exit(1)
+
+
+def _worse(words: "Sequence[Headline]") -> list[str]:
+    """Return the summaries for which --fail-if-worse fails."""
+    moods = ("worse", "mixed", "doubtful")
+    return [f"--fail-if-worse: {said.summary}" for said in words if said.mood in moods]
 
 
 def _show(
@@ -142,6 +149,8 @@ def report(
 
     if not is_text(str(out)):
         raise InputError(f"--out {printable(str(out))}: is not UTF-8; give another name")
+    if as_json and str(out) == "-":
+        raise InputError("--json: standard output has the page already (-o -); give -o FILE")
     loaded = load_runs(runs)
     page = build_report(loaded, _slos(slo, loaded), min_beyond, title)
     write_report(page, out, force)
@@ -151,7 +160,8 @@ def report(
     talk(page.summary)
     for warning in page.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    talk(f"wrote {out}")
+    if str(out) != "-":
+        talk(f"wrote {out}")
 
 
 def _slos(text: str | None, runs: "Sequence[RunData]") -> "tuple[Slo, ...]":

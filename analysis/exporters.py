@@ -20,6 +20,7 @@ from forebay.analysis.run import RunData, load_run
 from forebay.traces.errors import InputError
 
 GROUP = "forebay.exporters"
+SENT = ("mlflow", "otlp")  # formats whose output only says where the run was sent
 Exporter = Callable[[Path, BinaryIO, str], None]
 
 
@@ -83,7 +84,8 @@ def export_hgrm(run: Path, out: BinaryIO, tag: str) -> None:
     logs = read_hlog(run / "latency.hlog")
     wanted = [name for name in logs if name == tag or name.partition(".")[0] == tag]
     if not wanted:
-        raise InputError(f"--tag {tag}: not in {run}; there are {', '.join(sorted(logs))}")
+        known = ", ".join(sorted(logs)) or "none"
+        raise InputError(f"--tag {tag}: not in {run}; there are {known}")
     total = new_histogram()
     for name in wanted:
         for interval in logs[name]:

@@ -18,7 +18,7 @@ import orjson
 from forebay.analysis.provenance import LATENCY_TARGETS, MUST_AGREE, PLACES
 from forebay.analysis.run import RunData, at_path, load_runs
 from forebay.replay.merge import merge_parts
-from forebay.replay.output import ANSWERS, HLOG, TABLE, RunFolder
+from forebay.replay.output import ANSWERS, HLOG, SUMMARY, TABLE, RunFolder
 from forebay.replay.record import Row
 from forebay.replay.recorder import interval_s
 from forebay.replay.slo import parse_slos
@@ -94,6 +94,8 @@ def _check(runs: Sequence[RunData]) -> None:
     for run in runs:
         if not (run.path.is_dir() and (run.path / HLOG).is_file()):
             raise InputError(f"{run.path}: no run folder of `forebay replay`; it has no {HLOG}")
+        if run.number("window_s") is None:
+            raise InputError(f"{run.path / SUMMARY}: has no window_s; repeat the run")
         _check_columns(run.path / TABLE)
         one = _id(run)
         if one in ids:

@@ -8,9 +8,13 @@ import asyncio
 import re
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
+
+from forebay.traces.errors import InputError
+from forebay.traces.output import whole_file
 
 READY_S = 60.0
 STOP_S = 10.0
@@ -27,8 +31,13 @@ async def server(words: Sequence[str], log: Path, backends: int = 0) -> AsyncIte
 
     The server is ready when it has printed its URL, and that each of its `backends` is up.
 
-    Raises ServerFailed if it exits, or is not ready after READY_S seconds.
+    Raises ServerFailed if it exits, or is not ready after READY_S seconds, and InputError if the
+    log cannot be opened.
     """
+    try:
+        out = log.open("ab", buffering=0)  # unbuffered, so closing cannot fail
+    except OSError as error:
+        raise InputError(f"{log}: cannot be written ({error.strerror})") from error
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "forebay.proxy", *words),
         stdin=asyncio.subprocess.DEVNULL,
@@ -36,7 +45,7 @@ async def server(words: Sequence[str], log: Path, backends: int = 0) -> AsyncIte
         stderr=asyncio.subprocess.STDOUT,
     )
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    copying = asyncio.create_task(_copy(process, log, url, backends))
+    copying = asyncio.create_task(_copy(process, out, url, backends))
     try:
         try:
             yield await asyncio.wait_for(asyncio.shield(url), READY_S)
@@ -50,22 +59,22 @@ async def server(words: Sequence[str], log: Path, backends: int = 0) -> AsyncIte
 
 
 async def _copy(
-    process: asyncio.subprocess.Process, log: Path, url: asyncio.Future[str], backends: int
+    process: asyncio.subprocess.Process, out: FileIO, url: asyncio.Future[str], backends: int
 ) -> None:
     assert process.stdout is not None
     last, url_line = "", None
-    with log.open("a", encoding="utf-8") as out:
+    with out:
         async for line in process.stdout:
+            with suppress(OSError):  # the disk may be full; the server must not wait for its log
+                out.write(line)
             last = line.decode(errors="replace").rstrip() or last
-            out.write(last + "\n")
-            out.flush()
             backends -= " is up" in last
             url_line = url_line or _URL.search(last)
             if url_line and backends <= 0 and not url.done():
                 url.set_result(url_line.group())
     if not url.done():
         url.set_exception(
-            ServerFailed(f"the server exited before it was ready: {last} (see {log})")
+            ServerFailed(f"the server exited before it was ready: {last} (see {out.name})")
         )
 
 
@@ -130,7 +139,8 @@ async def proxy(backends: Sequence[str], logs: Path, wanted: Engines) -> AsyncIt
     """
     config = logs / "proxy.yaml"
     text = proxy_config(backends, wanted.time_scale, wanted.chunk_tokens)
-    config.write_text(text, encoding="utf-8")
+    with whole_file(config) as file:
+        file.write(text.encode())
     words = ["proxy", "--config", str(config)]
     async with server(words, logs / "proxy.log", len(backends)) as url:
         yield url

@@ -4,10 +4,8 @@ Every sentence is computed from the runs; every text from a file is escaped. The
 that needs no other. `write_report` overwrites nothing without `force`.
 """
 
-import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -23,6 +21,7 @@ from forebay.analysis.run import RunData
 from forebay.analysis.units import is_text, printable
 from forebay.replay.slo import Slo
 from forebay.traces.errors import InputError
+from forebay.traces.output import whole_file
 
 MAX_RUNS = 6  # the number of colours that are easy to distinguish
 
@@ -78,23 +77,17 @@ def build_report(
 
 
 def write_report(page: ReportPage, out: Path, force: bool = False) -> None:
-    """Write the page completely or not at all.
+    """Write the page completely or not at all; `-` is standard output.
 
     Raises:
         InputError: the file exists without `force`, or cannot be written.
     """
     if out.is_dir():
         raise InputError(f"--out {out}: is a folder; name a file, e.g. {out / 'report.html'}")
-    if out.exists() and not force:
+    if out.is_file() and str(out) != "-" and not force:
         raise InputError(f"--out {out}: exists; give another name, or --force to overwrite it")
-    partial = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(page.html.encode())
-        partial.replace(out)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise InputError(f"--out {out}: cannot be written ({error.strerror})") from error
+    with whole_file(out) as file:
+        file.write(page.html.encode())
 
 
 def _title(names: Sequence[str]) -> str:

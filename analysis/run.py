@@ -1,7 +1,8 @@
 """Read one run folder: `summary.json`, `run.json` and `requests.parquet`.
 
-Nothing is computed or written here. A file that is missing, damaged or not part of a run is an
-InputError that names the file and the fix. A key that an older run lacks is None.
+Nothing is computed or written here. A file that is missing, damaged or not part of the run is an
+InputError that names the file and the fix. A key that an older run lacks is None; every summary has
+the number of requests.
 """
 
 import math
@@ -141,7 +142,16 @@ def load_run(path: Path, name: str | None = None) -> RunData:
     summary = _json(path / "summary.json")
     info = _json(path / "run.json")
     numbers, words = _columns(path / "requests.parquet")
-    return RunData(path, name or folder_name(path), summary, info, numbers, words)
+    run = RunData(path, name or folder_name(path), summary, info, numbers, words)
+    told = summary.get("requests")
+    if type(told) is not int:
+        raise InputError(f"{path / 'summary.json'}: has no number of requests; repeat the run")
+    if told != run.requests:
+        raise InputError(
+            f"{path / 'summary.json'}: counts {told:,} requests, but requests.parquet has "
+            f"{run.requests:,}; they are not of one run: repeat it"
+        )
+    return run
 
 
 def load_runs(paths: Sequence[Path]) -> list[RunData]:

@@ -1,6 +1,7 @@
 """`forebay runs`: merge runs, write them in the formats of other tools, score their answers."""
 
 import sys
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,16 +71,29 @@ def export(
         str, typer.Option(help="metric of hgrm, with or without a bucket")
     ] = "ttft_response",
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
-    from forebay.analysis.exporters import exporters
-    from forebay.traces.output import refuse_existing, whole_file
+    from forebay.analysis.exporters import SENT, exporters
+    from forebay.traces.output import json_bytes, refuse_existing, whole_file
 
     known = exporters()
     if format_name not in known:
         raise InputError(f"no format {format_name!r}; one of: {', '.join(sorted(known))}")
     refuse_existing([output], force=force)
-    with whole_file(output) as file:
-        known[format_name](run, file, tag)
+    told = {"format": format_name, "run": str(run)}
+    if as_json and output == "-":
+        if format_name not in SENT:
+            raise InputError("--json: standard output has the export already; give -o FILE")
+        where = BytesIO()
+        known[format_name](run, where, tag)
+        told["sent_to"] = where.getvalue().decode().strip()
+    else:
+        told["path"] = output
+        with whole_file(output) as file:
+            known[format_name](run, file, tag)
+    if as_json:
+        sys.stdout.buffer.write(json_bytes(told))
+        sys.stdout.buffer.flush()
 
 
 @app.command(help=MERGE)

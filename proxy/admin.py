@@ -116,12 +116,14 @@ class Admin:
                 self._drain()
                 return web.Response(status=202, text="draining\n")
             case "POST", "/reload":
-                result = await self._reloader.reload()
-                status = 400 if result == "failed" else 200
-                message = self._reloader.message
-                text = message if message == result else f"{result}: {message}"
-                return web.Response(status=status, text=f"{text}\n")
+                return await self._reload()
         return wrong_request(request)
+
+    async def _reload(self) -> web.Response:
+        result = await self._reloader.reload()
+        message = self._reloader.message
+        text = message if message == result else f"{result}: {message}"
+        return web.Response(status=400 if result == "failed" else 200, text=f"{text}\n")
 
     def _explain(self, request_id: str) -> web.Response:
         """Answer with the decisions about one request; 404 if it is unknown or forgotten."""

@@ -199,9 +199,10 @@ HEADINGS = {
 def replay_command(given: ReplayArguments) -> None:
     options = given.options()
     if given.print_schedule:
-        from forebay.replay.schedule_text import schedule_lines
+        from forebay.replay.schedule_text import csv_lines, json_lines, schedule_of
 
-        sys.stdout.writelines(schedule_lines(options))
+        lines = json_lines if given.as_json else csv_lines
+        sys.stdout.writelines(lines(schedule_of(options)))
         return
     summary = run_on_fast_loop(partial(replay, options))
     show(summary, as_json=given.as_json)

@@ -22,6 +22,7 @@ from forebay.proxy.telemetry.hlog import (
 from forebay.replay.output import ANSWERS, GROUP_ROWS, HLOG, SUMMARY, TABLE, RunFolder
 from forebay.replay.record import Row
 from forebay.replay.summary import RunTotals
+from forebay.traces.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ async def merge_parts(
     if folder.answers is not None:
         _join([place / ANSWERS for place in places], folder.answers)
     writer = HlogWriter(folder.hlog, started_unix_s, comments)
-    histograms = _merge_logs(places, starts_s, interval_s, writer)
+    logs = list(map(_lines, places, starts_s, map(_first_tokens, summaries)))
+    histograms = _merge_logs(logs, interval_s, writer)
     for place in places:
         for tag, overflow in read_overflows(place / HLOG).items():
             histograms[tag].overflow += overflow
@@ -109,13 +111,32 @@ def _end_s(row: Row) -> float:
     return inf if row.done_s is None else row.done_s
 
 
-def _lines(place: Path, start_s: float) -> Iterator[tuple[str, LogInterval]]:
+def _first_tokens(summary: Any) -> int | None:
+    """Return how many first tokens a summary counts; None if it does not say."""
+    try:
+        return int(summary["ttft_ms"]["all"]["count"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _lines(
+    place: Path, start_s: float, first_tokens: int | None
+) -> Iterator[tuple[str, LogInterval]]:
+    """Yield the intervals of a part; raises InputError at their end if some are missing."""
+    found = 0
     for tag, one in hlog_intervals(place / HLOG):
+        if tag.startswith("ttft_response."):
+            found += one.histogram.total_count
         yield tag, one._replace(start_s=one.start_s + start_s)
+    if first_tokens not in (None, found):
+        raise InputError(
+            f"{place / HLOG}: has {found:,} times of a first token, but {SUMMARY} counts "
+            f"{first_tokens:,}; it is damaged: repeat the run"
+        )
 
 
 def _merge_logs(
-    places: Sequence[Path], starts_s: Sequence[float], interval_s: float, writer: HlogWriter
+    logs: Sequence[Iterator[tuple[str, LogInterval]]], interval_s: float, writer: HlogWriter
 ) -> dict[str, Total]:
     """Write one log from several; intervals that began at about the same time become one."""
     totals: dict[str, Total] = {}
@@ -128,8 +149,7 @@ def _merge_logs(
             add_into(totals.setdefault(tag, Total()).histogram, one.histogram)
         current.clear()
 
-    streams = [_lines(place, start_s) for place, start_s in zip(places, starts_s, strict=True)]
-    for tag, one in merge(*streams, key=lambda pair: pair[1].start_s):
+    for tag, one in merge(*logs, key=lambda pair: pair[1].start_s):
         if (begun := round(one.start_s / interval_s)) != turn:
             write()
             turn = begun

@@ -62,7 +62,10 @@ def make_folder(folder: Path) -> None:
 
 
 class RunFolder:
-    """The open files of a run; use it in `with`. Without `commit` it leaves no file behind."""
+    """The open files of a run; use it in `with`. Without `commit` it leaves no file behind.
+
+    An OSError in the block becomes an InputError: a disk that is full is the usual one.
+    """
 
     def __init__(
         self, folder: Path, *, force: bool = False, answers: bool = False, metrics: bool = False
@@ -82,7 +85,8 @@ class RunFolder:
             if metrics:
                 self.metrics = MetricsTable(self._partial(METRICS))
         except OSError as error:
-            raise InputError(f"--out: {folder} cannot be written ({error.strerror})") from error
+            self._remove_partials()
+            raise _not_written(folder, error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -98,10 +102,11 @@ class RunFolder:
             with suppress(OSError):
                 close()
         if self.metrics is not None:
-            self.metrics.abandon()
-        for name in (*FILES, *OPTIONAL):
             with suppress(OSError):
-                self._partial(name).unlink(missing_ok=True)
+                self.metrics.abandon()
+        self._remove_partials()
+        if isinstance(error, OSError):
+            raise _not_written(self.path, error) from error
 
     def commit(self, run: dict[str, Any], summary: dict[str, Any]) -> None:
         """Complete the files and give each its name."""
@@ -124,8 +129,18 @@ class RunFolder:
         if self.answers is not None:
             self.answers.close()
 
+    def _remove_partials(self) -> None:
+        for name in (*FILES, *OPTIONAL):
+            with suppress(OSError):
+                self._partial(name).unlink(missing_ok=True)
+
     def _partial(self, name: str) -> Path:
         return self.path / f"{name}.partial"
+
+
+def _not_written(folder: Path, error: OSError) -> InputError:
+    reason = os.strerror(error.errno) if error.errno else error  # Arrow's own words are longer
+    return InputError(f"--out: {folder} cannot be written ({reason})")
 
 
 async def _turn() -> None:

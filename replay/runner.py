@@ -139,10 +139,8 @@ async def _run_into_folder(
             measured = await run(plan, client, clock, folder, totals, stop)
             await sampler.sample(clock, folder.metrics)
             return _commit(plan, folder, totals, measured)
-        except* InputError as group:
+        except* (InputError, OSError) as group:
             raise _first(group) from None
-        except* OSError as group:
-            raise InputError(f"--out: {options.out} cannot be written: {_first(group)}") from None
 
 
 def _make_plan(

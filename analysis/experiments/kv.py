@@ -21,7 +21,7 @@ from forebay.analysis.experiments.plot import (
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Study, study
 from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
-from forebay.analysis.experiments.ways import IN_TURN, PlayedLoad, SimWay, Way
+from forebay.analysis.experiments.ways import IN_TURN, PlayedLoad, Seen, SimWay, Way
 from forebay.analysis.kv.plan import Choices, Plan, choose_gpu, make_plan
 from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.traces.errors import InputError
@@ -50,6 +50,7 @@ COLUMNS = (
     Column("predicted_tokens", "predicted tokens", "count", shown=False),
     Column("reported_tokens", "reported tokens", "count", shown=False),
     Column("failed", "failed", "count", shown=False),
+    Column("together", "together", "text", shown=False),
 )
 
 
@@ -103,7 +104,9 @@ def command(
             ]
             (load,) = await way.play(f"kv-{count}", trace)
             rows.append(table_row(load, pool, prompt_tokens, length))
-        return result(way, plan, pool, rows, length, asked.settings())
+        needed = tokens_needed(fit, prompt_tokens, max_num_batched_tokens)
+        more = needed if output_tokens < needed else None
+        return result(way, plan, pool, rows, length, asked.settings(), more)
 
     asked.finish(work())
 
@@ -137,6 +140,14 @@ def requests_that_fit(pool: Pool, length: int) -> int:
     return (pool.blocks - 1) // -(-length // pool.block_tokens)
 
 
+def tokens_needed(fit: int, prompt_tokens: int, batched_tokens: int) -> int:
+    """Output tokens of the first request while the prompts of the others are computed.
+
+    Each step makes one token of every answer, and computes prompts with the rest of its budget.
+    """
+    return 1 + -(-(fit - 1) * prompt_tokens // max(1, batched_tokens - fit))
+
+
 def counts(fit: int) -> list[int]:
     """The numbers of requests to try: a few steps up to `fit`, then one by one beyond it."""
     steps = {max(1, round(fit * i / (LEVELS - 1))) for i in range(LEVELS)}
@@ -147,6 +158,7 @@ def table_row(load: PlayedLoad, pool: Pool, prompt_tokens: int, length: int) -> 
     if not load.samples:
         raise StudyFailed("the engine's /metrics no longer has vllm:kv_cache_usage_perc")
     usable, count = pool.blocks - 1, len(load.seen)
+    fit = requests_that_fit(pool, length)
     let_in = min(count, usable // -(-prompt_tokens // pool.block_tokens))
     predicted = min(1.0, let_in * -(-length // pool.block_tokens) / usable)
     reported = max(one.kv_share for one in load.samples)
@@ -161,7 +173,15 @@ def table_row(load: PlayedLoad, pool: Pool, prompt_tokens: int, length: int) -> 
         "waiting": max((one.waiting for one in settled(load)), default=0),
         "preempted": max(one.preemptions for one in load.samples) - before,
         "failed": sum(not one.ok for one in load.seen),
+        "together": were_together(load.seen, fit),
     }
+
+
+def were_together(seen: Sequence[Seen], fit: int) -> bool:
+    """Whether the first `fit` answers had all begun before one of them ended."""
+    begun = sorted(one.due_s + one.ttft_s for one in seen if one.ttft_s is not None)[:fit]
+    ended = min((one.done_s for one in seen if one.done_s is not None), default=0.0)
+    return not begun or begun[-1] <= ended
 
 
 def settled(load: PlayedLoad) -> Sequence[GaugeSample]:
@@ -186,8 +206,14 @@ def full_at(rows: Sequence[dict[str, Any]], a_request: float) -> int | None:
 
 def result(
     way: Way, plan: Plan | None, pool: Pool, rows: list[dict[str, Any]], length: int,
-    settings: dict[str, Any],
+    settings: dict[str, Any], more_output: int | None = None,
 ) -> Result:  # fmt: skip
+    """Compare the rows with the prediction.
+
+    Args:
+        more_output: output tokens that it takes to have all requests together, if that is more
+            than each had.
+    """
     fit = requests_that_fit(pool, length)
     by_arithmetic = plan.budget.pool_tokens(plan.max_model_len) if plan else None
     error = by_arithmetic / pool.tokens - 1 if by_arithmetic else None
@@ -195,7 +221,7 @@ def result(
     full, apart = full_at(rows, a_request), [
         abs(row["predicted_share"] - row["reported_share"])
         for row in rows
-        if row["requests"] <= fit
+        if row["requests"] <= fit and row["together"]
     ]  # fmt: skip
     facts: dict[str, Any] = {
         "predicted_pool_tokens": by_arithmetic,
@@ -216,27 +242,45 @@ def result(
             "the simulated engine computes its cache with the same arithmetic, so only the use is "
             "checked, not the size"
         )
+    apart_from = [row["requests"] for row in rows if not row["together"]]
+    if apart_from and apart_from[0] <= fit:
+        notes.append(
+            f"rows from {apart_from[0]:,} requests on do not count: some requests had ended before "
+            "the answers to others began"
+        )
     if failed := sum(row["failed"] for row in rows):
         notes.append(f"{failed} requests failed")
-    words = _sentence(facts, rows, length, pool.tokens)
+    words = _sentence(facts, rows, length, pool.tokens, more_output if apart_from else None)
     return Result(
         "kv", way.about.name, words, COLUMNS, rows, facts, _plot(rows, fit), notes, settings
     )
 
 
 def _sentence(
-    facts: dict[str, Any], rows: Sequence[dict[str, Any]], length: int, tokens: int
+    facts: dict[str, Any],
+    rows: Sequence[dict[str, Any]],
+    length: int,
+    tokens: int,
+    more_output: int | None,
 ) -> str:
     words = f"The KV cache holds {tokens:,} tokens"
     if facts["predicted_pool_tokens"] is not None:
         words += f" (predicted {facts['predicted_pool_tokens']:,}, {facts['pool_error']:+.1%})"
     words += f"; its use was predicted within {facts['worst_share_error'] * 100:.1f} points"
     predicted, full = facts["predicted_full_at"], facts["reported_full_at"]
+    if full is None and more_output is not None:
+        return (
+            f"{words}; where it is full was not seen, because the first requests had ended before "
+            f"the last were prefilled: give --output-tokens {more_output} or more."
+        )
     if full is None:
         last = rows[-1]
         words += f"; {predicted:,} requests of {length:,} tokens should have filled it and did not"
         if last["running"] < last["requests"]:
-            return f"{words}: max_num_seqs let only {last['running']:,} run."
+            return (
+                f"{words}: max_num_seqs let only {last['running']:,} run, or a step has fewer "
+                "tokens than --max-num-batched-tokens says."
+            )
         return f"{words}, nor with {last['requests']:,}."
     agrees = "as predicted" if full == predicted else f"against {predicted:,} predicted"
     preempted = rows[-1]["preempted"]

@@ -25,6 +25,7 @@ quadratic term is the largest.
 Example:  forebay experiment prefill --target sim:phi-3-mini@h200-nvl --out runs/prefill
 """
 LENGTHS = "1k,2k,4k,8k,16k,32k,64k,96k,128000"
+LEAST_LENGTHS = 3  # the curve has three terms
 COLUMNS = (
     Column("prompt_tokens", "prompt", "count"),
     Column("ttft_s", "TTFT"),
@@ -45,6 +46,10 @@ def command(
     max_num_batched_tokens: Batched = None,
 ) -> None:
     wanted = integers(lengths, "--lengths")
+    if len(wanted) < LEAST_LENGTHS:
+        raise InputError(
+            f"--lengths {lengths}: give {LEAST_LENGTHS} lengths or more, to fit a curve"
+        )
 
     async def work() -> Result:
         async with asked.open(batched=max_num_batched_tokens) as server:
@@ -60,8 +65,11 @@ async def prefill(
     """Send `repeats` prompts of every length, one request at a time."""
     about = server.about
     usable = [n for n in lengths if about.context is None or n < about.context]
-    if len(usable) < 3:
-        raise InputError(f"--lengths: fewer than 3 of them fit in {about.context} tokens")
+    if len(usable) < LEAST_LENGTHS:
+        raise InputError(
+            f"--lengths: only {len(usable)} of them fit in the context of {about.context:,} "
+            f"tokens; give {LEAST_LENGTHS} or more that do"
+        )
     rows = []
     for tokens in usable:
         answers = []

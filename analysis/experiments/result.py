@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from forebay.analysis.units import NONE, counts, durations, rates, ratios, shares
+from forebay.replay.output import make_folder
 from forebay.traces.errors import InputError
+from forebay.traces.output import whole_file
 from forebay.traces.talk import talk
 
 FILES = ("results.json", "results.csv", "plot.svg")
@@ -95,14 +97,10 @@ def finish(result: Result, out: Path, as_json: bool) -> None:
     import orjson
 
     data = orjson.dumps(result.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, content in zip(FILES, (data, _csv(result), result.plot.encode()), strict=True):
-            partial = out / f"{name}.partial"
-            partial.write_bytes(content)
-            partial.replace(out / name)
-    except OSError as error:
-        raise InputError(f"--out {out}: cannot be written ({error.strerror})") from error
+    make_folder(out)
+    for name, content in zip(FILES, (data, _csv(result), result.plot.encode()), strict=True):
+        with whole_file(out / name) as file:
+            file.write(content)
     if as_json:
         sys.stdout.write(data.decode())
     else:
@@ -119,6 +117,12 @@ def _csv(result: Result) -> bytes:
     return text.getvalue().encode()
 
 
+def _cells(column: Column, values: Sequence[Any]) -> list[str]:
+    if column.kind in _FORMATS:
+        return list(_FORMATS[column.kind](values))
+    return [str(NONE if value is None else value) for value in values]
+
+
 def _print(result: Result, out: Path) -> None:
     from rich import box
     from rich.console import Console
@@ -126,21 +130,22 @@ def _print(result: Result, out: Path) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    cells = []
-    for column in result.columns:
-        if not column.shown:
-            continue
-        values = [row.get(column.key) for row in result.rows]
-        format_values = _FORMATS.get(column.kind)
-        if format_values:
-            cells.append(format_values(values))
-        else:
-            cells.append([str(NONE if v is None else v) for v in values])
-        side: Literal["left", "right"] = "left" if column.kind == "text" else "right"
-        # Headings and names may wrap, numbers must not.
-        least = None if column.kind == "text" else max(map(len, cells[-1]))
-        table.add_column(column.heading, justify=side, min_width=least, overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    columns = [column for column in result.columns if column.shown]
+    cells = [_cells(column, [row.get(column.key) for row in result.rows]) for column in columns]
+    whole = zip(columns, cells, strict=True)
+    crowded = sum(max(map(len, [one.heading, *of])) + 2 for one, of in whole) > console.width
+    for column, of in zip(columns, cells, strict=True):
+        # Headings and names may wrap between words, numbers must not.
+        number = column.kind != "text"
+        words = [*column.heading.split(), *(of if number else " ".join(of).split())]
+        table.add_column(
+            column.heading.replace(" ", "\n") if crowded else column.heading,
+            justify="right" if number else "left",
+            no_wrap=number,
+            min_width=max(map(len, words)),
+            overflow="fold",
+        )
     for row in zip(*cells, strict=True):
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)

@@ -88,11 +88,12 @@ def verify(
 ) -> None:
     from forebay.analysis.kv.verify import read_source, verify_log
 
+    choices = asked.choices()
     text, where = read_source(log, metrics)
     check = verify_log(
         text,
         where,
-        asked.choices(),
+        choices,
         model=asked.model,
         weights_gib=asked.checked_weights_gib(),
         gpu=asked.gpu,

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from forebay.replay.engine.config import check_block_size
 from forebay.traces.errors import InputError
 
 
@@ -61,7 +62,9 @@ class KvArguments:
     ] = None
 
     def choices(self) -> dict[str, Any]:
-        """The given fields of `plan.Choices`."""
+        """The given fields of `plan.Choices`; raises InputError for a block that vLLM refuses."""
+        if self.block_size is not None:
+            check_block_size(self.block_size)
         values = {
             "tp": self.tp,
             "kv_cache_dtype": self.kv_cache_dtype,

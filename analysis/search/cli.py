@@ -113,19 +113,24 @@ class SearchArguments:
     def check(self) -> None:
         """Raise InputError for options that cannot be used together, or out of range."""
         from forebay.replay.schedule import parse_arrivals
+        from forebay.replay.target import parse_targets
 
         if not 0 < self.attainment < 1:
             raise InputError(f"--attainment {self.attainment:g}: give a share such as 0.99")
         if self.resolution is not None and not 0.001 <= self.resolution <= 1:
             raise InputError(f"--resolution {self.resolution:g}: give 0.001 to 1, such as 0.05")
         if self.start is not None and not 0 < self.start < 1e6:
-            raise InputError(f"--start {self.start:g}: give requests a second, above 0")
+            raise InputError(
+                f"--start {self.start:g}: give requests a second, above 0 and below a million"
+            )
         if parse_arrivals(self.arrivals).closed:
             raise InputError("--arrivals closed:N: a load needs arrival times; give another")
         if self.simulated:
             if len(self.target) > 1:
                 raise InputError("--target: give one sim: target; --gpus sets its engines")
-        elif self.out is None:
+            return
+        parse_targets(self.target, ", or sim:MODEL@GPU such as sim:phi-3-mini@h200-nvl")
+        if self.out is None:
             raise InputError("--out: a search of a URL keeps its runs; name a folder")
 
     def question(self, rows: "list[TraceRequest]", slos: "tuple[Slo, ...]") -> "SearchQuestion":
@@ -139,7 +144,7 @@ class SearchArguments:
             raise InputError("--start: all requests of this trace arrive at once; give a load")
         buckets = parse_buckets(self.buckets)
         found = {bucket_of(row.input_tokens, buckets) or "other" for row in rows}
-        return SearchQuestion(
+        question = SearchQuestion(
             rows,
             self.attainment,
             self.resolution or (SIM_RESOLUTION if self.simulated else HTTP_RESOLUTION),
@@ -148,6 +153,22 @@ class SearchArguments:
             start,
             least_part_s(slos, found),
             repeats=parse_arrivals(self.arrivals).kind not in ("trace", "constant"),
+        )
+        if not question.can_prove():
+            raise InputError(f"{self.trace}: {self._too_short(question)}")
+        return question
+
+    def _too_short(self, question: "SearchQuestion") -> str:
+        """Say how many requests a proof takes, and which options change that."""
+        have, parts, needed = len(question.rows), question.parts_at(0.0), question.least_part_rows
+        larger = f"--requests {needed}" if self.part_rows < needed else ""
+        if have < needed:
+            larger = f"a trace of {needed:,} or more{' and ' if larger else ''}{larger}"
+        more = "more --parts" if question.repeats else "--arrivals poisson (each part at new times)"
+        return (
+            f"{parts} part{'s' * (parts > 1)} of {question.part_rows:,} requests cannot prove with "
+            f"95 % confidence that {self.attainment * 100:g} % meet their targets, even if all do; "
+            f"one part of {needed:,} could: give {larger}, {more}, or a lower --attainment"
         )
 
     def maker(self, slos: "tuple[Slo, ...]") -> "TrialMaker":
@@ -238,9 +259,11 @@ def show(result: "SearchResult", folder: Path | None, *, as_json: bool) -> None:
     data = orjson.dumps(result.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     if folder is not None:
         from forebay.analysis.search.curve import curve_plot
+        from forebay.traces.output import whole_file
 
-        (folder / "result.json").write_bytes(data)
-        (folder / "curve.svg").write_text(curve_plot(result), encoding="utf-8")
+        for name, content in (("result.json", data), ("curve.svg", curve_plot(result).encode())):
+            with whole_file(folder / name) as file:
+                file.write(content)
     if as_json:
         sys.stdout.write(data.decode())
         return

@@ -162,6 +162,8 @@ def _warnings(
             f"between {highest.rate_per_s:g} and {fails.rate_per_s:g}/s the requests are too few "
             "to decide; give more with --requests or --parts"
         )
+    if highest is None:
+        found += _unproven(points)
     for point in points:
         if point.doubt and point.met is not True:
             found.append(
@@ -169,3 +171,16 @@ def _warnings(
                 f"({point.doubt})"
             )
     return found
+
+
+def _unproven(points: Sequence[CurvePoint]) -> list[str]:
+    """Say why loads at which no request missed its targets are not proven."""
+    all_met = [one for one in points if one.met is None and one.attainment == 1]
+    if not all_met:
+        return []
+    best = max(all_met, key=lambda one: one.effective)
+    return [
+        f"at {best.rate_per_s:g}/s none of {best.judged:,} requests missed, but the slowest came "
+        f"together, so that they prove no more than {best.effective:,.0f} on their own would; give "
+        "a longer trace, --arrivals poisson or more --parts"
+    ]

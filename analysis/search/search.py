@@ -2,23 +2,30 @@
 
 The loads lie on a grid whose neighbours differ by `resolution`. At a load, parts of the trace are
 measured until the share of good requests is surely above or surely below the one wanted, or all
-parts are measured. Every part is appended to `trials.jsonl` when it ends, so a search that was
-stopped goes on where it was.
+parts are measured. Every part is kept in `trials.jsonl` when it ends, so a search that was stopped
+goes on where it was.
 """
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from forebay.analysis.search.bracket import Bracket, bracket
-from forebay.analysis.search.evidence import Evidence, pooled_evidence, z_of_looks
+from forebay.analysis.search.evidence import (
+    WARM_UP_SHARE,
+    Evidence,
+    pooled_evidence,
+    z_of_looks,
+)
 from forebay.analysis.search.trial import TrialMaker, TrialRow
 from forebay.replay.slo import Slo
 from forebay.traces.errors import InputError
+from forebay.traces.output import whole_file
 from forebay.traces.schema import TraceRequest
 
 TRIALS, QUESTION = "trials.jsonl", "search.json"
@@ -66,7 +73,19 @@ class SearchQuestion:
 
     @property
     def z(self) -> float:
-        return z_of_looks(self.most_parts.bit_length())
+        """The quantile for the looks that there can be at a load: a short trace has few parts."""
+        return z_of_looks(self.parts_at(0.0).bit_length())
+
+    @property
+    def least_part_rows(self) -> int:
+        """The fewest requests of a single part that are a proof if none misses its targets."""
+        judged = math.ceil(z_of_looks(1) ** 2 * self.wanted / (1 - self.wanted))  # Wilson interval
+        return next(rows for rows in count(judged) if _judged(rows) >= judged)
+
+    def can_prove(self) -> bool:
+        """Tell whether a load would be proven at which no request misses its targets."""
+        judged = self.parts_at(0.0) * _judged(self._size(0.0))
+        return Evidence(judged, judged, judged).decides(self.wanted, self.z) is True
 
     def part(self, number: int, load: float) -> Sequence[TraceRequest]:
         """Return the rows of a part."""
@@ -141,11 +160,12 @@ class LoadSearch:
                         self._add(TrialRow(**orjson.loads(line)))
                     return sum(map(len, self.trials.values()))
             trials.unlink(missing_ok=True)
-            question.write_bytes(asked)
         except OSError as error:
             raise InputError(f"--out: {self._folder} cannot be used ({error.strerror})") from error
         except (orjson.JSONDecodeError, TypeError) as error:
             raise InputError(f"{trials}: damaged ({error}); give --force to start anew") from error
+        with whole_file(question) as file:
+            file.write(asked)
         return 0
 
     def run(self) -> Bracket:
@@ -193,8 +213,9 @@ class LoadSearch:
         self._add(trial)
         self.ran += 1
         if self._folder is not None:
-            with open(self._folder / TRIALS, "ab") as file:
-                file.write(orjson.dumps(trial.as_json(), option=orjson.OPT_APPEND_NEWLINE))
+            with whole_file(self._folder / TRIALS) as file:  # a full disk leaves no half of a line
+                for one in chain.from_iterable(self.trials.values()):
+                    file.write(orjson.dumps(one.as_json(), option=orjson.OPT_APPEND_NEWLINE))
         found = self.evidence(load)
         self._told(
             f"{load:g}/s: {found.share:.2%} of {found.count:,} requests met the targets "
@@ -203,6 +224,11 @@ class LoadSearch:
 
     def _add(self, trial: TrialRow) -> None:
         self.trials.setdefault(trial.rate_per_s, []).append(trial)
+
+
+def _judged(rows: int) -> int:
+    """Return how many requests of a part count, at most."""
+    return rows - int(WARM_UP_SHARE * rows)
 
 
 def _differences(kept: bytes, about: Mapping[str, Any]) -> list[str]:

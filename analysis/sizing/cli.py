@@ -8,7 +8,6 @@ from typing import Any
 from forebay.analysis.sizing.options import PLOT, RESULTS, SizeArguments
 from forebay.proxy.command import new_app
 from forebay.traces.command_options import takes_options
-from forebay.traces.errors import InputError
 from forebay.traces.talk import talk
 
 HELP = """Find the least number of GPUs that meets latency targets, by simulating the proxy and its
@@ -101,10 +100,9 @@ def _encoded(data: dict[str, Any]) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(data)
-        partial.replace(path)
-    except OSError as error:
-        raise InputError(f"--out {path.parent}: cannot be written ({error.strerror})") from error
+    from forebay.replay.output import make_folder
+    from forebay.traces.output import whole_file
+
+    make_folder(path.parent)
+    with whole_file(path) as file:
+        file.write(data)

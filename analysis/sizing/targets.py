@@ -51,6 +51,11 @@ def parse_targets(text: str) -> tuple[LatencyTarget, ...]:
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
         found = _NAME.fullmatch(name)
+        if not found and value and name.rpartition(".")[2] in (*METRICS, "itl"):
+            raise InputError(
+                f"--slo: {part.strip()!r} names no percentile; for 95 % of the requests write "
+                f"{name}_p95={value}"
+            )
         if not found or not value or not 0 < float(found[3]) < 100:
             raise InputError(
                 f"--slo: {part.strip()!r} is not [CLASS.]METRIC_pNN=TIME; e.g. {DEFAULT_SLO}"

@@ -82,8 +82,7 @@ class EngineConfig:
                 f"--long-prefill-token-threshold {self.long_prefill_token_threshold}: "
                 "give tokens, or 0 for no cap"
             )
-        if self.block_size not in (8, 16, 32, 64, 128, 256):
-            raise InputError(f"--block-size {self.block_size}: give 8, 16, 32, 64, 128 or 256")
+        check_block_size(self.block_size)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InputError(
                 f"--gpu-memory-utilization {self.gpu_memory_utilization}: give a share in (0, 1]"
@@ -235,6 +234,12 @@ class EngineConfig:
                 f"--max-model-len {self.context}: the KV cache holds {max(usable, 0)} tokens; "
                 "lower it, or raise --gpu-memory-utilization or --num-gpu-blocks-override"
             )
+
+
+def check_block_size(tokens: int) -> None:
+    """Raise InputError unless `vllm serve` takes this --block-size."""
+    if tokens not in (8, 16, 32, 64, 128, 256):
+        raise InputError(f"--block-size {tokens}: give 8, 16, 32, 64, 128 or 256")
 
 
 def _flag(name: str) -> str:

@@ -115,6 +115,22 @@ class TestReading:
         with pytest.raises(InputError, match=f"{told}; give a run folder"):
             load_run(path)
 
+    @pytest.mark.parametrize(
+        ("summary", "told"),
+        [
+            ({"a": [1]}, "summary.json: has no number of requests"),
+            ({"requests": "3"}, "summary.json: has no number of requests"),
+            ({"requests": 84}, "summary.json: counts 84 requests, but requests.parquet has 3"),
+        ],
+    )
+    def test_a_summary_of_something_else_is_named(
+        self, tmp_path: Path, summary: dict[str, Any], told: str
+    ) -> None:
+        folder = write_run(tmp_path / "r", steady(3, 1.0))
+        (folder / "summary.json").write_bytes(orjson.dumps(summary))
+        with pytest.raises(InputError, match=told):
+            load_run(folder)
+
     def test_runs_of_one_name_are_told_apart(self, tmp_path: Path) -> None:
         paths = [write_run(tmp_path / top / "run", steady(3, 1.0)) for top in ("mon", "tue")]
         assert [run.name for run in load_runs(paths)] == ["mon/run", "tue/run"]
@@ -587,7 +603,11 @@ class TestCommand:
         said = capsys.readouterr()
         assert said.err.startswith("forebay compare: ttft_p50 of c is 3.00 s, +100.0 % against")
         assert run_command(compare_app, "compare", [*words, "--fail-if-worse"]) == 1
+        said = capsys.readouterr()
+        assert said.err.startswith("forebay compare: --fail-if-worse: c is worse than a in chat")
+        assert said.err.count("\n") == 1
         assert run_command(compare_app, "compare", [*words[:2], "--fail-if-worse"]) == 0
+        assert capsys.readouterr().err == ""
 
     def test_a_bucket_without_requests_may_have_a_target(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -637,10 +657,10 @@ def test_numbers_written_by_the_replayer_are_understood(tmp_path: Path) -> None:
     assert run.number("no", "such") is None
 
 
-def test_summary_and_run_may_lack_everything(tmp_path: Path) -> None:
+def test_summary_and_run_may_lack_all_but_the_number_of_requests(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "r", steady(30, 1.0))
-    for name in ("summary.json", "run.json"):
-        (folder / name).write_bytes(orjson.dumps({}))
+    for name, kept in (("summary.json", {"requests": 30}), ("run.json", {})):
+        (folder / name).write_bytes(orjson.dumps(kept))
     run = load_run(folder)
     found = compare(run, run)
     assert verdict(run).word == "unknown"

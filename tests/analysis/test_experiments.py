@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from forebay.analysis.experiments import STUDIES
+from forebay.analysis.experiments import STUDIES, flood
 from forebay.analysis.experiments.fitting import fit_terms
 from forebay.analysis.experiments.hol import beside_a_chat
+from forebay.analysis.experiments.result import Result, finish
 from forebay.analysis.experiments.study import integers
 from forebay.analysis.experiments.target import Ask, SimTarget, open_target, sim_config
 from forebay.proxy.cli import main
@@ -172,7 +173,8 @@ def test_a_study_over_http_counts_what_the_server_counts() -> None:
         (["prefill", "--target", "sim:"], 2, "name a model"),
         (["prefill", "--target", "sim:gpt-5"], 2, "gpt-5"),
         (["prefill", "--target", PHI, "--lengths", "1k,x"], 2, "--lengths 1k,x"),
-        (["prefill", "--target", PHI, "--lengths", "1k,200k,300k"], 2, "fewer than 3"),
+        (["prefill", "--target", PHI, "--lengths", "1k,200k,300k"], 2, "only 1 of them fit in"),
+        (["prefill", "--target", PHI, "--lengths", "1k,1024"], 2, "give 3 lengths or more"),
         (["hol", "--target", PHI, "--prompt-tokens", "131071"], 2, "--prompt-tokens 131071"),
         (["decode", "--target", "http://127.0.0.1:9"], 2, "cannot be reached"),
         (["nothing"], 2, "nothing"),
@@ -233,3 +235,32 @@ def test_a_fit_has_no_negative_term() -> None:
     terms, _ = fit_terms([1, 2, 3], [3.0, 2.0, 1.0], (0, 1))
     assert terms[1] == 0
     assert terms[0] > 0
+
+
+def test_a_table_fits_80_columns_and_splits_no_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [
+        {"load": 10.5, "load_of_proxy": 6.93, "way": way, "goodput_per_s": 123.4,
+         "ttft_p50_s": 9.869, "ttft_p99_s": 113.25, "rejected_share": 0.136, "late_share": 1.0}
+        for way in ("round robin", "proxy, no limits", "proxy")
+    ]  # fmt: skip
+    finish(Result("flood", PHI, "So it is.", flood.COLUMNS, rows, {}, "<svg/>"), tmp_path, False)
+    table = capsys.readouterr().out.partition("So it is.")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    for word in ("load", "proxy", "goodput", "TTFT", "p99", "rejected", "late", "113.250 s"):
+        assert f" {word} " in f"{table} "
+    assert "round robin" in table
+    assert "proxy, no " in table  # the longest name may go on below
+
+
+def test_results_are_written_to_the_target_of_a_link(tmp_path: Path) -> None:
+    kept, out = tmp_path / "kept.json", tmp_path / "out"
+    kept.write_text("{}")
+    out.mkdir()
+    (out / "results.json").symlink_to(kept)
+    words = ("--target", PHI, "--lengths", "1k,2k,4k", "--repeats", "1", "--force")
+    assert study("prefill", out, *words)["study"] == "prefill"
+    assert (out / "results.json").is_symlink()
+    assert json.loads(kept.read_text())["study"] == "prefill"

@@ -37,6 +37,31 @@ def test_csv_has_every_request_and_column(folder: Path, tmp_path: Path) -> None:
     assert read[7]["outcome"] == "ok"
 
 
+def test_json_says_what_was_written(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    out = str(tmp_path / "requests.csv")
+    words = ["runs", "export", "csv", str(folder), "--json"]
+    assert main([*words, "-o", out]) == 0
+    told = {"format": "csv", "run": str(folder)}
+    assert orjson.loads(capfd.readouterr().out) == {**told, "path": out}
+    assert main(words) == 2
+    said = capfd.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert "--json: standard output has the export already; give -o FILE" in said.err
+
+    def sent(run: Path, out: BinaryIO, tag: str) -> None:
+        out.write(b"http://collector 60 metrics\n")
+
+    monkeypatch.setattr(exporters, "export_otlp", sent)
+    assert main(["runs", "export", "otlp", str(folder), "--json"]) == 0
+    told = {"format": "otlp", "run": str(folder), "sent_to": "http://collector 60 metrics"}
+    assert orjson.loads(capfd.readouterr().out) == told
+
+
 def test_hgrm_has_the_percentiles_of_the_log(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "ttft.hgrm"
     assert main(["runs", "export", "hgrm", str(folder), "-o", str(out)]) == 0

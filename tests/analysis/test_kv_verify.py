@@ -313,3 +313,10 @@ def test_metrics_of_a_running_server(capsys: pytest.CaptureFixture[str]) -> None
         assert main(["kv", "verify", *words]) == 0
         thread.join()
     assert json.loads(capsys.readouterr().out)["error"] == 0.0
+
+
+@pytest.mark.parametrize("command", ["kv --model llama-3-8b --gpu h200", "kv verify none.log"])
+def test_a_block_size_that_vllm_refuses(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The engine says the same."""
+    assert main([*command.split(), "--block-size", "17"]) == 2
+    assert "--block-size 17: give 8, 16, 32, 64, 128 or 256" in capsys.readouterr().err

@@ -170,3 +170,25 @@ def test_other_mistakes(
     pq.write_table(table, f"{changed}/requests.parquet")
     assert main(["runs", "merge", two, changed, "--out", str(tmp_path / "out")]) == 2
     assert "its columns are those of another version" in capsys.readouterr().err
+
+
+def test_files_that_are_not_of_the_run(
+    seeds: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A log without its samples would make percentiles of half the requests."""
+    first, log, short = copies(seeds, tmp_path)
+    lines = (seeds[1] / "latency.hlog").read_text().splitlines(keepends=True)
+    summary = json.loads((seeds[2] / "summary.json").read_text())
+    count = json.loads((seeds[1] / "summary.json").read_text())["ttft_ms"]["all"]["count"]
+    for kept in (0, len(lines) - 9):
+        (Path(log) / "latency.hlog").write_text("".join(lines[:kept]))
+        assert main(["runs", "merge", first, log, "--out", str(tmp_path / "out")]) == 2
+        told = capsys.readouterr().err
+        assert f"{log}/latency.hlog: has " in told
+        assert f"times of a first token, but summary.json counts {count:,}" in told
+        assert told.count("\n") == 1
+        assert not list((tmp_path / "out").iterdir())
+    del summary["window_s"]
+    (Path(short) / "summary.json").write_text(json.dumps(summary))
+    assert main(["runs", "merge", first, short, "--out", str(tmp_path / "out")]) == 2
+    assert f"{short}/summary.json: has no window_s" in capsys.readouterr().err

@@ -1,7 +1,9 @@
 """The HTML report: one well-formed file that loads nothing and shows the figures of the runs."""
 
 import json
+import os
 import re
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -297,6 +299,33 @@ class TestCommand:
         (tmp_path / "file").write_text("mine")
         with pytest.raises(InputError, match=r"r\.html: cannot be written \(Not a directory\)"):
             write_report(page, tmp_path / "file" / "r.html")
+
+    def test_a_link_a_pipe_and_standard_output_are_written_to(
+        self, pair: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """A pipe stands for a device: none of them is replaced by a file."""
+        kept, link, pipe = tmp_path / "kept.html", tmp_path / "link.html", tmp_path / "pipe"
+        kept.write_text("old")
+        link.symlink_to(kept)
+        os.mkfifo(pipe)
+        read: list[str] = []
+        reader = threading.Thread(target=lambda: read.append(pipe.read_text("utf-8")), daemon=True)
+        reader.start()
+        for out in (link, pipe):
+            words = [str(pair[0]), "-o", str(out), "--force"]
+            assert run_command(report_app, "report", words) == 0
+        reader.join(10)
+        assert link.is_symlink()
+        assert pipe.is_fifo()
+        assert read == [kept.read_text("utf-8")]
+        assert read[0].startswith("<!DOCTYPE html>")
+        capfd.readouterr()
+        words = [str(pair[0]), "-o", "-"]
+        assert run_command(report_app, "report", words) == 0
+        assert capfd.readouterr().out == read[0]
+        assert run_command(report_app, "report", [*words, "--json"]) == 2
+        assert "give -o FILE" in capfd.readouterr().err
+        assert {path.name for path in tmp_path.iterdir()} == {"kept.html", "link.html", "pipe"}
 
     @pytest.mark.parametrize(
         ("words", "told"),

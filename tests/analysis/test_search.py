@@ -201,6 +201,45 @@ def test_a_trace_that_is_too_short_leaves_the_answer_open() -> None:
     assert found.sentence.startswith("No load down to")
 
 
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("wanted", [0.9, 0.99, 0.995])
+def test_the_least_part_that_proves_a_share(wanted: float, repeats: bool) -> None:
+    """With one request fewer, no load can be proven even if none is late."""
+
+    class NoneLate(KnownCurve):
+        def run(self, rows: Sequence[TraceRequest], rate_per_s: float, part: int) -> TrialRow:
+            judged = len(rows) - len(rows) // 10
+            return TrialRow(rate_per_s, part, len(rows), judged, judged, judged, rate_per_s, 1, 2)
+
+    def asked(size: int) -> SearchQuestion:
+        part = {"part_rows": size, "most_parts": 1, "wanted": wanted, "repeats": repeats}
+        return replace(question(**part), rows=rows(size))
+
+    least = asked(10).least_part_rows
+    for size in (least - 1, least):
+        search = LoadSearch(asked(size), NoneLate(0))
+        assert asked(size).can_prove() is (size == least)
+        assert search.passes(0) is (True if size == least else None)
+
+
+def test_a_trace_for_a_single_part_is_looked_at_once() -> None:
+    once = question(repeats=False, part_rows=3000)
+    assert once.z == z_of_looks(1) < question(repeats=False).z < question().z == z_of_looks(5)
+
+
+def test_what_was_met_and_still_is_no_proof_is_said() -> None:
+    class Clumped(KnownCurve):
+        def run(self, rows: Sequence[TraceRequest], rate_per_s: float, part: int) -> TrialRow:
+            return TrialRow(rate_per_s, part, 1000, 900, 900, 90.0, rate_per_s, 1, 2)
+
+    search = LoadSearch(question(most_parts=1), Clumped(0))
+    found = result_of(search, search.run(), [])
+    assert found.highest_per_s is None
+    (warning,) = found.warnings
+    assert "none of 900 requests missed, but the slowest came together" in warning
+    assert "prove no more than 90 on their own would; give a longer trace" in warning
+
+
 def test_a_part_is_longer_than_an_overload_can_hide() -> None:
     """At 20 targets, work that comes 6 % too fast is late for a sixth of the part."""
     slos = (Slo("chat", "ttft", 2.0), Slo("document", "ttft", 15.0), Slo(None, "tpot", 60.0))
@@ -301,7 +340,20 @@ def test_the_command_on_a_simulated_engine(
         (["--target", "http://127.0.0.1:1"], "--out"),
         (["--target", "sim:llama-3-8b", "--attainment", "99"], "--attainment 99"),
         (["--target", "sim:llama-3-8b", "--arrivals", "closed:4"], "--arrivals"),
+        (["--target", "foo"], "'foo' is not a URL; write e.g. http://127.0.0.1:8080, or sim:MODEL"),
         (["--target", "sim:llama-3-8b", "--start", "0"], "--start 0"),
+        (["--target", "sim:llama-3-8b", "--start", "1e12"], "above 0 and below a million"),
+        (
+            ["--target", "sim:llama-3-8b@h200", "--attainment", "0.995"],
+            "1 part of 400 requests cannot prove with 95 % confidence that 99.5 % meet their "
+            "targets, even if all do; one part of 598 could: give a trace of 598 or more, "
+            "--arrivals poisson (each part at new times), or a lower --attainment",
+        ),
+        (
+            ["--target", "http://127.0.0.1:1", "--out", "none"],
+            "1 part of 250 requests cannot prove with 95 % confidence that 99 % meet their "
+            "targets, even if all do; one part of 297 could: give --requests 297, --arrivals",
+        ),
         (["--target", "sim:llama-3-8b", "--slo", "video.ttft=1s"], "no bucket 'video'"),
         (["--target", "sim:a", "--target", "sim:b"], "one sim: target"),
     ],

@@ -82,7 +82,8 @@ def test_targets() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("ttft=2s", "is not [CLASS.]METRIC_pNN=TIME"),
+        ("ttft=2s", "'ttft=2s' names no percentile; for 95 % of the requests write ttft_p95=2s"),
+        ("ttft", "is not [CLASS.]METRIC_pNN=TIME"),
         ("ttft_p0=2s", "is not [CLASS.]METRIC_pNN=TIME"),
         ("ttft_p100=2s", "is not [CLASS.]METRIC_pNN=TIME"),
         ("speed_p95=2s", "no metric 'speed'"),
@@ -446,6 +447,10 @@ def test_more_users_never_draw_a_plot_that_is_not_xml() -> None:
         ("--users 5 --document-tokens 100 --think 0", "--think 0"),
         ("--users 5 --document-tokens 100 --cv 0", "--cv 0"),
         ("--users 5 --document-tokens 100 --slo fast", "--slo"),
+        (
+            "--users 5 --document-tokens 100 --slo chat.ttft=2s",
+            "names no percentile; for 95 % of the requests write chat.ttft_p95=2s",
+        ),
         ("--users 5 --document-tokens 100 --price-per-gpu-hour 0", "--price-per-gpu-hour 0"),
         ("--users 5 --document-tokens 100 --policy random", "--policy random"),
         ("--users 5 --document-tokens 100 --plot", "--plot: give the folder"),

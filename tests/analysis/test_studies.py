@@ -438,6 +438,25 @@ def test_the_kv_cache_is_full_where_it_was_predicted(tmp_path: Path) -> None:
     assert "only the use is checked" in found["notes"][0]
 
 
+def test_requests_that_end_before_the_others_begin_do_not_count(tmp_path: Path) -> None:
+    """The prompts of 7 take 105 steps; the first answer, begun after 15, has ended by then."""
+    words = ("--target", "sim:llama-3-8b@h200", "--prompt-tokens", "120000", "--output-tokens")
+    found = study("kv", tmp_path / "few", *words, "64")
+    assert found["facts"]["worst_share_error"] < 0.001
+    assert [row["together"] for row in found["rows"]] == [True, True, True, *[False] * 4]
+    assert found["notes"][-1].startswith("rows from 6 requests on do not count")
+    assert "max_num_seqs" not in found["sentence"]
+    advice = re.search(
+        "because the first requests had ended before the last were prefilled: give "
+        r"--output-tokens (\d+) or more", found["sentence"]
+    )  # fmt: skip
+    assert advice is not None
+    found = study("kv", tmp_path / "enough", *words, advice[1])
+    assert all(row["together"] for row in found["rows"])
+    assert found["facts"]["reported_full_at"] == found["facts"]["predicted_full_at"] == 8
+    assert found["facts"]["worst_share_error"] < 0.001
+
+
 def test_a_cache_that_fills_early_is_not_called_as_predicted() -> None:
     pool, trace = Pool(1001, 16), rows(4, 2000, 10)
 

@@ -386,3 +386,15 @@ def test_the_list_of_shipped_calibrations() -> None:
         (one.model, one.gpu) for one in shipped()
     }
     assert "any other" in forebay("--list-calibrations").stdout
+
+
+def test_a_calibration_is_written_to_the_target_of_a_link(tmp_path: Path) -> None:
+    points, kept, link = tmp_path / "points.csv", tmp_path / "kept.json", tmp_path / "link.json"
+    points.write_text("kind,prompt_tokens,seconds\nttft,1024,0.04\nttft,8192,0.2\n")
+    kept.write_text("{}")
+    link.symlink_to(kept)
+    words = ("--model", "llama-3-8b", "--gpu", "h200", "--out", str(link), "--force")
+    done = forebay("calibrate", str(points), *words)
+    assert done.returncode == 0, done.stderr
+    assert link.is_symlink()
+    assert read_calibration(kept).model == "llama-3-8b"

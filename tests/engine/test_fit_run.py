@@ -87,6 +87,25 @@ def test_prediction_is_what_a_replay_against_the_server_measures(tmp_path: Path)
     assert hit_ratio(measured) == hit_ratio(predicted) > 0.1
 
 
+def test_a_chat_has_the_tokens_of_its_template_too(tmp_path: Path) -> None:
+    rows = trace(24)
+
+    async def main() -> None:
+        async with start_engine(CONFIG) as server:
+            options = ReplayOptions(rows, [server.url], tmp_path, endpoint="chat", quiet=True)
+            await replay(options)
+
+    run(main())
+    measured = read_runs([tmp_path], rows)
+    more = {
+        one.row.input_tokens - row.input_tokens for one, row in zip(measured, rows, strict=True)
+    }
+    assert more == {4}  # the marks of both roles
+    predicted = predict(measured, CONFIG)
+    assert max(abs(line.error) for line in compared(measured, predicted)) < 1e-3
+    assert hit_ratio(predicted) == pytest.approx(hit_ratio(measured), abs=0.01)
+
+
 def test_the_command_says_how_true_the_engine_is(tmp_path: Path) -> None:
     """Against a server with its own constants it is exact, against any other it is not."""
     path, other = tmp_path / "trace.jsonl", tmp_path / "run"
@@ -108,6 +127,9 @@ def test_the_command_says_how_true_the_engine_is(tmp_path: Path) -> None:
     far = forebay(str(other), *server, "--gpu", "h200-nvl", "--within", "0.01", of="validate")
     assert far.returncode == 1
     assert "Furthest off: " in far.stdout
+    absent = forebay(str(tmp_path / "absent"), *server, "--gpu", "h200", of="validate")
+    assert (absent.returncode, absent.stdout) == (2, "")
+    assert "absent: no such run; give a folder that `forebay replay --out` wrote" in absent.stderr
     path.unlink()
     refused = forebay(str(other), *server, "--gpu", "h200", of="validate")
     assert (refused.returncode, refused.stdout) == (2, "")
@@ -173,7 +195,13 @@ def test_medians_over_runs_request_by_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answers", "says"),
     [
-        ([("a", {})], "has no request b with 100 prompt tokens"),
+        ([("a", {})], "has no request b; --trace must be the replayed trace"),
+        (
+            [("a", {"prompt_tokens": 104}), ("b", {"prompt_tokens": 105})],
+            "request b has 105 prompt tokens, in the trace it has 100",
+        ),
+        ([("a", {"prompt_tokens": 99}), ("b", {"prompt_tokens": 99})], "request a has 99 prompt"),
+        ([("a", {"prompt_tokens": None}), ("b", {})], "request a has 0 prompt tokens"),
         ([("a", {}), ("b", {"prompt_tokens": 400})], "must count tokens as it does"),
         ([("a", {}), ("b", {}), ("c", {})], "has requests that are not in the trace"),
         ([("a", {}), ("b", {"outcome": "failed"})], "1 of 2 requests failed, b first"),

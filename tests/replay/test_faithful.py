@@ -158,6 +158,10 @@ def test_a_schedule_can_be_printed_without_a_server(
         "0.500000,c,,",
         ',d,"c a,b",0.500000',
     ]
+    assert main(["replay", str(path), "--print-schedule", "--speed", "2", "--json"]) == 0
+    first, _, last = orjson.loads(capsys.readouterr().out)
+    assert first == {"due_s": 0.0, "id": "a,b", "waits_for": [], "think_s": None}
+    assert last == {"due_s": None, "id": "d", "waits_for": ["c", "a,b"], "think_s": 0.5}
     assert main(["replay", str(path), "--print-schedule", "--turns", "trace"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "2.000000,d,,"
     assert main(["replay", str(path)]) == 2

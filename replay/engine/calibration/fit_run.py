@@ -32,6 +32,8 @@ LEAST_GAIN = 1e-3
 RUN_CANDIDATES = {**CANDIDATES, "prefill_half_tokens": 1.0}
 """A run has prefill chunks at every depth of context, so it also shows how attention speeds up."""
 QUANTILES = (0.5, 0.9, 0.99)
+MOST_ADDED = 256
+"""Tokens that a chat template may add to a prompt; more, and the run is of another trace."""
 _COLUMNS = ("id", "backend", "sent_s", "outcome", "prompt_tokens", "cached_tokens",
             "output_tokens", "ttft_service_s", "e2e_service_s", "tpot_s")  # fmt: skip
 
@@ -62,6 +64,9 @@ class RunFit:
 def read_runs(folders: Sequence[Path], trace: Sequence[TraceRequest]) -> tuple[Timed, ...]:
     """Read the requests of replays of one trace; each time is the median over the runs.
 
+    A request has the prompt tokens that the server counted: a chat template adds to those of the
+    trace.
+
     Raises InputError for a run of another trace, of several servers, or with failures.
     """
     tables = [_rows(folder) for folder in folders]
@@ -74,7 +79,7 @@ def read_runs(folders: Sequence[Path], trace: Sequence[TraceRequest]) -> tuple[T
         output = found[0]["output_tokens"]
         timed.append(
             Timed(
-                replace(row, output_tokens=output),
+                replace(row, input_tokens=found[0]["prompt_tokens"], output_tokens=output),
                 found[0]["sent_s"],
                 median(one["ttft_service_s"] for one in found),
                 median(one["e2e_service_s"] for one in found),
@@ -107,12 +112,20 @@ def _rows(folder: Path) -> dict[str, dict[str, Any]]:
 def _check_trace(
     folder: Path, table: Mapping[str, Mapping[str, Any]], trace: Sequence[TraceRequest]
 ) -> None:
+    added: int | None = None  # by a chat template: the same for every request
     for row in trace:
-        one = table.get(row.id)
-        if one is None or one["prompt_tokens"] != row.input_tokens:
+        if row.id not in table:
             raise InputError(
-                f"{folder}: has no request {row.id} with {row.input_tokens:,} prompt tokens; "
-                "--trace must be the replayed trace, and the server must count tokens as it does"
+                f"{folder}: has no request {row.id}; --trace must be the replayed trace"
+            )
+        counted = table[row.id]["prompt_tokens"] or 0
+        more = counted - row.input_tokens
+        added = more if added is None else added
+        if more != added or not 0 <= more <= MOST_ADDED:
+            raise InputError(
+                f"{folder}: request {row.id} has {counted:,} prompt tokens, in the trace it has "
+                f"{row.input_tokens:,}; --trace must be the replayed trace, and the server must "
+                "count tokens as it does (a chat template may add the same number to each)"
             )
     if len(table) > len(trace):
         raise InputError(f"{folder}: has requests that are not in the trace")

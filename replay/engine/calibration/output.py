@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.replay.engine.step_constants import CONSTANTS, Calibration, CalibrationFile, shipped
-from forebay.traces.errors import InputError
+from forebay.traces.output import json_bytes, whole_file
 from forebay.traces.talk import talk
 
 if TYPE_CHECKING:
@@ -128,14 +128,6 @@ def print_json(data: dict[str, Any]) -> None:
 
 def write_calibration(file: CalibrationFile, out: Path) -> None:
     """Write `file` whole or not at all and report it; raises InputError where it cannot."""
-    import orjson
-
-    partial = out.with_name(f".{out.name}.partial")
-    option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    try:
-        partial.write_bytes(orjson.dumps(file.as_json(), option=option))
-        partial.replace(out)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise InputError(f"--out {out}: cannot be written ({error.strerror})") from error
+    with whole_file(out) as written:
+        written.write(json_bytes(file.as_json()))
     talk(f"wrote {out}: forebay engine --calibration {out}")

@@ -90,6 +90,8 @@ def validate_command(
 def _trace_of(run: Path) -> Path:
     """Return the trace that a run says it replayed; raises InputError."""
     path = run / "run.json"
+    if not path.is_file():
+        raise InputError(f"{run}: no such run; give a folder that `forebay replay --out` wrote")
     try:
         found = Path(json.loads(path.read_text(encoding="utf-8"))["trace"]["path"])
     except (OSError, ValueError, KeyError, TypeError):
