@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         status = CLOSED_PIPE
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         where = error.filename or "the output"
         print(f"forebay: cannot write {where}: {error.strerror}; make room", file=sys.stderr)
