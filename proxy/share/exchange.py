@@ -22,6 +22,7 @@ from forebay.proxy.share.wire import MOST_NAME, BadMessage, Message, decode, enc
 from forebay.proxy.telemetry.events import LogEvent, Say
 
 PERIOD_S = 0.1
+FIRST_TURNS = 30  # without a connection since the start, this is said after 3 s
 # Bounds for what others can make this proxy do: a message takes 40 us, and applying reports takes
 # some microseconds for each proxy and backend.
 MOST_PEERS = 64
@@ -61,6 +62,7 @@ class PeerExchange:
     bad: int = 0
     failed: int = 0
     alone_since: float | None = field(default_factory=time.time)
+    _was_connected: bool = False
     _numbers: dict[str, int] = field(default_factory=dict)  # last message of each sender
     _heard: int = 0  # messages since the last turn
     _reports: dict[str, ProxyReport] = field(default_factory=dict)  # not applied yet
@@ -164,11 +166,12 @@ class PeerExchange:
 
     def _log_links(self) -> None:
         connected = any(link.connected for link in self.links)
+        never = self.published == FIRST_TURNS and not self._was_connected
         if connected and self.alone_since is not None:
-            self.alone_since = None
+            self.alone_since, self._was_connected = None, True
             self.say(LogEvent.SHARE_CONNECTED, "share: connected to the other proxies")
-        elif not connected and self.alone_since is None:
-            self.alone_since = time.time()
+        elif not connected and (self.alone_since is None or never):
+            self.alone_since = self.alone_since or time.time()
             trouble = "; ".join(f"{link.name}: {link.trouble}" for link in self.links)
             line = f"share: not connected, deciding alone ({trouble})"
             self.say(LogEvent.SHARE_LOST, line)

@@ -28,7 +28,7 @@ from forebay.proxy.http1.errors import SERVER, ApiError, error_body
 from forebay.proxy.http1.headers import request_id
 from forebay.proxy.share.workers import Worker, WorkerPool
 
-ANSWER_S = 2.0
+ANSWER_S, RELOAD_S = 2.0, 60.0  # new backends are probed before a reload ends
 BODY_BYTES, BODY_S = 64 << 20, 30.0  # of a preview; a worker's own limits are lower
 PASSED = ("x-forebay-class", "x-request-timeout")  # headers that decide about a request
 NO_HEADERS: Mapping[str, str] = {}
@@ -85,6 +85,8 @@ class WorkersAdmin:
             case "POST", "/drain":
                 self._workers.stop.set()
                 return web.Response(status=202, text="draining\n")
+            case "POST", "/reload":
+                return await self._reload()
         return wrong_request(request)
 
     async def _readiness(self) -> web.Response:
@@ -97,6 +99,19 @@ class WorkersAdmin:
         return web.Response(
             status=200 if alive else 503,
             text=f"ready: {len(ready)} of {self._workers.count} workers{hang}\n",
+        )
+
+    async def _reload(self) -> web.Response:
+        """Answer with what came of a reload in each worker."""
+        answers = await self._ask("/reload", "POST", RELOAD_S)
+        if not answers:
+            return _no_answer(answers)
+        said = {i: body.decode() for i, (_, body) in answers.items()}
+        same = len(set(said.values())) == 1 and len(said) == self._workers.count
+        lines = [f"worker {i}: {text}" for i, text in said.items()]
+        status = max(status for status, _ in answers.values())
+        return web.Response(
+            status=status, text=next(iter(said.values())) if same else "".join(lines)
         )
 
     async def _explain(self, request_id: str) -> web.Response:
@@ -157,14 +172,18 @@ class WorkersAdmin:
                 continue
         return _no_answer({})
 
-    async def _ask(self, path: str) -> dict[int, tuple[int, bytes]]:
-        """Return status and body of each worker that responds."""
+    async def _ask(
+        self, path: str, method: str = "GET", within_s: float = ANSWER_S
+    ) -> dict[int, tuple[int, bytes]]:
+        """Return status and body of each worker that responds in time."""
+        limit = aiohttp.ClientTimeout(within_s)
 
         async def one(worker: Worker) -> tuple[int, bytes] | None:
             if worker.admin_url is None:
                 return None
             try:
-                async with self._session.get(worker.admin_url + path) as response:
+                asked = self._session.request(method, worker.admin_url + path, timeout=limit)
+                async with asked as response:
                     return response.status, await response.read()
             except (aiohttp.ClientError, OSError, TimeoutError):
                 return None

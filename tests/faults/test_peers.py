@@ -8,7 +8,14 @@ from said import Said
 
 from forebay.proxy.core.peers import Peering
 from forebay.proxy.core.state.elsewhere import SILENT_S, BackendReport, ProxyReport
-from forebay.proxy.share.exchange import APPLY_S, MOST_MESSAGES, MOST_PEERS, PERIOD_S, PeerExchange
+from forebay.proxy.share.exchange import (
+    APPLY_S,
+    FIRST_TURNS,
+    MOST_MESSAGES,
+    MOST_PEERS,
+    PERIOD_S,
+    PeerExchange,
+)
 from forebay.proxy.share.wire import Message, encode
 
 
@@ -65,6 +72,36 @@ def test_a_few_proxies_are_heard_at_once() -> None:
         assert peers.names == ["proxy1", "proxy2"]
         assert exchange.received == 3
         await gone(exchange)
+
+    on_stage(scene, None)
+
+
+class DeadLink:
+    """A server that cannot be reached."""
+
+    name, trouble, connected = "redis", "ConnectionError", False
+
+    def send(self, data: bytes) -> None:
+        raise AssertionError
+
+    def listen(self, heard: object) -> None:
+        raise AssertionError
+
+
+def test_a_server_that_was_never_reached_is_said_once() -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        link, said = DeadLink(), Said()
+        exchange = PeerExchange(on.proxy.driver, [link], said)
+        for _ in range(FIRST_TURNS):
+            exchange.turn()
+        assert said == []
+        for _ in range(3):
+            exchange.turn()
+        assert said == ["share: not connected, deciding alone (redis: ConnectionError)"]
+        link.connected = True
+        link.send = lambda data: None  # type: ignore[method-assign]
+        exchange.turn()
+        assert said[1:] == ["share: connected to the other proxies"]
 
     on_stage(scene, None)
 

@@ -248,6 +248,12 @@ def test_sighup_reaches_every_worker_and_a_reload_finds_nothing_changed(tmp_path
 
             await until(reloaded)
             assert all(c["needs_restart"] == [] for c in await until(both))
+            async with client.post(admin + "/reload") as response:
+                assert (response.status, await response.text()) == (200, "unchanged\n")
+            config.write_text("listn: {}\n")
+            async with client.post(admin + "/reload") as response:
+                assert response.status == 400
+                assert "listn: unknown key" in await response.text()
 
     asyncio.run(main())
     assert {path.name for path in tmp_path.glob("*.hlog")} == {"ttft.0.hlog", "ttft.1.hlog"}
