@@ -21,6 +21,7 @@ from forebay.replay.sim.summary import Table
 from forebay.replay.sim.workload import SimWorkload
 from forebay.replay.slo import Slo
 from forebay.traces.schema import TraceRequest
+from forebay.traces.talk import talk
 
 Words = NDArray[np.object_]
 
@@ -109,6 +110,8 @@ class HttpTrials:
             out=out,
             force=True,
         )
+        lasts_s = len(rows) / rate_per_s / options.time_scale
+        talk(f"{rate_per_s:g}/s: sending {len(rows):,} requests, about {lasts_s:,.0f} s")
         summary = self.play(options)
         if summary.interrupted:
             raise KeyboardInterrupt

@@ -276,7 +276,7 @@ def test_an_overload_that_a_short_trace_hides_is_not_proven(tmp_path: Path) -> N
     assert any("20 times the longest target" in one for one in found["warnings"])
 
 
-def test_trials_of_a_server(tmp_path: Path) -> None:
+def test_trials_of_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The server answers one request at a time in 25 ms, so 40 a second are too many."""
 
     busy: list[asyncio.Lock] = []
@@ -299,6 +299,7 @@ def test_trials_of_a_server(tmp_path: Path) -> None:
     options = ReplayOptions((), (), tmp_path, arrivals=Arrivals("poisson"), slos=slos, quiet=True)
     maker = HttpTrials(options, tmp_path, slos, play)
     slow_pace, fast_pace = maker.run(rows(300), 10.0, 0), maker.run(rows(300), 60.0, 0)
+    assert "10/s: sending 300 requests, about 30 s" in capsys.readouterr().err
     assert slow_pace.good == slow_pace.judged == 270
     assert slow_pace.completed_per_s == pytest.approx(10, rel=0.01)  # also as arrivals end
     assert fast_pace.good < fast_pace.judged / 2
