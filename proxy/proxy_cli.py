@@ -67,7 +67,8 @@ def proxy(
     if check_config:
         from forebay.proxy.diagnose.config_file import check_files
 
-        check_files(loaded, os.environ)
+        for warning in check_files(loaded, os.environ):
+            talk(f"warning: {warning}")
         if any(backend.kv_events for backend in loaded.backends):
             from forebay.proxy.kv_events.follower import kv_event_modules
 

@@ -31,14 +31,20 @@ def examine_file(path: Path, environ: Mapping[str, str], scene: Scene) -> list[F
     return [Finding(CHECK, *one) for one in (*found, *_running(config, scene))]
 
 
-def check_files(config: Config, environ: Mapping[str, str]) -> None:
-    """Raise InputError if a file that the configuration names cannot be used."""
-    Security(config, environ)
+def check_files(config: Config, environ: Mapping[str, str]) -> list[str]:
+    """Return warnings; raises InputError if a file that the configuration names cannot be used."""
+    ring = Security(config, environ).auth.ring
     if config.capture.path is not None:
         capture_salt(environ)
-    for severity, text, remedy in _disks(config):
+    warnings = []
+    for severity, text, remedy in (
+        *_key_file(config, ring.short_keys if ring else 0),
+        *_disks(config),
+    ):
         if severity == "error":
             raise InputError(f"{text}; {remedy}")
+        warnings.append(f"{text}; {remedy}")
+    return warnings
 
 
 def _key_file(config: Config, short_keys: int) -> Found:

@@ -220,7 +220,7 @@ class TestCheckConfig:
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         if keys is not None:
-            key_file(tmp_path, keys)
+            key_file(tmp_path, keys).chmod(0o600)
         values = {**ONE, "tenants": {"keys": str(tmp_path / "keys")}, "upstream_api_key": BOLT}
         config = tmp_path / "proxy.yaml"
         config.write_text(yaml.safe_dump(values))
@@ -230,6 +230,18 @@ class TestCheckConfig:
         assert words in printed.err
         assert printed.err.count("\n") == 1
         assert "sk-" not in printed.out + printed.err
+
+    def test_warns_of_keys_that_can_be_guessed_or_read(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        key_file(tmp_path, "acme: sk-12").chmod(0o644)
+        config = tmp_path / "proxy.yaml"
+        config.write_text(yaml.safe_dump({**ONE, "tenants": {"keys": str(tmp_path / "keys")}}))
+        assert main(["proxy", "--config", str(config), "--check-config"]) == 0
+        said = capsys.readouterr().err
+        assert "warning: 1 API keys are shorter than 16 characters: can be guessed" in said
+        assert "can be read by other users (mode 644)" in said
+        assert "sk-12" not in said
 
 
 def check(security: Security, said: Said) -> None:
