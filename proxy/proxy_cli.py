@@ -65,14 +65,7 @@ def proxy(
         overrides["backends"] = [{"url": url} for url in backend]
     loaded = load_config(config, overrides, os.environ, to_serve=check_config or not print_config)
     if check_config:
-        from forebay.proxy.diagnose.config_file import check_files
-
-        for warning in check_files(loaded, os.environ):
-            talk(f"warning: {warning}")
-        if any(backend.kv_events for backend in loaded.backends):
-            from forebay.proxy.kv_events.follower import kv_event_modules
-
-            kv_event_modules()
+        _check(loaded)
     if print_config:
         print(config_json(loaded) if as_json else config_yaml(loaded), end="")
     elif check_config:
@@ -86,6 +79,18 @@ def proxy(
         with last_runner() as runner:
             load = partial(_load, config, overrides, worker)
             runner.run(serve(load(), load, config, worker))
+
+
+def _check(config: Config) -> None:
+    """Check what the configuration names; raises InputError."""
+    from forebay.proxy.diagnose.config_file import check_files
+
+    for warning in check_files(config, os.environ):
+        talk(f"warning: {warning}")
+    if any(backend.kv_events for backend in config.backends):
+        from forebay.proxy.kv_events.follower import kv_event_modules
+
+        kv_event_modules()
 
 
 def _load(path: Path | None, overrides: dict[str, Any], worker: str | None) -> Config:

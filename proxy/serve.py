@@ -227,6 +227,7 @@ async def start_proxy(
         if config.share is not None:
             links = [*links, RedisLink(config.share.get_secret_value())]
         exchange = await stack.enter_async_context(exchanging(driver, links, say))
+        metrics.read_alone(lambda: exchange.alone_since is not None)
         reloader = await stack.enter_async_context(
             Reloader(config, read, discovery, parts, say, load, watch)
         )

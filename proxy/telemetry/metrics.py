@@ -163,6 +163,11 @@ class ProxyMetrics:
             "Service classes rejected now to protect the proxy itself",
             registry=registry,
         )
+        self._alone = Gauge(
+            "forebay_alone",
+            "1 while the proxy should exchange its load with others and cannot",
+            registry=registry,
+        )
         Gauge("forebay_build_info", "Always 1", ["version"], registry=registry).labels(
             version("forebay")
         ).set(1)
@@ -229,6 +234,10 @@ class ProxyMetrics:
     def read_shedding(self, classes: Callable[[], int]) -> None:
         """Read the number of shed classes from `classes` at each scrape."""
         self._shedding.set_function(classes)
+
+    def read_alone(self, alone: Callable[[], bool]) -> None:
+        """Read at each scrape whether other proxies should be heard and are not."""
+        self._alone.set_function(alone)
 
     def reloaded(self, result: str, generation: int) -> None:
         """A reload ended; `result` is applied, partly, unchanged or failed."""

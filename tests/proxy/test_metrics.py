@@ -20,6 +20,7 @@ from forebay.replay.sim.clock import run
 
 MOST_SERIES = 800
 NO_UNIT = {
+    "forebay_alone",
     "forebay_queue_depth",
     "forebay_config_generation",
     "forebay_backend_up",
