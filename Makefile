@@ -58,7 +58,7 @@ bench-sim: compiled
 	PYTHONPATH=.compiled $(BIN)/python -m forebay.replay.sim.bench
 
 # The policy and the simulator as machine code, from the same source, in .compiled/ (needs gcc).
-# To use it: PYTHONPATH=.compiled .venv/bin/forebay ...; for good: FOREBAY_COMPILE=1 pip install .
+# To use it: PYTHONPATH=.compiled .venv/bin/forebay ...; for good: docs/how-to/install.md
 compiled: .venv/dev
 	rm -rf .compiled
 	FOREBAY_COMPILE=1 $(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation --target .compiled .

@@ -275,7 +275,7 @@ def show(result: "SearchResult", folder: Path | None, *, as_json: bool) -> None:
     console.print(curve_table(result))
     console.print(result.sentence)
     if result.knee_per_s is not None:
-        console.print(f"Knee: {result.knee_per_s:g} requests/s, the last load of which at least "
-                      "95 % was completed while it came.")  # fmt: skip
+        console.print(f"Knee: {result.knee_per_s:g} requests/s, the highest load that the service "
+                      "kept up with: it completed at least 95 % as many a second.")  # fmt: skip
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
