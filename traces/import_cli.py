@@ -294,8 +294,9 @@ def fit_model(
 
     More traffic like it:  forebay traces synth model model.json --speed 2 -o twice.jsonl
     """
+    from forebay.traces.fit_model import fit
     from forebay.traces.formats import open_trace
-    from forebay.traces.model import fit, write_model
+    from forebay.traces.model import write_model
 
     check_output(output, force=force, as_json=as_json)
     model = fit(open_trace(trace), seed)
@@ -306,12 +307,14 @@ def fit_model(
         "windows": len(model.profile),
         "window_s": model.window_s,
         "session_cv": model.session_cv,
+        "long_sessions": model.long_sessions,
         "command": "fit",
         "trace": trace,
         "seed": seed,
     }
     line = (
         f"{model.requests:,} requests fitted: {len(model.profile)} windows of {model.window_s:,.0f}"
-        f" s, CV of gaps {model.session_cv:g}{to_file(output)}"
+        f" s, CV of gaps {model.session_cv:g}, {model.long_sessions:,} long-lived sessions"
+        f"{to_file(output)}"
     )
     print_result(facts, line, as_json)

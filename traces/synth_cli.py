@@ -1,5 +1,6 @@
 """`forebay traces synth KIND`: parse the options and write the trace."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
@@ -300,12 +301,14 @@ def fitted(
 
     example:  forebay traces synth model model.json --speed 2 -o twice.jsonl
     """
-    from forebay.traces.model import read_model, synthesise
+    from forebay.traces.model import read_model
+    from forebay.traces.synth_model import Made, synthesise
 
     if not 0 < speed < float("inf"):
         raise InputError(f"--speed {speed:g}: give more than 0")
-    made = synthesise(
-        read_model(model), duration_s=duration, requests=requests, speed=speed, seed=seed
+    made = Made(read_model(model), speed)
+    rows = synthesise(
+        made.model, duration_s=duration, requests=requests, speed=speed, seed=seed, made=made
     )
     settings = {
         "model": model,
@@ -314,4 +317,6 @@ def fitted(
         "requests": requests,
         "seed": seed,
     }
-    _write(output, force, as_json, made, "model", settings)
+    _write(output, force, as_json, rows, "model", settings)
+    for line in made.differences():
+        print(f"warning: {line}", file=sys.stderr)

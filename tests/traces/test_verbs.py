@@ -16,11 +16,13 @@ from forebay.traces import formats as registry
 from forebay.traces.describe import describe
 from forebay.traces.errors import InputError
 from forebay.traces.export import export
+from forebay.traces.fit_model import fit
 from forebay.traces.formats import ReadOptions, detect, open_trace
 from forebay.traces.jsonl import read_trace, write_trace
-from forebay.traces.model import fit, read_model, synthesise, write_model
+from forebay.traces.model import read_model, write_model
 from forebay.traces.schema import TraceRequest
 from forebay.traces.sharing import IdealCache
+from forebay.traces.synth_model import synthesise
 from forebay.traces.ticks import spread_ticks
 from forebay.traces.verbs import anonymise, cap, cut, merge, sample, scale, shift, thin
 
