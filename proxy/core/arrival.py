@@ -152,17 +152,7 @@ class NewRequests:
             waiting.settled = True  # nothing was charged, so nothing is corrected
         if dispatcher.recorder is not None:
             dispatcher.recorder.observed(request, bucket, would, now)
-        return self.send_past_queues(waiting, options, route, now)
-
-    def send_past_queues(
-        self, waiting: QueuedRequest, options: Sequence[Option], route: Route, now: float
-    ) -> Send:
-        """Send a whole request now where the route says, whatever runs there."""
-        dispatcher, request = self._dispatcher, waiting.request
-        request.whole = True
-        option = route(request, options, dispatcher.affinity, now)
-        backend = dispatcher.backends[option.backend]
-        return dispatcher.send(waiting, backend, option.matched_tokens, now)
+        return send_past_queues(dispatcher, waiting, options, route, now)
 
     def _fill_in(self, receipt: Receipt, request: Request, bucket: Bucket, now: float) -> None:
         """Note what would be decided about a request that is neither too long nor over quota."""
@@ -234,7 +224,7 @@ class NewRequests:
         option = dispatcher.route(request, hopeful, dispatcher.affinity, now)
         backend = self._dispatcher.backends[option.backend]
         starts = dispatcher.forecast.gate.may_start(backend, waiting, now)
-        queued = -1 if starts else dispatcher.queues.count_for(bucket.name, request.model)
+        queued = -1 if starts else dispatcher.queues.of_model[bucket.name, request.model]
         place = Placement(options, option, backend, starts, queued, limits)
         if queued >= bucket.max_queue and dispatcher.precedence.on:
             place.gives_way = gives_way(self._dispatcher.backends, waiting, bucket)
@@ -295,7 +285,7 @@ class NewRequests:
             return actions
         dispatcher.enqueue(waiting, place.option, now)
         actions += dispatcher.start_next(backend, now)
-        queued = dispatcher.queues.count_for(bucket.name, request.model)
+        queued = dispatcher.queues.of_model[bucket.name, request.model]
         if place.starts and queued > bucket.max_queue:
             # It could start, but stands behind a request of its own tenant that may not yet.
             dispatcher.dequeue(request.id)
@@ -316,6 +306,7 @@ class NewRequests:
         dispatcher = self._dispatcher
         if not dispatcher.quotas.any:
             return 0.0
+        dispatcher.tell_tenants_apart()  # other proxies are told of their use
         wait_s = dispatcher.quotas.wait_s(tenant, tokens, now)
         if wait_s > 0.0:
             return whole_s(wait_s)
@@ -335,3 +326,18 @@ class NewRequests:
         times.note(request, retry_after_s, now)
         never = reason == "deadline_unattainable" and hopeless(request, place.options)
         return Reject(request, reason, bucket.name, 0.0, retry_after_s, never)
+
+
+def send_past_queues(
+    dispatcher: Dispatcher,
+    waiting: QueuedRequest,
+    options: Sequence[Option],
+    route: Route,
+    now: float,
+) -> Send:
+    """Send a whole request now where the route says, whatever runs there."""
+    request = waiting.request
+    request.whole = True
+    option = route(request, options, dispatcher.affinity, now)
+    backend = dispatcher.backends[option.backend]
+    return dispatcher.send(waiting, backend, option.matched_tokens, now)

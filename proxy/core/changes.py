@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 from math import inf
 
+from forebay.proxy.core.arrival import send_past_queues
 from forebay.proxy.core.dispatcher import Dispatcher, least_patience_s
-from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Tenant
+from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Tenant, serves
 from forebay.proxy.core.peers import Peering
 from forebay.proxy.core.policy.admission import ReturnTimes
 from forebay.proxy.core.policy.routing import Affinity, Route
@@ -56,7 +57,7 @@ class OperatorChanges:
     def set_models(self, name: str, models: frozenset[str] | None, now: float) -> list[Action]:
         """Note which models a backend serves; None: unknown, so it is sent requests for any.
 
-        Requests that wait for it are sent there all the same: it will say what it lacks.
+        Requests that wait for it go elsewhere if it serves their model no longer, and another does.
         """
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
@@ -65,6 +66,11 @@ class OperatorChanges:
             return []
         backend.models = models
         self._rebuild()
+        for waiting in [w for queue in backend.queues.values() for w in queue.everyone()]:
+            others = dispatcher.forecast.options(waiting, now)
+            if others and not serves(models, waiting.request.model):
+                dispatcher.dequeue(waiting.request.id)
+                dispatcher.enqueue(waiting, dispatcher.better(waiting, others, now), now)
         return dispatcher.dispatch_all(now)
 
     def drain_backend(self, name: str, now: float) -> list[Action]:
@@ -117,6 +123,7 @@ class OperatorChanges:
         Running and waiting requests belong to the bucket that now holds their prompt. Waiting ones
         keep their deadline, and their place even in a queue that is now shorter. A prompt that is
         now above every bucket is rejected if it waits, and counts for the last bucket if it runs.
+        Where the proxy is only to observe from now on, all that wait are sent.
         """
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
@@ -132,12 +139,21 @@ class OperatorChanges:
         actions: list[Action] = []
         for waiting in everyone:
             bucket = self._dispatcher.bucket_of(waiting.request.prompt_tokens)
-            if bucket is None:
+            if observed is not None:
+                waiting.bucket = (bucket or dispatcher.by_length[-1]).name
+                actions.append(self._send_or_reject(waiting, observed, now))
+            elif bucket is None:
                 actions.append(self._too_long(waiting, now))
             else:
                 waiting.bucket = bucket.name
                 actions += dispatcher.requeue(waiting, now)
         return actions + dispatcher.dispatch_all(now)
+
+    def _send_or_reject(self, waiting: QueuedRequest, route: Route, now: float) -> Action:
+        options = self._dispatcher.forecast.options(waiting, now, everywhere=True)
+        if not options:
+            return self._dispatcher.reject(waiting, "no_backend_available", now)
+        return send_past_queues(self._dispatcher, waiting, options, route, now)
 
     def _rebucket(self, buckets: dict[str, Bucket]) -> None:
         dispatcher = self._dispatcher
@@ -162,7 +178,9 @@ class OperatorChanges:
         return reject
 
     def _home(self, request: Request) -> str:
-        """Return the bucket that a running request counts for."""
+        """Return the bucket that a running request counts for, or the request of a piece."""
+        if (running := self._dispatcher.running.get(request.id)) is not None:
+            request = running[1].request
         return (
             self._dispatcher.bucket_of(request.prompt_tokens) or self._dispatcher.by_length[-1]
         ).name

@@ -9,7 +9,7 @@ in `policy/__init__.py` names the file for each question.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
-from forebay.proxy.core.arrival import NewRequests
+from forebay.proxy.core.arrival import NewRequests, send_past_queues
 from forebay.proxy.core.changes import OperatorChanges, by_length
 from forebay.proxy.core.dispatcher import Dispatcher
 from forebay.proxy.core.explain.receipt import Receipt
@@ -325,7 +325,7 @@ class Shaper:
         if not options:
             return [dispatcher.reject(waiting, "no_backend_available", now)]
         if observed is not None:
-            return [self._arrivals.send_past_queues(waiting, options, observed, now)]
+            return [send_past_queues(dispatcher, waiting, options, observed, now)]
         left_s = waiting.request.timeout_s - (now - waiting.arrived_at)
         hopeful = [o for o in options if o.ttft_s <= left_s]
         if not hopeful:
@@ -334,7 +334,7 @@ class Shaper:
         bucket = dispatcher.buckets[waiting.bucket]
         backend = self.backends[option.backend]
         starts = dispatcher.forecast.gate.may_start(backend, waiting, now)
-        queued = dispatcher.queues.count_for(bucket.name, waiting.request.model)
+        queued = dispatcher.queues.of_model[bucket.name, waiting.request.model]
         if not starts and queued >= bucket.max_queue:
             return [dispatcher.reject(waiting, "queue_full", now, option.wait_s)]
         dispatcher.enqueue(waiting, option, now)

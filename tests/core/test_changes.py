@@ -186,6 +186,19 @@ def test_requests_follow_their_length_into_other_buckets() -> None:
     assert made.wake_at() == inf
 
 
+def test_what_waits_is_sent_once_the_proxy_only_observes() -> None:
+    made = shaper("a")
+    for i in range(5):
+        ask(made, str(i), 500)
+    assert made.queued("chat") == 2
+    actions = made.changes.reconfigure(
+        BUCKETS, 1.0, route=warm_or_least_work, affinity=Affinity(), dispatch_ahead_s=0.3,
+        observed=warm_or_least_work,
+    )  # fmt: skip
+    assert [type(action) for action in actions] == [Send] * 2
+    assert not made.queued("chat")
+
+
 def test_a_retry_after_a_change_counts_for_the_new_bucket() -> None:
     made = shaper("a", "b")
     (sent,) = ask(made, "1", 100_000)

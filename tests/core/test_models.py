@@ -76,6 +76,52 @@ def test_a_queue_holds_requests_of_its_model() -> None:
     assert isinstance(action, Reject)
 
 
+def shared(models: dict[str, str], *buckets: Bucket, slots: int = 1) -> Shaper:
+    """Servers of these models, a letter each."""
+    shaper = Shaper([BackendSpec(name, slots) for name in models], buckets or BUCKETS)
+    for name, served in models.items():
+        shaper.backend_up(name, 0.0)
+        shaper.changes.set_models(name, frozenset(served), 0.0)
+    return shaper
+
+
+def test_requests_for_a_model_of_one_server_fill_no_queue_of_another() -> None:
+    """Model m is served by both, x by one: all that waits there is for x."""
+    shaper = shared({"s0": "mx", "s1": "m"}, Bucket("chat", 5_000, 3, 60.0))
+    chats(shaper, "x", 9, 0.0)
+    assert shaper.queued("chat") == 3
+    for i in range(4):  # 1 runs, 3 wait
+        actions = shaper.arrive(Request(f"m{i}", 500), 1.0)
+        assert not [action for action in actions if isinstance(action, Reject)]
+    (action,) = shaper.arrive(Request("more", 500), 2.0)
+    assert isinstance(action, Reject)
+
+
+@pytest.mark.parametrize("second", ["d", "dl"])
+def test_an_adapter_on_one_of_two_servers_takes_no_protection_from_chats(second: str) -> None:
+    shaper = shared({"s0": "d", "s1": second}, slots=9)
+    for i in range(3):
+        for action in shaper.arrive(Request(f"c{i}", 500), i / 10):
+            shaper.first_token(action.request.id, 0.3)
+            shaper.finish(action.request.id, 0.3)
+    documents = [Request(f"d{i}", 120_000) for i in range(2)]
+    actions = [action for one in documents for action in shaper.arrive(one, 0.4)]
+    assert len([action for action in actions if isinstance(action, Send)]) == 1
+
+
+def test_requests_follow_their_model_to_another_server() -> None:
+    shaper = shared({"s0": "a", "s1": "b"}, Bucket("chat", 5_000, 9, 60.0))
+    for i in range(3):
+        shaper.arrive(Request(f"r{i}", 500, model="a"), 0.0)
+    shaper.arrive(Request("b", 500, model="b"), 0.0)
+    assert shaper.queued("chat") == 2
+    assert not shaper.changes.set_models("s1", frozenset("ab"), 1.0)
+    assert not shaper.changes.set_models("s0", frozenset("b"), 1.0)
+    assert not shaper.finish("r0", 2.0)
+    sent = shaper.finish("b", 3.0) + shaper.finish("r1", 4.0)
+    assert [action.backend for action in sent if isinstance(action, Send)] == ["s1", "s1"]
+
+
 def test_clients_come_back_as_its_own_servers_get_free() -> None:
     """The only server of b does not become faster by those of a."""
 

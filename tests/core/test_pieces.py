@@ -11,6 +11,7 @@ from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.model import SLACK, Action, BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.policy.long_prefills import next_piece
+from forebay.proxy.core.policy.routing import Affinity, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.in_flight import InFlight
 from forebay.proxy.core.state.prefill_queue import PrefillQueue
@@ -26,7 +27,8 @@ class TestBeginning:
     def test_pieces_grow_to_the_whole_prompt(self, tokens: int, piece_s: float) -> None:
         """Each takes about `piece_s` or is one block; so does the rest."""
         cost, request, before = CostModel(), document("r", tokens), 0
-        most_s = (1 + SLACK) * piece_s + cost.predict_s(0, 0)
+        fixed_s = cost.predict_s(0, 0)
+        most_s = (1 + SLACK) * max(piece_s, 2 * fixed_s) + fixed_s
         while (piece := next_piece(request, before * BLOCK, before, cost, piece_s)) is not None:
             blocks = len(piece.blocks)
             assert before < blocks < len(request.blocks)
@@ -38,6 +40,20 @@ class TestBeginning:
             before = blocks
         left_s = cost.predict_s(tokens - before * BLOCK, tokens)
         assert left_s <= most_s or before >= len(request.blocks) - 1
+
+    def test_pieces_at_most_double_what_a_prompt_takes(self) -> None:
+        """A server where every request costs nearly a piece: by time there would be 200 pieces."""
+
+        class Slow(CostModel):
+            def predict_s(self, uncached: float, total: float) -> float:
+                return 0.21 + 2e-5 * uncached
+
+        cost, request, before, took_s, piece_s = Slow(), document("r", 100_000), 0, 0.0, 0.225
+        while (piece := next_piece(request, before * BLOCK, before, cost, piece_s)) is not None:
+            took_s += cost.predict_s((len(piece.blocks) - before) * BLOCK, piece.prompt_tokens)
+            before = len(piece.blocks)
+        took_s += cost.predict_s(100_000 - before * BLOCK, 100_000)
+        assert 2.2 < took_s < 2 * 2.3
 
     @pytest.mark.parametrize("piece_s", [0.8, 1.0, 1.2, 1.4])
     def test_the_last_piece_is_as_long_as_the_others(self, piece_s: float) -> None:
@@ -138,6 +154,20 @@ class TestShaper:
         fleet.shaper.arrive(document("d"), 1.0)
         taken_s = queue.prefills["d"].prefill_s
         assert taken_s == pytest.approx(max(piece_s / 2, piece_s - chats_s), rel=SLACK)
+
+    def test_a_reload_counts_a_piece_for_the_bucket_of_its_prompt(self) -> None:
+        """However short the piece is."""
+        fleet = Fleet(piece_s=0.1)
+        fleet.chat(0.0)
+        (sent,) = fleet.shaper.arrive(document("d"), 1.0)
+        assert isinstance(sent, Send)
+        assert 0 < sent.piece_blocks * BLOCK < CHAT.up_to
+        fleet.shaper.changes.reconfigure(
+            [CHAT, DOCUMENT], 1.0, route=warm_or_least_work, affinity=Affinity(),
+            dispatch_ahead_s=0.3,
+        )  # fmt: skip
+        queue = fleet.shaper._dispatcher.backends["b0"].prefill_queue
+        assert queue.prefills_of == {"chat": 0, "document": 1}
 
     def test_a_document_goes_in_pieces_while_chats_come(self) -> None:
         fleet, now, sent = Fleet(), 1.0, []

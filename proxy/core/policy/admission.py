@@ -19,11 +19,10 @@ from forebay.proxy.core.model import (
     Reject,
     RejectReason,
     Request,
-    serves,
 )
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.queue import BucketQueue, QueuedRequest
+from forebay.proxy.core.state.queue import QueuedRequest
 from forebay.proxy.core.state.tenants import Fairness, Quotas
 
 RETRY_MOST_S: Final = 60.0  # openai-python gives up above 120 s; doubled: at its limit
@@ -101,8 +100,11 @@ def tenant_holds_too_much(
         return False
     if here_s > MAJORITY * bucket.max_wait_s:
         return True
-    queues = _queues(backends, waiting, bucket)
-    held = sum(queue.of_tenant(tenant)[0] for queue in queues)
+    if waiting.request.model:
+        mates = _mates(backends, waiting, bucket)
+        held = sum(mate.request.tenant == tenant for mate in mates)
+    else:
+        held = sum(b.queues[bucket.name].of_tenant(tenant)[0] for b in backends.values())
     return held >= MAJORITY * bucket.max_queue
 
 
@@ -115,7 +117,7 @@ def gives_way(
     last of a less urgent class of the same tenant; else the last request of a tenant that holds
     more than half of the queue.
     """
-    mates = [w for queue in _queues(backends, waiting, bucket) for w in queue.everyone()]
+    mates = _mates(backends, waiting, bucket)
     if not mates:
         return None
     last_rank = max(mate.rank for mate in mates)
@@ -134,12 +136,13 @@ def gives_way(
     )
 
 
-def _queues(
+def _mates(
     backends: Mapping[str, Backend], waiting: QueuedRequest, bucket: Bucket
-) -> list[BucketQueue]:
-    """Return the bucket's queues at the backends that serve the model."""
+) -> list[QueuedRequest]:
+    """Return the requests that wait in the bucket for the same model."""
     model = waiting.request.model
-    return [b.queues[bucket.name] for b in backends.values() if serves(b.models, model)]
+    everyone = (w for b in backends.values() for w in b.queues[bucket.name].everyone())
+    return [w for w in everyone if w.request.model == model]
 
 
 def _less_urgent_of_its_own(

@@ -195,7 +195,7 @@ class Forecast:
             return None
         if not waiting.piece_on and backend.prefill_s(waiting.request, matched_tokens) <= long_s:
             return None
-        if self.long_prefills.another_clear(backend, long_s):
+        if self.long_prefills.another_clear(backend, waiting.request.model, long_s):
             return None  # requests in a hurry go there
         before = waiting.piece_blocks if waiting.piece_on == backend.name else 0
         beside_s = backend.prefill_queue.total_s  # computed in the same step

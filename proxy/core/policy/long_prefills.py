@@ -49,7 +49,8 @@ class Flow:
 class LongPrefills:
     """Keeps one backend clear of long prefills while short requests flow.
 
-    Backends of different models have different requests, and each kind keeps one clear.
+    Backends of different models have different requests, so chats of one model hold back no
+    document of another.
     """
 
     def __init__(self, backends: Sequence[Backend], buckets: Mapping[str, Bucket]) -> None:
@@ -104,12 +105,12 @@ class LongPrefills:
                 most = max(most, flow.rejected_share)
         return most
 
-    def another_clear(self, backend: Backend, long_s: float) -> bool:
-        """Return whether another backend of its models is clear of long prefills."""
+    def another_clear(self, backend: Backend, model: str, long_s: float) -> bool:
+        """Return whether another backend of the model is clear of long prefills."""
         return any(
             other.up and other is not backend and not other.prefill_queue.blocks_for(long_s)
             for other in self._backends
-            if other.models == backend.models
+            if serves(other.models, model)
         )
 
     def clear_at(
@@ -120,7 +121,7 @@ class LongPrefills:
             return now
         others, next_clear_at = False, inf
         for other in self._backends:
-            if other.up and other is not backend and other.models == backend.models:
+            if other.up and other is not backend and serves(other.models, waiting.request.model):
                 if not other.prefill_queue.blocks_for(long_s):
                     return now
                 others = True
@@ -195,6 +196,7 @@ def next_piece(
     fixed_s = cost.predict_s(0, 0)  # of every piece
     if piece_s <= fixed_s:
         return None
+    piece_s = max(piece_s, 2.0 * fixed_s)  # so that pieces at most double the time of a prompt
     pieces_left = ceil((left_s - fixed_s) / (piece_s - fixed_s) - SLACK)
     if pieces_left <= 1:
         return None

@@ -1,10 +1,10 @@
 """All backends together: which requests wait for which, and which backends are worth a look."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import ceil, inf
 from typing import Final
 
-from forebay.proxy.core.model import serves
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 
@@ -24,12 +24,14 @@ class FleetQueues:
         waiting: all waiting requests by id, in the order of entering.
         backends: those that a request waits for.
         count: waiting requests by bucket.
+        of_model: the same by bucket and model.
     """
 
     def __init__(self, buckets: Iterable[str]) -> None:
         self.waiting: dict[str, QueuedRequest] = {}
         self.backends: dict[str, Backend] = {}
         self.count = dict.fromkeys(buckets, 0)
+        self.of_model: Counter[tuple[str, str]] = Counter()
         self._heads: list[QueuedRequest] | None = None  # as found last, until a queue changes
 
     def enter(self, waiting: QueuedRequest, backend: Backend) -> None:
@@ -38,6 +40,7 @@ class FleetQueues:
         self.waiting[waiting.request.id] = waiting
         self.backends[backend.name] = backend
         self.count[waiting.bucket] += 1
+        self.of_model[waiting.bucket, waiting.request.model] += 1
         self._heads = None
 
     def leave(self, waiting: QueuedRequest, backend: Backend) -> None:
@@ -47,14 +50,11 @@ class FleetQueues:
         if not backend.queued:
             del self.backends[backend.name]
         self.count[waiting.bucket] -= 1
+        key = waiting.bucket, waiting.request.model
+        self.of_model[key] -= 1
+        if not self.of_model[key]:
+            del self.of_model[key]
         self._heads = None
-
-    def count_for(self, bucket: str, model: str) -> int:
-        """Return how many requests of the bucket wait at backends that serve the model."""
-        if not model:
-            return self.count[bucket]
-        backends = [b for b in self.backends.values() if serves(b.models, model)]
-        return sum(b.queues[bucket].count for b in backends)
 
     def rebucket(self, buckets: Iterable[str]) -> None:
         """Change the buckets while no request waits."""
