@@ -242,8 +242,9 @@ class App:
         shaped = ShapedRequest(
             request, dialect.path, body, parsed, id_, record, reply_headers, memory
         )
+        deadline = record.arrived_at + parsed.request.timeout_s
         if self.held.on:
-            await self._until_up(parsed, record)
+            await self._until_up(parsed, record, deadline)
         while True:
             granted = False
             try:
@@ -253,7 +254,7 @@ class App:
                     return await self._relay.serve(shaped, grant)
             except Rejected as rejected:
                 lost = rejected.action.reason == "no_backend_available"
-                if lost and await self._until_up(parsed, record, refused=granted):
+                if lost and await self._until_up(parsed, record, deadline, refused=granted):
                     continue
                 self._metrics.rejected(rejected.action.bucket, rejected.action.reason)
                 record.bucket = rejected.action.bucket or "none"
@@ -263,17 +264,17 @@ class App:
                 raise errors.rejected(rejected.action, field, status, receipt) from None
 
     async def _until_up(
-        self, parsed: ParsedBody, record: RequestRecord, *, refused: bool = False
+        self, parsed: ParsedBody, record: RequestRecord, deadline: float, *, refused: bool = False
     ) -> bool:
         """Wait for a backend of the model, as long as in a queue; return whether one came up."""
-        request, now = parsed.request, self._driver.clock()
+        request = parsed.request
         bucket = self._driver.shaper.bucket_of(request.prompt_tokens)
         if bucket is None:
             return False
-        until = min(record.arrived_at + bucket.max_wait_s, now + request.timeout_s)
+        until = min(record.arrived_at + bucket.max_wait_s, deadline)
         came = await self.held.until_up(parsed.model, request.tenant, until, refused=refused)
-        request.timeout_s -= self._driver.clock() - now
-        request.model = self._backends.models.find(parsed.model).route  # told only now, perhaps
+        request.timeout_s = deadline - self._driver.clock()  # for its next arrival in the queue
+        request.model = self._backends.models.named(parsed.model).route  # told only now, perhaps
         return came
 
     async def preview(self, request: web.BaseRequest, tenant: str) -> tuple[Request, str]:

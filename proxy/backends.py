@@ -6,6 +6,7 @@ outcome of requests. Here its decisions meet sockets and the clock.
 
 import asyncio
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from math import inf
 
@@ -56,7 +57,7 @@ class Backends:
         self._tls = tls
         self._driver = driver
         self._say = say
-        self._turn = 0
+        self._turns: Counter[str] = Counter()  # by path
         self._suspicions = Suspicions()
         self._serving = False  # some backend was up when health was last applied
         self.upstreams = {b.name: self._upstream(b) for b in config.backends}
@@ -152,6 +153,7 @@ class Backends:
         self.prober.stop(name)
         self.upstreams[name].up = False
         self.health.remove(name)
+        self._apply_changed_health()  # it may have been the last one
 
     def forget(self, name: str) -> None:
         """Remove a backend that has left and has no running requests."""
@@ -194,20 +196,21 @@ class Backends:
         """Return whether a backend of the model is up; "" is any model."""
         return any_up(self.upstreams, model)
 
-    def next_up(self, model: str = "", but: Upstream | None = None) -> Upstream | None:
+    def next_up(self, path: str, model: str = "", but: Upstream | None = None) -> Upstream | None:
         """Choose a backend that takes work, in rotation, for a request that is not shaped.
 
         One that has a pause or a trial is left alone while there is another.
 
         Args:
+            path: each has a rotation of its own, so that a client's pattern of paths loads none.
             model: as `Request.model`.
         """
         up = [u for u in self.upstreams.values() if u.up and u is not but]
         if model:
             up = [u for u in up if u.serves(model)]
         others = [u for u in up if u.most_prefills == ANY] or up
-        self._turn += 1
-        return others[self._turn % len(others)] if others else None
+        self._turns[path] += 1
+        return others[self._turns[path] % len(others)] if others else None
 
     def others_up(self, upstream: Upstream, model: str) -> bool:
         return any(other.up for other in others(self.upstreams, upstream, model))

@@ -33,18 +33,18 @@ class HeldRequests:
         return self._most() > 0
 
     async def until_up(
-        self, asked: str, tenant: str, until: float, *, refused: bool = False
+        self, model: str, tenant: str, until: float, *, refused: bool = False
     ) -> bool:
         """Wait until some backend of the model is up.
 
         Returns whether there was one to wait for and it came in time.
 
         Args:
-            asked: the name of the model.
+            model: its name, as the backends know it.
             until: on the clock of the event loop.
             refused: a backend that seems to be up has just refused a connection.
         """
-        served = self._models.may_be_served(asked) and not refused
+        served = self._models.may_be_served(model) and not refused
         if served or not self._has_room(tenant):
             return False
         self.count += 1
@@ -53,7 +53,7 @@ class HeldRequests:
             async with asyncio.timeout_at(until):
                 if refused:
                     await asyncio.sleep(REFUSED_S)
-                while not self._models.may_be_served(asked):
+                while not self._models.may_be_served(model):
                     if self._refusal is not None:
                         raise self._refusal()
                     await self._models.moved.wait()

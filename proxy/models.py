@@ -75,7 +75,10 @@ class Models:
 
     def find(self, asked: str) -> Wanted:
         """Return the model that a client means by this name."""
-        name = self.aliases.get(asked, asked)
+        return self.named(self.aliases.get(asked, asked))
+
+    def named(self, name: str) -> Wanted:
+        """Return the model that backends know by this name, which may be an alias of another."""
         return self._wanted.get(name) or Wanted(name)
 
     def page(self) -> bytes:

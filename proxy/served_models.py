@@ -57,12 +57,12 @@ class ServedModels(Models):
             line = f"backend {one.name} serves {', '.join(one.models or ['unknown models'])}"
             self._say(LogEvent.BACKEND_MODELS, line, one.name)
 
-    def may_be_served(self, asked: str) -> bool:
-        """Return whether a backend is up that may serve the model which a client asks for.
+    def may_be_served(self, name: str) -> bool:
+        """Return whether a backend is up that may serve the model which backends know by this name.
 
         Where none of those that are up names it, one that has not told its models yet may come up.
         """
-        wanted = self.find(asked)
+        wanted = self.named(name)
         if wanted.route or self.lists(wanted.name):
             return any_up(self._upstreams, wanted.route)
         up = [upstream for upstream in self._upstreams.values() if upstream.up]

@@ -145,6 +145,8 @@ def _yaml(source: str, path: Path) -> Any:
         raise InputError(f"{source} {path}: {reason}") from None
     try:
         return yaml.load(text, UniqueKeys)
+    except RecursionError:
+        raise InputError(f"{path}: nested too deeply") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""

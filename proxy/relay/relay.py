@@ -261,7 +261,7 @@ class Relay:
 
     def prompt_computed(self, shaped: ShapedRequest, upstream: Upstream) -> None:
         """Offer a prompt that the engine now holds for translation; the salted body counts."""
-        wanted = self._backends.models.find(shaped.parsed.model)
+        wanted = self._backends.models.named(shaped.parsed.model)
         if wanted.may_be_adapter or not shaped.parsed.dialect.classic:
             return  # the engine keys its blocks by more; /tokenize reads no such body
         self.translator.offer(shaped.body, shaped.parsed, upstream)

@@ -52,7 +52,8 @@ class UnshapedRelay:
             memory: gets the bytes of the response.
         """
         headers = to_backend(incoming.headers, id_, authorization=not tenant)
-        upstream, failure = self._backends.next_up(model), None
+        path, failure = target.partition("?")[0], None
+        upstream = self._backends.next_up(path, model)
         with Tries(self._attempts.budget) as tries:
             while upstream is not None:
                 try:
@@ -68,12 +69,14 @@ class UnshapedRelay:
                     # A refused connection is no attempt, but nothing else bounds their number here.
                     retry = "lost" if failed.retry == "refused" else failed.retry
                     upstream = (
-                        self._backends.next_up(model, upstream) if tries.again(retry) else None
+                        self._backends.next_up(path, model, upstream)
+                        if tries.again(retry)
+                        else None
                     )
                     continue
                 # A response that needs no engine proves as little as /health. If it counted, a
                 # backend that fails all else would stay in use while /v1/models is polled.
-                if incoming.method == "POST" and target.partition("?")[0] not in ENGINELESS:
+                if incoming.method == "POST" and path not in ENGINELESS:
                     self._backends.answered(upstream.name, "", tries.suspects)
                 if isinstance(response, web.Response):
                     return response

@@ -702,6 +702,18 @@ class TestOtherPathsTellOfHealth:
 
         on_stage(scene, InTurn(fails, fails, good, fails, fails, good))
 
+    def test_a_pattern_of_paths_loads_no_backend_more_than_another(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for _ in range(10):
+                for path in ("/v1/embeddings", "/tokenize"):
+                    async with on.post(UNSHAPED, path) as response:
+                        assert response.status == 200
+            assert [len(backend.calls) for backend in backends] == [10, 10]
+            paths = [call.head.split()[1] for call in backends[0].calls]
+            assert paths.count("/v1/embeddings") == 5
+
+        on_stage(scene, embeds, embeds)
+
     def test_a_good_answer_ends_a_trial(self) -> None:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             health = on.proxy.backends.health

@@ -126,6 +126,30 @@ def test_those_that_queued_when_the_last_one_went_down() -> None:
     on_stage(scene, None, slots=1, buckets=patient, **HOLD)
 
 
+def test_time_in_the_queue_counts_against_the_clients_timeout() -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async def never(call: Call) -> None:
+            await call.hung_up()
+
+        backends[0].serve = never
+        first = asyncio.create_task(status(on))
+        await settle()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        headers = {"x-request-timeout": "4s"}
+        second = asyncio.ensure_future(on.post(headers=headers).__aenter__())
+        await asyncio.sleep(2.5)
+        assert on.proxy.driver.shaper.queued("chat") == 1
+        await go_down(on, backends[0])
+        assert (await second).status == 503
+        assert 3.5 < loop.time() - began < 4.5
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+    patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
+    on_stage(scene, None, slots=1, buckets=patient, **HOLD)
+
+
 def test_each_waits_for_its_model() -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:

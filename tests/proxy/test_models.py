@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import aiohttp
+import pytest
 from proxy_stage import (
     WHOLE,
     Call,
@@ -303,6 +304,19 @@ class TestOtherNames:
                 body = large.calls[0].body
                 assert b'name="model"\r\n\r\nlarge\r\n--' in body
                 assert b"whisper-1" not in body
+
+        run(main())
+
+    @pytest.mark.parametrize("hold", [0, 9])
+    def test_one_may_be_the_name_of_another_model(self, hold: int) -> None:
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                names = {"y": "large", "large": "tiny"}
+                on, tiny, large = await two_models(stack, models=names, hold={"max_requests": hold})
+                assert await ask(on, "y") == 200
+                assert (asked_for(tiny), asked_for(large)) == ([], ["large"])
+                assert await ask(on, "large") == 200
+                assert asked_for(tiny) == ["tiny"]
 
         run(main())
 
