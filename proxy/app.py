@@ -30,6 +30,7 @@ from forebay.proxy.http1.cross_origin import Cors
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id
+from forebay.proxy.http1.request_faults import answer_target
 from forebay.proxy.http1.server import cannot_go_on, client_of
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.delivery import send_whole, wait_taken
@@ -164,7 +165,7 @@ class App:
         raw = request.raw_path
         path = raw.partition("?")[0]
         if not (raw.isascii() and raw.startswith("/")) or "#" in raw:
-            return _answer_target(request, raw)
+            return answer_target(request, raw)
         methods = self._methods(path)
         if request.method not in methods:
             return self._answer_method(request, methods)
@@ -195,10 +196,6 @@ class App:
         allow |= self._cors.preflight(request.headers, methods)
         return web.Response(status=204, headers=allow)
 
-    def _authenticate(self, request: web.BaseRequest, record: RequestRecord) -> None:
-        """Set the tenant, before anything of the body is read; raises ApiError 401 or 429."""
-        record.tenant = self._security.auth.tenant(request, record.arrived_at)
-
     async def _body(
         self, request: web.BaseRequest, record: RequestRecord, memory: RequestMemory
     ) -> bytes:
@@ -216,7 +213,7 @@ class App:
     ) -> web.StreamResponse:
         """Serve a request: parse it, queue or reject it, relay the response."""
         self._telemetry.started(record, dialect.operation, request.headers)
-        self._authenticate(request, record)
+        record.tenant = self._security.auth.tenant(request, record.arrived_at)
         if self.draining:
             raise errors.draining()
         body = await self._body(request, record, memory)
@@ -347,47 +344,55 @@ class App:
         memory: RequestMemory,
     ) -> web.StreamResponse:
         """Forward a request that is not shaped, past admission and queues."""
-        self._authenticate(request, record)
+        record.tenant = self._security.auth.tenant(request, record.arrived_at)
         if self.draining:
             raise errors.draining()
         if not self._backends.any_up():
             raise errors.no_backend()
         body = await self._body(request, record, memory)
-        path, models, model = raw.partition("?")[0], self._backends.models, ""
+        path, models = raw.partition("?")[0], self._backends.models
         if path == MODELS and models.listed and models.matter and request.method != "POST":
             return web.Response(body=models.page(), content_type="application/json")
-        # Without an engine there is no prefix cache, and so no salt.
-        salts = None if path in ENGINELESS else self._security.salts
-        content_type = request.headers.get("content-type", "")
-        if path not in ENGINELESS and not content_type.startswith("multipart/"):
-            self._charge(record.tenant, len(body))
-        if body and (salts or models.matter):
-            async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
-                body, model = await prepared(body, content_type, record.tenant, salts, models)
-        reply = self._stream_headers(id_, self._cors.answer(request.headers))
-        return await self._unshaped.serve(
-            request, raw, body, model, id_, record.tenant, reply, memory
-        )
+        form = request.headers.get("content-type", "").startswith("multipart/")
+        charged = 0 if form or path in ENGINELESS else self._charge(record.tenant, len(body))
+        try:
+            return await self._pass_on(request, raw, body, id_, record.tenant, memory)
+        except ApiError:  # no backend has answered it
+            if charged:
+                now = self._driver.clock()
+                self._driver.shaper.charge_unqueued(record.tenant, -charged, now)
+            raise
 
-    def _charge(self, tenant: str, size: int) -> None:
-        """Charge a tenant with a quota for a body that is not parsed; raises ApiError 429."""
+    async def _pass_on(
+        self, request: web.BaseRequest, raw: str, body: bytes, id_: str, tenant: str,
+        memory: RequestMemory,
+    ) -> web.StreamResponse:  # fmt: skip
+        # Without an engine there is no prefix cache, and so no salt.
+        salts = None if raw.partition("?")[0] in ENGINELESS else self._security.salts
+        models, model = self._backends.models, ""
+        if body and (salts or models.matter):
+            content_type = request.headers.get("content-type", "")
+            async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
+                body, model = await prepared(body, content_type, tenant, salts, models)
+        reply = self._stream_headers(id_, self._cors.answer(request.headers))
+        return await self._unshaped.serve(request, raw, body, model, id_, tenant, reply, memory)
+
+    def _charge(self, tenant: str, size: int) -> int:
+        """Charge a tenant with a quota for a body that is not parsed; raises ApiError 429.
+
+        Returns the tokens that were charged.
+        """
         if not size or self._config.mode == "observe" or not self._config.tenants.has_quota(tenant):
-            return
+            return 0
         tokens = self._estimate.untaught_tokens(size)
         wait_s = self._driver.shaper.charge_unqueued(tenant, tokens, self._driver.clock())
         if wait_s:
             self._metrics.rejected("", "tenant_quota")
             raise errors.over_quota(wait_s, self._config.reject_status)
+        return tokens
 
 
 def _large_bytes(response: web.StreamResponse) -> int:
     """Return the bytes of a response that counts in the budget of memory; 0 for a small one."""
     body = response.body if isinstance(response, web.Response) else None
     return len(body) if isinstance(body, bytes) and len(body) > SMALL_BYTES else 0
-
-
-def _answer_target(request: web.BaseRequest, target: str) -> web.Response:
-    """Answer `OPTIONS *`; raises ApiError 400 for any other target that is not a path."""
-    if target == "*" and request.method == "OPTIONS":
-        return web.Response(status=204, headers={"Allow": "GET, HEAD, POST, OPTIONS"})
-    raise ApiError(400, "bad_http", "The request target must be a path in ASCII.", close=True)

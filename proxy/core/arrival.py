@@ -299,7 +299,7 @@ class NewRequests:
         waiting.paid = self._dispatcher.quotas.any
 
     def charge_unqueued(self, tenant: str, tokens: int, now: float) -> float:
-        """Charge a tenant's quota for a request that passes no queue.
+        """Charge a tenant's quota for a request that passes no queue; negative tokens: a refund.
 
         Returns the seconds until the quota has room for it; 0 if it was charged.
         """

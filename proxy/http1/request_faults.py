@@ -60,3 +60,10 @@ def head_fault(request: web.BaseRequest, header_bytes: int) -> ApiError | None:
     if name := unforwardable(headers):
         return _bad(f"The header {name} must be printable ASCII, and given once.")
     return None
+
+
+def answer_target(request: web.BaseRequest, target: str) -> web.Response:
+    """Answer `OPTIONS *`; raises ApiError 400 for any other target that is not a path."""
+    if target == "*" and request.method == "OPTIONS":
+        return web.Response(status=204, headers={"Allow": "GET, HEAD, POST, OPTIONS"})
+    raise ApiError(400, "bad_http", "The request target must be a path in ASCII.", close=True)

@@ -31,23 +31,29 @@ class KeptResponse:
 
 
 class KeptResponses:
-    """The latest responses, by tenant and id."""
+    """The latest responses of each tenant; the tenant with most of them loses its oldest."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str], KeptResponse] = OrderedDict()
+        self._of: dict[str, OrderedDict[str, KeptResponse]] = {}
+        self._count = 0
 
     def add(self, id_: str, request: Request, backend: str, tokens: int) -> None:
         """Note a response whose prompt and output had so many tokens."""
-        self._kept[request.tenant, id_] = KeptResponse(
-            backend, tokens, request.blocks, request.block_tokens
-        )
-        if len(self._kept) > MOST_KEPT:
-            self._kept.popitem(last=False)
+        own = self._of.setdefault(request.tenant, OrderedDict())
+        self._count += id_ not in own
+        own[id_] = KeptResponse(backend, tokens, request.blocks, request.block_tokens)
+        if self._count > MOST_KEPT:
+            tenant = max(self._of, key=lambda name: len(self._of[name]))
+            self._of[tenant].popitem(last=False)
+            self._count -= 1
+            if not self._of[tenant]:
+                del self._of[tenant]
 
     def go_on(self, request: Request, previous_id: str) -> None:
         """Add to a request what it does not send: the conversation until then, and where it is."""
         request.identity ^= hash(previous_id)
-        before = self._kept.get((request.tenant, previous_id))
+        own = self._of.get(request.tenant)
+        before = own.get(previous_id) if own is not None else None
         if before is None:  # the backend will say that it does not know it either
             return
         request.home = before.backend

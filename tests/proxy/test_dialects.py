@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from copy import copy
 from typing import Any
 
 import aiohttp
@@ -405,6 +406,20 @@ class TestPreviousResponse:
         kept.go_on(request, "0")
         assert request.home == ""
         kept.go_on(request, "1")
+        assert request.home == "gpu1"
+
+    def test_a_tenant_pushes_out_its_own(self) -> None:
+        kept, request = KeptResponses(), read(RESPONSES, asked(RESPONSES)).request
+        other = copy(request)
+        other.tenant = "other"
+        kept.add("a", other, "gpu0", 10)
+        for number in range(2 * MOST_KEPT):
+            kept.add(str(number), request, "gpu1", 10)
+        kept.go_on(other, "a")
+        assert other.home == "gpu0"
+        kept.go_on(request, str(MOST_KEPT))
+        assert request.home == ""
+        kept.go_on(request, str(MOST_KEPT + 1))
         assert request.home == "gpu1"
 
     def test_where_its_backend_is_down_another_may_say_so(self) -> None:

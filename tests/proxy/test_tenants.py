@@ -24,6 +24,7 @@ from proxy_stage import (
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.config.tenants import KnownTenant, Tenants
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.http1.client import Origin
 from forebay.replay.sim.clock import run
 
 KEYS = "acme: key-of-acme-0123456789\nzeta: key-of-zeta-0123456789\n"
@@ -54,6 +55,28 @@ def test_embeddings_use_the_same_quota(tmp_path: Path) -> None:
         assert await ask("acme", "/v1/embeddings", text) == 200
         counted = 'forebay_rejects_total{bucket="none",reason="tenant_quota"} 1.0'
         assert counted in on.proxy.metrics.text().decode()
+
+    on_stage(scene, None, tenants={"keys": str(keys), "known": known})
+
+
+def test_embeddings_that_no_backend_answers_use_no_quota(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(KEYS)
+    known = {"acme": {"tokens_per_s": 10, "burst_tokens": 1_000}}
+    key = {"authorization": "Bearer key-of-acme-0123456789"}
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async def ask(body: object) -> int:
+            async with on.post(body, path="/v1/embeddings", headers=key) as response:
+                return int(response.status)
+
+        upstream = on.proxy.backends.upstreams["b0"]
+        assert await ask(b'{"input": ' + b"x" * 3_600) == 400
+        good, upstream.origin = upstream.origin, Origin("http://127.0.0.1:9", 1.0)
+        assert [await ask({"input": "x" * 3_600}) for _ in range(2)] == [503, 503]
+        upstream.origin = good
+        await asyncio.sleep(5)  # its health is asked again
+        assert await ask({"input": "x" * 3_600}) == 200
 
     on_stage(scene, None, tenants={"keys": str(keys), "known": known})
 
