@@ -205,9 +205,7 @@ class Backends:
             path: each has a rotation of its own, so that a client's pattern of paths loads none.
             model: as `Request.model`.
         """
-        up = [u for u in self.upstreams.values() if u.up and u is not but]
-        if model:
-            up = [u for u in up if u.serves(model)]
+        up = [u for u in self.upstreams.values() if u.up and u is not but and u.serves(model)]
         others = [u for u in up if u.most_prefills == ANY] or up
         self._turns[path] += 1
         return others[self._turns[path] % len(others)] if others else None
@@ -316,6 +314,7 @@ class Backends:
         upstream = self.upstreams[intake.backend]
         upstream.up = intake.most_prefills != NONE
         upstream.most_prefills = intake.most_prefills
+        self.models.keep_only(intake.backend, intake.only)
         if not upstream.up:
             self._driver.backend_down(upstream.name, not intake.restarted)
             return

@@ -50,6 +50,7 @@ class Upstream:
         kv_tokens: size of its KV cache, as configured or reported by its metrics; inf if unknown.
         ask_size_at: when to ask for that size (again); inf once it is known.
         models: the models that it serves, as configured or by its /v1/models; None if unknown.
+        only: while it is put out, requests for these models still go to it: no other serves them.
         ask_models_at: when to ask for them (again); inf if they are configured or never told.
     """
 
@@ -64,6 +65,7 @@ class Upstream:
     ask_size_at: float = -inf
     most_prefills: float = NONE
     models: Entries | None = None
+    only: frozenset[str] | None = None
     ask_models_at: float = -inf
     added_at: float = -inf
     name: str = field(init=False)
@@ -74,6 +76,8 @@ class Upstream:
 
     def serves(self, model: str) -> bool:
         """Return whether it serves the model, as far as is known; "" is any model."""
+        if self.only is not None:
+            return model in self.only
         return serves(self.models, model)
 
     def use_models(self, names: Sequence[str]) -> None:

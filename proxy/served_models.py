@@ -39,8 +39,16 @@ class ServedModels(Models):
         for upstream in self._upstreams.values():
             models = None if upstream.models is None else frozenset(upstream.models)
             self._health.set_models(upstream.name, models)
-            self._set(upstream.name, models)
+            self._set(upstream.name, models if upstream.only is None else upstream.only)
         self.pulse()
+
+    def keep_only(self, name: str, only: frozenset[str] | None) -> None:
+        """Let a backend take requests for these models only; None: for all that it serves."""
+        upstream = self._upstreams[name]
+        if only != upstream.only:
+            upstream.only = only
+            models = None if upstream.models is None else frozenset(upstream.models)
+            self._set(name, models if only is None else only)
 
     def pulse(self) -> None:
         """Wake what waits for a backend."""
@@ -76,7 +84,10 @@ class ServedModels(Models):
         return new and upstream.models is None and not upstream.up and upstream.name in self._health
 
     def _set(self, name: str, models: frozenset[str] | None) -> None:
-        self._driver.change(lambda core, now: core.changes.set_models(name, models, now))
+        strict = self._upstreams[name].only is not None
+        self._driver.change(
+            lambda core, now: core.changes.set_models(name, models, now, strict=strict)
+        )
 
 
 def any_up(upstreams: Mapping[str, Upstream], model: str = "") -> bool:

@@ -5,11 +5,11 @@ from math import inf
 
 from forebay.proxy.core.arrival import send_past_queues
 from forebay.proxy.core.dispatcher import Dispatcher, least_patience_s
-from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Tenant, serves
+from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Tenant
 from forebay.proxy.core.peers import Peering
 from forebay.proxy.core.policy.admission import ReturnTimes
 from forebay.proxy.core.policy.routing import Affinity, Route
-from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.backend import Backend, takes_model
 from forebay.proxy.core.state.queue import QueuedRequest
 
 
@@ -54,7 +54,9 @@ class OperatorChanges:
         dispatcher.forecast.moved(backend)
         return dispatcher.dispatch_all(now)
 
-    def set_models(self, name: str, models: frozenset[str] | None, now: float) -> list[Action]:
+    def set_models(
+        self, name: str, models: frozenset[str] | None, now: float, *, strict: bool = False
+    ) -> list[Action]:
         """Note which models a backend serves; None: unknown, so it is sent requests for any.
 
         Requests that wait for it go elsewhere if it serves their model no longer, and another does.
@@ -62,13 +64,13 @@ class OperatorChanges:
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
         backend = dispatcher.backends[name]
-        if models == backend.models:
+        if (models, strict) == (backend.models, backend.strict):
             return []
-        backend.models = models
+        backend.models, backend.strict = models, strict
         self._rebuild()
         for waiting in [w for queue in backend.queues.values() for w in queue.everyone()]:
             others = dispatcher.forecast.options(waiting, now)
-            if others and not serves(models, waiting.request.model):
+            if others and not takes_model(backend, waiting.request.model):
                 dispatcher.dequeue(waiting.request.id)
                 dispatcher.enqueue(waiting, dispatcher.better(waiting, others, now), now)
         return dispatcher.dispatch_all(now)

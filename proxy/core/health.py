@@ -23,7 +23,7 @@ defined order, and every iteration has the order of the configuration.
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from math import inf
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from forebay.proxy.core.learn.cost import FAR_OFF
 from forebay.proxy.core.learn.decay import RECENT_S
@@ -58,6 +58,9 @@ ANY, NONE = inf, -inf
 stays; NONE: it is down."""
 
 
+NOTHING: Final[frozenset[str]] = frozenset()
+
+
 class Transition(NamedTuple):
     """A change of a backend's state; `why` is the reason in words, with figures."""
 
@@ -73,11 +76,13 @@ class Intake(NamedTuple):
     Attributes:
         most_prefills: ANY, 1, 0 or NONE.
         restarted: its prefix cache is probably gone.
+        only: requests that name one of these models; None: all that it serves.
     """
 
     backend: str
     most_prefills: float
     restarted: bool
+    only: frozenset[str] | None = None
 
 
 class _Backend:
@@ -88,7 +93,7 @@ class _Backend:
         self.why = "no answer yet"
         self.transitions: Counter[tuple[State, Reason]] = Counter()
         self.restarted = True
-        self.intake = NONE, True  # most prefills and `restarted`, as last returned
+        self.intake = Intake(name, NONE, restarted=True)  # as last returned
         self.since = now  # in this state
         self.held_until = -inf
         self.ejections = 0
@@ -203,7 +208,7 @@ class Health:
         """Note that /health answered 200."""
         if backend := self._backends.get(name):
             backend.failed_probes = 0
-            alone = not _others_serve(backend, self._backends.values())
+            alone = _only_its(backend, self._backends.values()) != NOTHING
             if backend.state == "down" and (alone or now >= backend.held_until):
                 self._enter(backend, "up", "probe_passed", "its health check passed", now)
 
@@ -235,7 +240,7 @@ class Health:
         if ratio:
             backend.ratios.append((now, ratio))
         if backend.state == "half_open" or (
-            backend.state == "ejected" and backend.intake[0] == ANY
+            backend.state == "ejected" and backend.intake.most_prefills == ANY
         ):
             if ratio > FAR_OFF * self._peers_ratio(backend, now):
                 self._eject(backend, "ejected", "trial_late", "first tokens are still late", now)
@@ -320,13 +325,13 @@ class Health:
         self.moved = False
         changed = []
         for backend in self._backends.values():
-            panic = not _others_serve(backend, self._backends.values())
-            most = _most(backend, panic, now)
-            if (most, backend.restarted) != backend.intake:
-                changed.append(
-                    (most <= backend.intake[0], Intake(backend.name, most, backend.restarted))
-                )
-                backend.intake = most, backend.restarted
+            only = _only_its(backend, self._backends.values())
+            most = _most(backend, only, now)
+            kept = only if backend.state == "ejected" and only else None
+            intake = Intake(backend.name, most, backend.restarted, kept)
+            if intake != backend.intake:
+                changed.append((most <= backend.intake.most_prefills, intake))
+                backend.intake = intake
         changed.sort(key=lambda change: change[0])
         return [intake for _, intake in changed]
 
@@ -364,17 +369,19 @@ class Health:
         self._unseen.append(Transition(backend.name, state, reason, why))
 
 
-def _others_serve(backend: _Backend, backends: Iterable[_Backend]) -> bool:
-    """Return whether others that are up serve all its models; unknown models are any models."""
+def _only_its(backend: _Backend, backends: Iterable[_Backend]) -> frozenset[str] | None:
+    """Return which of its models no other backend serves that is up; None: all, as far as known."""
     up = [other for other in backends if other is not backend and other.state == "up"]
     if backend.models is None or any(other.models is None for other in up):
-        return bool(up)
-    return backend.models <= {model for other in up for model in other.models or ()}
+        return NOTHING if up else None
+    rest = backend.models.difference(*(other.models or () for other in up))
+    return None if rest == backend.models else rest
 
 
-def _most(backend: _Backend, panic: bool, now: float) -> float:
-    if backend.state == "down" or (backend.state == "ejected" and not panic):
+def _most(backend: _Backend, only: frozenset[str] | None, now: float) -> float:
+    """Return how many prefills at once; all are used where nobody else serves its models."""
+    if backend.state == "down" or (backend.state == "ejected" and only == NOTHING):
         return NONE
     if now < backend.full_until:
         return 0.0
-    return 1.0 if backend.state == "half_open" and not panic else ANY
+    return 1.0 if backend.state == "half_open" and only is not None else ANY

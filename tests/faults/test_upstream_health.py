@@ -62,6 +62,23 @@ def test_an_ejected_backend_that_goes_down_has_lost_its_cache() -> None:
     assert fleet.health.intakes(1.3) == []
 
 
+def test_one_that_is_ejected_keeps_the_models_that_no_other_serves() -> None:
+    fleet = Fleet(2)
+    both, one = frozenset({"base", "adapter"}), frozenset({"base"})
+    fleet.health.set_models("a", both)
+    fleet.health.set_models("b", one)
+    assert fleet.health.intakes(0.5) == []
+    for _ in range(3):
+        fleet.health.failed("a", "", 1.0)
+    assert fleet.health.intakes(1.0) == [
+        Intake("a", ANY, restarted=False, only=frozenset({"adapter"}))
+    ]
+    trial = 1.0 + HOLD_S
+    assert fleet.health.intakes(trial) == [Intake("a", 1.0, restarted=False)]
+    fleet.answer("a", trial + 0.5)
+    assert fleet.may == {"a": ANY, "b": ANY}
+
+
 def test_half_open_takes_one_and_closes_on_a_good_answer() -> None:
     fleet = Fleet(2)
     fleet.fail("a", 1.0, times=3)

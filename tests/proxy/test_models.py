@@ -106,6 +106,27 @@ class TestRouting:
 
         run(main())
 
+    def test_a_server_that_fails_loses_what_another_serves(self) -> None:
+        """It alone has an adapter; requests for the base model go to the healthy server."""
+
+        async def failing(call: Any) -> None:
+            await call.send(answer(500, b"{}"))
+
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                one = RawBackend(failing, models={"base": {}, "lora": {"parent": "base"}})
+                two = RawBackend(models={"base": {}})
+                for backend in (one, two):
+                    await stack.enter_async_context(backend.running())
+                on = await stack.enter_async_context(stage([one.url, two.url]))
+                found = [await ask(on, "base") for _ in range(60)]
+                assert found.count(500) <= 3 + 2  # until it is put out, and trials
+                assert len(one.calls) < 15
+                assert await ask(on, "lora") == 500  # nobody else could answer it
+                assert await ask(on, "base", "/v1/embeddings") == 200
+
+        run(main())
+
     def test_models_are_asked_for_again(self) -> None:
         async def main() -> None:
             async with AsyncExitStack() as stack:

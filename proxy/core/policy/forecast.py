@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf, sqrt
 from typing import Final
 
-from forebay.proxy.core.model import MAJORITY, Bucket, Request, serves
+from forebay.proxy.core.model import MAJORITY, Bucket, Request
 from forebay.proxy.core.policy.admission import SURE
 from forebay.proxy.core.policy.coalesce import (
     awaited_tokens,
@@ -22,7 +22,7 @@ from forebay.proxy.core.policy.precedence import Before, Precedence
 from forebay.proxy.core.policy.rendezvous import Rendezvous, prefer
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.policy.start import BESIDE_OTHERS, StartGate, fills, kept_for, kv_room
-from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.backend import Backend, takes_model
 from forebay.proxy.core.state.elsewhere import Peers
 from forebay.proxy.core.state.fleet import Shortlist
 from forebay.proxy.core.state.in_flight import STEP_TOKENS
@@ -105,7 +105,7 @@ class Forecast:
         usable = self._usable[waiting.bucket]
         return (
             backend.up
-            and serves(backend.models, waiting.request.model)
+            and takes_model(backend, waiting.request.model)
             and (len(usable) == len(self._all) or backend in usable)
             and backend.name not in waiting.excluded
         )

@@ -11,7 +11,7 @@ from math import exp, inf
 from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S, Average, DecayedSum
 from forebay.proxy.core.learn.prefix_cache import PrefixCache
-from forebay.proxy.core.model import MAJORITY, STANDARD, BackendSpec, Bucket, Request
+from forebay.proxy.core.model import MAJORITY, STANDARD, BackendSpec, Bucket, Request, serves
 from forebay.proxy.core.state.coalescing import Leaders, SplitPrompts
 from forebay.proxy.core.state.elsewhere import Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight
@@ -29,6 +29,7 @@ class Backend:
         index: its place among the backends.
         kv_tokens: size of its KV pool; infinite while unknown.
         models: those that it serves; None while unknown.
+        strict: it takes only requests that name one of them.
         draining: it will be removed; `up` stays False until then.
         most_prefills: below infinity during a trial or while it reports that it is full.
         least_patience_s: the shortest `max_wait_s` of all buckets.
@@ -63,6 +64,7 @@ class Backend:
         self.room_at = self.room_beside_at = self.silent_at = -inf
         self.kv_tokens = spec.kv_tokens
         self.models: frozenset[str] | None = None
+        self.strict = False
         self.up = False
         self.draining = False
         self.most_prefills = inf
@@ -367,6 +369,11 @@ class Backend:
         self.prefill_queue.rebucket(self.queues)
         self.decode_s = {name: self.decode_s.get(name) or Average(1.0) for name in self.queues}
         self.worked = {name: self.worked.get(name) or DecayedSum(RECENT_S) for name in self.queues}
+
+
+def takes_model(backend: Backend, model: str) -> bool:
+    """Return whether it takes requests for a model; "" is one that all serve, or an unknown one."""
+    return serves(backend.models, model) and not (backend.strict and not model)
 
 
 def give_back(backend: Backend, sent: InFlight) -> None:
