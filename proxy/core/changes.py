@@ -68,9 +68,9 @@ class OperatorChanges:
             return []
         backend.models, backend.strict = models, strict
         self._rebuild()
-        for waiting in [w for queue in backend.queues.values() for w in queue.everyone()]:
-            others = dispatcher.forecast.options(waiting, now)
-            if others and not takes_model(backend, waiting.request.model):
+        here = [w for queue in backend.queues.values() for w in queue.everyone()]
+        for waiting in [w for w in here if not takes_model(backend, w.request.model)]:
+            if others := dispatcher.forecast.options(waiting, now):
                 dispatcher.dequeue(waiting.request.id)
                 dispatcher.enqueue(waiting, dispatcher.better(waiting, others, now), now)
         return dispatcher.dispatch_all(now)
