@@ -255,7 +255,7 @@ class App:
                     continue
                 self._metrics.rejected(rejected.action.bucket, rejected.action.reason)
                 record.bucket = rejected.action.bucket or "none"
-                record.queued_s = rejected.action.queued_s
+                record.queued_s = record.held_s + rejected.action.queued_s
                 receipt = self._telemetry.receipt(parsed.request.id)
                 field, status = dialect.messages or "prompt", self._config.reject_status
                 raise errors.rejected(rejected.action, field, status, receipt) from None
@@ -270,7 +270,9 @@ class App:
             return False
         until = min(record.arrived_at + bucket.max_wait_s, deadline)
         came = await self.held.until_up(parsed.model, request.tenant, until, refused=refused)
-        request.timeout_s = deadline - self._driver.clock()  # for its next arrival in the queue
+        now = self._driver.clock()
+        record.held_s = now - record.arrived_at if came else record.held_s  # earlier queues, too
+        request.timeout_s = deadline - now  # for its next arrival in the queue
         request.model = self._backends.models.named(parsed.model).route  # told only now, perhaps
         return came
 

@@ -28,6 +28,7 @@ class RequestRecord:
         operation: OpenTelemetry's name: chat or text_completion; "" for a path that is not shaped.
         model: as the backends know it.
         request: the request as the policy sees it, once the body is parsed.
+        held_s: waited before it entered the queue from which it was sent (`hold`).
         token_ids: the prompt came as token ids.
         reason: code of the error that was returned.
         cached_tokens: prompt tokens found in the backend's cache, parts of a split prefill aside.
@@ -43,6 +44,7 @@ class RequestRecord:
     model: str = ""
     backend: str = ""
     queued_s: float | None = None
+    held_s: float = 0.0
     predicted_ttft_s: float | None = None
     sent_at: float | None = None
     first_token_at: float | None = None
@@ -60,7 +62,7 @@ class RequestRecord:
         if send.backend != self.backend:
             self.computed_tokens = 0  # those are on another backend
         self.bucket, self.backend = send.bucket, send.backend
-        self.queued_s, self.sent_at = send.queued_s, now
+        self.queued_s, self.sent_at = self.held_s + send.queued_s, now
         self.predicted_ttft_s = send.predicted_ttft_s
         if self.span is not None:
             self.span.sent(send.backend, send.queued_s)

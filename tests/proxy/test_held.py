@@ -67,6 +67,20 @@ def test_they_are_served_once_one_is_up() -> None:
     on_stage(scene, None, **HOLD)
 
 
+def test_the_wait_is_told() -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        await go_down(on, backends[0])
+        task = asyncio.ensure_future(on.post().__aenter__())
+        await asyncio.sleep(1.5)
+        backends[0].healthy = True
+        response = await task
+        assert response.status == 200
+        assert 1_400 < float(response.headers["x-forebay-queue-ms"]) < 4_000
+
+    patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
+    on_stage(scene, None, buckets=patient, **HOLD)
+
+
 def test_for_no_longer_than_they_would_queue() -> None:
     async def scene(on: Stage, backends: list[RawBackend]) -> None:
         await go_down(on, backends[0])
