@@ -57,24 +57,22 @@ def test_cancelled_some_turns_after_the_grant(turns: int) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_an_error_of_the_shaper_concerns_its_request_only(again: bool) -> None:
+def test_an_error_of_the_shaper_concerns_its_request_only() -> None:
     """On arrival, or when it asks for a slot once more."""
 
+    def fails(request_id: str, now: float) -> list[Action]:
+        raise ArithmeticError
+
     async def main() -> None:
-        scene = Scene({"a": 1, "b": 1})
-        shaper = scene.driver.shaper
-        wrong = pytest.MonkeyPatch()
+        scene = Scene({"a": 1})
 
-        async def retries(grant: Grant) -> None:
-            wrong.setattr(shaper, "retry" if again else "arrive", None)  # calling it raises
-            if again:
-                await grant.retry(refused=False)
-            await scene.hold("x", a_second)
+        async def asks_again(grant: Grant) -> None:
+            scene.driver.ask(grant.send.request.id, fails)
 
-        with pytest.raises(TypeError):
-            await scene.hold("first", retries)
-        wrong.undo()
+        with pytest.raises(ArithmeticError):
+            scene.driver.ask("arrives", fails)
+        with pytest.raises(ArithmeticError):
+            await scene.hold("runs", asks_again)
         scene.assert_empty()
         await scene.hold("second", a_second)
         scene.driver.end_waiting(RuntimeError)
