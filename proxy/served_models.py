@@ -37,9 +37,8 @@ class ServedModels(Models):
         """Take what each backend serves now, and the other names of models."""
         self.update(aliases, [upstream.models for upstream in self._upstreams.values()])
         for upstream in self._upstreams.values():
-            models = None if upstream.models is None else frozenset(upstream.models)
-            self._health.set_models(upstream.name, models)
-            self._set(upstream.name, models if upstream.only is None else upstream.only)
+            self._health.set_models(upstream.name, _names(upstream))
+            self._tell_policy(upstream)
         self.pulse()
 
     def keep_only(self, name: str, only: frozenset[str] | None) -> None:
@@ -47,8 +46,7 @@ class ServedModels(Models):
         upstream = self._upstreams[name]
         if only != upstream.only:
             upstream.only = only
-            models = None if upstream.models is None else frozenset(upstream.models)
-            self._set(name, models if only is None else only)
+            self._tell_policy(upstream)
 
     def pulse(self) -> None:
         """Wake what waits for a backend."""
@@ -83,11 +81,17 @@ class ServedModels(Models):
         new = self._driver.clock() < upstream.added_at + NEW_S
         return new and upstream.models is None and not upstream.up and upstream.name in self._health
 
-    def _set(self, name: str, models: frozenset[str] | None) -> None:
-        strict = self._upstreams[name].only is not None
+    def _tell_policy(self, upstream: Upstream) -> None:
+        name, strict = upstream.name, upstream.only is not None
+        models = upstream.only if strict else _names(upstream)
         self._driver.change(
             lambda core, now: core.changes.set_models(name, models, now, strict=strict)
         )
+
+
+def _names(upstream: Upstream) -> frozenset[str] | None:
+    """Return the models that a backend serves; None while they are unknown."""
+    return None if upstream.models is None else frozenset(upstream.models)
 
 
 def any_up(upstreams: Mapping[str, Upstream], model: str = "") -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
-from forebay.proxy.diagnose.checks import Finding, Found
+from forebay.proxy.diagnose.checks import Finding, Found, Severity
 from forebay.proxy.diagnose.scene import Scene
 from forebay.proxy.security.guards import Security
 from forebay.proxy.security.keys import SHORT_KEY
@@ -23,28 +23,28 @@ def examine_file(path: Path, environ: Mapping[str, str], scene: Scene) -> list[F
     """Return what is wrong with the file, with what it names, or beside the running proxy."""
     try:
         config = load_config(path, {}, environ, to_serve=False)
-        security = Security(config, environ)
+        found = _files(config, environ)
     except InputError as error:
         return [Finding(CHECK, "error", str(error), "correct it; the running proxy keeps its own")]
-    ring = security.auth.ring
-    found = [*_key_file(config, ring.short_keys if ring else 0), *_disks(config)]
     return [Finding(CHECK, *one) for one in (*found, *_running(config, scene))]
 
 
 def check_files(config: Config, environ: Mapping[str, str]) -> list[str]:
     """Return warnings; raises InputError if a file that the configuration names cannot be used."""
-    ring = Security(config, environ).auth.ring
+    found, warnings = _files(config, environ), []
     if config.capture.path is not None:
         capture_salt(environ)
-    warnings = []
-    for severity, text, remedy in (
-        *_key_file(config, ring.short_keys if ring else 0),
-        *_disks(config),
-    ):
+    for severity, text, remedy in found:
         if severity == "error":
             raise InputError(f"{text}; {remedy}")
         warnings.append(f"{text}; {remedy}")
     return warnings
+
+
+def _files(config: Config, environ: Mapping[str, str]) -> list[tuple[Severity, str, str]]:
+    """Look at the files that the configuration names; raises InputError for a bad key or secret."""
+    ring = Security(config, environ).auth.ring
+    return [*_key_file(config, ring.short_keys if ring else 0), *_disks(config)]
 
 
 def _key_file(config: Config, short_keys: int) -> Found:

@@ -32,6 +32,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return top
 
 
+def with_room(size: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in which no file may have more bytes than `size`."""
+    return subprocess.run(
+        [sys.executable, "-m", "forebay.proxy", *words],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    )
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -49,14 +61,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_full_disk_is_one_line(line: str, made: Path, tmp_path: Path) -> None:
     words = line.format(made=made, new=tmp_path).split()
     quiet = [] if words[0] in ("engine",) else ["--quiet"]
-    done = subprocess.run(
-        [sys.executable, "-m", "forebay.proxy", *words, *quiet],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
-    )
+    done = with_room(0, *words, *quiet)
     assert done.returncode == 2, done.stderr
     assert f"cannot be written ({FULL})" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -68,14 +73,7 @@ def test_a_search_on_a_full_disk_goes_on_later(made: Path, tmp_path: Path) -> No
     """The part that could not be kept is missing, not half there."""
     out = tmp_path / "search"
     words = f"search {made}/t.jsonl {SIM} --arrivals poisson --attainment 0.9 --out {out} --quiet"
-    done = subprocess.run(
-        [sys.executable, "-m", "forebay.proxy", *words.split()],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
-    )
+    done = with_room(1000, *words.split())
     assert done.returncode == 2, done.stderr
     assert f"trials.jsonl: cannot be written ({FULL})" in done.stderr
     kept = (out / "trials.jsonl").read_bytes()

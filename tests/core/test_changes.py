@@ -235,7 +235,7 @@ def test_what_is_cached_is_remembered_when_the_fleet_grows_and_shrinks() -> None
 
 
 def test_one_that_is_taken_back_while_it_drains_is_another_server() -> None:
-    """It was taken out to be restarted, or its name now stands for another URL."""
+    """Operators take a server out to restart it, or give its name to another URL."""
     made = shaper("a")
     ask(made, "1", 120_000, blocks=PDF, block_tokens=2000.0)
     made.first_token("1", 5.0)

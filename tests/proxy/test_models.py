@@ -107,7 +107,7 @@ class TestRouting:
         run(main())
 
     def test_a_server_that_fails_loses_what_another_serves(self) -> None:
-        """It alone has an adapter; requests for the base model go to the healthy server."""
+        """The healthy server gets the requests for the base model, the other one its adapter's."""
 
         async def failing(call: Any) -> None:
             await call.send(answer(500, b"{}"))
