@@ -24,7 +24,7 @@ def compiled_modules(root: str = ".") -> list[str]:
     sim = sorted(glob(f"{SIM}/*.py", root_dir=root))
     skipped = {f"{SIM}/{name}.py" for name in INTERPRETED_SIM}
     modules = [*core, *(path for path in sim if path not in skipped)]
-    modules.append(".typing/forebay/replay/engine/step_time.py")
+    modules += [f".typing/forebay/replay/engine/{name}.py" for name in ("api_server", "step_time")]
     return [path for path in modules if not path.endswith("__init__.py")]
 
 

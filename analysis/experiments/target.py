@@ -15,8 +15,9 @@ from typing import Protocol
 from forebay.replay.bodies import PATHS, RequestStyle, body_slices
 from forebay.replay.client import Client
 from forebay.replay.clock import Clock
+from forebay.replay.engine.async_engine import new_core
+from forebay.replay.engine.calibration.play import play
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.request import EngineRequest
@@ -102,21 +103,18 @@ class SimTarget:
         self.about = About(name, config.model_spec, config.gpu_spec, config.context)
 
     async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[MeasuredAnswer]:
-        core = EngineCore(self.config)
-        waiting = sorted(range(len(asks)), key=lambda i: asks[i].at_s, reverse=True)
         events = [OutputEvents() for _ in asks]
-        now_s, over = 0.0, False
-        while (waiting or core.has_work) and not over:
-            if not core.has_work:
-                now_s = max(now_s, asks[waiting[-1]].at_s + core.request_s)
-            while waiting and asks[waiting[-1]].at_s + core.request_s <= now_s:
-                i = waiting.pop()
-                core.add(EngineRequest(str(i), asks[i].prompt_tokens, asks[i].output_tokens))
-            now_s += core.start_step(now_s)
-            step = core.finish_step()
-            for request in step.outputs:
-                events[int(request.id)].add(now_s)
-            over = any(asks[int(request.id)].name == until for request in step.finished)
+        requests = [
+            EngineRequest(str(i), ask.prompt_tokens, ask.output_tokens, arrival_s=ask.at_s)
+            for i, ask in enumerate(asks)
+        ]
+        last = next((r for r, ask in zip(requests, asks, strict=True) if ask.name == until), None)
+        play(
+            new_core(self.config),
+            requests,
+            lambda request, at_s: events[int(request.id)].add(at_s),
+            last,
+        )
         return [
             _answer(ask, of, ask.at_s, len(of.at_s), 0, "ok")
             for ask, of in zip(asks, events, strict=True)

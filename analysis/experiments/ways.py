@@ -15,8 +15,8 @@ from forebay.analysis.experiments.target import About, StudyFailed
 from forebay.replay.sim.closed_loop import closed_loop
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.request import SimRequest
-from forebay.replay.sim.scenario import DIRECT, Scenario, can_skip, check_lengths
-from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.scenario import DIRECT, Scenario, check_lengths
+from forebay.replay.sim.served import ServedEngine
 from forebay.replay.sim.stepping import SteppingEngine
 from forebay.traces.schema import TraceRequest
 
@@ -149,12 +149,11 @@ class SimWay:
         outcomes = closed_loop(rows, self._engine("gpu0", samples), "gpu0", at_once)
         return PlayedLoad([seen_of(one, 0.0) for one in outcomes], samples).checked(self.name)
 
-    def _engine(self, name: str, samples: list[GaugeSample]) -> SkippingEngine | SteppingEngine:
-        if self._watched:
-            return WatchedEngine(self._scenario, name, samples)
-        if can_skip(self._scenario.engine):
-            return SkippingEngine(self._scenario.engine)
-        return SteppingEngine(self._scenario.engine)
+    def _engine(self, name: str, samples: list[GaugeSample]) -> ServedEngine:
+        if not self._watched:
+            return self._scenario.new_engine()
+        watched = WatchedEngine(self._scenario, name, samples)
+        return ServedEngine(watched, self._scenario.engine.api_server())
 
 
 def sim_ways(target: str, scenario: Scenario, *, watched: bool = False) -> list[Way]:

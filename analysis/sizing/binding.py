@@ -45,7 +45,7 @@ def usage(simulated: Simulated, until_s: float) -> Usage:
     """Measure the use of resources; arrivals continued until `until_s`."""
     scenario = simulated.scenario
     config = scenario.engine
-    request_s = config.step_constants().request_s
+    times = config.server_times()
     longest = config.context - 1
     pool = (config.num_blocks() - 1) * config.block_size
     changes: list[tuple[float, int, SimOutcome]] = []
@@ -56,7 +56,7 @@ def usage(simulated: Simulated, until_s: float) -> Usage:
         row, ended_s = one.request, max(ended_s, one.finished_s)
         prompt = min(longest, -(-row.input_tokens // _ROUND) * _ROUND)
         cached = min(one.cached_tokens // _ROUND * _ROUND, prompt - 1)
-        prefill_s += alone(config, prompt, 1, cached).ttft_s - request_s
+        prefill_s += alone(config, prompt, 1, cached).ttft_s - times.alone_s(prompt)
         changes += [(one.sent_s, 1, one), (one.finished_s, -1, one)]
     changes.sort(key=lambda change: change[:2])
     used: Counter[str] = Counter()  # tokens of the requests in each engine

@@ -7,7 +7,6 @@ fleet; FLOPs and bytes come from the roofline.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf
 from typing import Any
 
 from forebay.analysis.kv.plan import Choices, check_fits, choose_gpu, make_plan
@@ -19,6 +18,7 @@ from forebay.replay.engine.roofline import bound_by, least
 from forebay.replay.engine.step_time import StepTimeModel, StepWork
 from forebay.replay.sim.request import SimRequest
 from forebay.replay.sim.scenario import Scenario
+from forebay.replay.sim.served import run_alone
 from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS
 
@@ -35,19 +35,14 @@ class Alone:
 def alone(config: EngineConfig, prompt: int, output: int = 1, cached: int = 0) -> Alone:
     """Simulate a single request whose first `cached` prompt tokens are in the prefix cache."""
     engine = Scenario(config).new_engine()
-    now, ids = 0.0, tuple(range(cached // BLOCK_TOKENS))
+    start = now = 0.0
+    ids = tuple(range(cached // BLOCK_TOKENS))
     requests = [SimRequest("alone", prompt, output, ids)]
     if ids:
         requests.insert(0, SimRequest("before", len(ids) * BLOCK_TOKENS + 1, 1, ids))
     for request in requests:
-        start = now
-        engine.add(request, now)
-        while (at := engine.next_at()) < inf:
-            now = at
-            engine.advance(now)
-    request = requests[-1]
-    spent = engine.request_s - start
-    return Alone(request.first_token_s + spent, request.finished_s + spent)
+        start, now = now, run_alone(engine, request, now)
+    return Alone(requests[-1].first_token_s - start, requests[-1].finished_s - start)
 
 
 def decode_step_s(config: EngineConfig, sequences: int, context: float) -> float:

@@ -99,4 +99,4 @@ class AsyncEngineCore(EngineCore):
 
 def new_core(config: EngineConfig) -> EngineCore:
     """Return the engine core that `config` asks for."""
-    return AsyncEngineCore(config) if config.async_scheduling else EngineCore(config)
+    return AsyncEngineCore(config) if config.asynchronous else EngineCore(config)

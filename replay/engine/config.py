@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from forebay.replay.engine.api_server import ApiServer, ServerTimes
 from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.hardware.memory import pool_blocks
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
@@ -31,8 +32,7 @@ class EngineConfig:
         calibration: file of step-time constants; default: the shipped ones of model and GPU.
         vllm_version: vLLM version whose scheduling rules and defaults hold; options that this
             version lacks are bad input.
-        async_scheduling: off by default, unlike vLLM's on a GPU, because the step times were
-            fitted with it off.
+        async_scheduling: by default as the vLLM version has it on a GPU (`asynchronous`).
     """
 
     model: str | ModelSpec = "llama-3-8b"
@@ -56,7 +56,9 @@ class EngineConfig:
     scheduler_reserve_full_isl: bool | None = None
     long_prefill_token_threshold_adaptive: bool = False
     max_num_active_seqs: int | None = None
-    async_scheduling: bool = False
+    async_scheduling: bool | None = None
+    api_server_count: int = 1
+    renderer_num_workers: int = 1
     enable_request_id_headers: bool = False
     seed: int | None = None
     calibration: Path | None = None
@@ -73,6 +75,8 @@ class EngineConfig:
             "num_gpu_blocks_override",
             "max_num_queued_reqs",
             "max_num_queued_tokens",
+            "api_server_count",
+            "renderer_num_workers",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -113,6 +117,20 @@ class EngineConfig:
                 f"{model.name} on {gpu.name}"
             )
         return read.constants
+
+    def server_times(self) -> ServerTimes:
+        return ServerTimes()
+
+    def api_server(self) -> ApiServer:
+        """Return the API server in front of the engine, without any request."""
+        return ApiServer(self.server_times(), self.api_server_count, self.renderer_num_workers)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Return True if a step is planned while the step before is running."""
+        if self.async_scheduling is None:
+            return self.release.schedules_ahead
+        return self.async_scheduling
 
     @property
     def model_spec(self) -> ModelSpec:

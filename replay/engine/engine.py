@@ -65,11 +65,6 @@ class EngineCore:
         return Scheduler(self.limits, self.pool)
 
     @property
-    def request_s(self) -> float:
-        """Return the seconds of HTTP and tokenisation before a request reaches the scheduler."""
-        return self.timing.request_s
-
-    @property
     def kv_tokens(self) -> int:
         """Return the number of tokens that the KV cache holds."""
         return self.pool.num_blocks * self.limits.block_size
@@ -77,6 +72,12 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Return the output tokens a second of the running step, 0 without one."""
+        step, seconds = self._step, self._duration_s
+        return step.work.sampled / seconds if step is not None and seconds else 0.0
 
     @property
     def running(self) -> int:

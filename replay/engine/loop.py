@@ -7,11 +7,13 @@ The lateness is a metric, because a simulation that cannot keep up must show it.
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from typing import Protocol
 
+from forebay.replay.engine.api_server import ApiProcess
 from forebay.replay.engine.engine import EngineCore, StepResult
 from forebay.replay.engine.metrics import EngineMetrics
 from forebay.replay.engine.request import EngineRequest
@@ -40,9 +42,10 @@ class Sink(Protocol):
 
 
 class EngineLoop:
-    """Drives one `EngineCore`; its times are simulated seconds since it was created.
+    """Drives one `EngineCore` behind its API server; times are simulated seconds since the start.
 
     Attributes:
+        server: the API server, which delays requests and tokens.
         after_step: called when a step is done, before its tokens are delivered.
         died: set when an injected fault killed the engine.
     """
@@ -50,6 +53,7 @@ class EngineLoop:
     def __init__(self, core: EngineCore, metrics: EngineMetrics, time_scale: float = 1.0) -> None:
         self.core = core
         self.metrics = metrics
+        self.server = core.config.api_server()
         self.after_step: Callable[[], None] | None = None
         self.died = asyncio.Event()
         self._draining = False
@@ -60,6 +64,10 @@ class EngineLoop:
         self._wake = asyncio.Event()
         self._backlog_tokens = 0  # prompt tokens of requests without a first token
         self._last_end_s = math.nan  # not equal to any time
+        # Tokens on their way through the API server: when they are out, whose, how many, and why
+        # the answer ends with them.
+        self._outbox: deque[tuple[float, EngineRequest, int, str | None]] = deque()
+        self._sending: asyncio.TimerHandle | None = None
 
     def now(self) -> float:
         """Return the simulated seconds since the start."""
@@ -83,6 +91,12 @@ class EngineLoop:
             return self._over_limit(Unavailable.BACKLOG_FULL)
         return None
 
+    async def receive(self, prompt_tokens: int, *, text: bool) -> ApiProcess:
+        """Wait until the API server has read and tokenized a prompt; return the process."""
+        process, now = self.server.next_process(), self.now()
+        await asyncio.sleep(self.wall_s(process.receive(prompt_tokens, now, text=text) - now))
+        return process
+
     def add(self, request: EngineRequest) -> None:
         """Queue a request whose `sink` is a Sink; the next step can include it."""
         self.core.add(request)
@@ -90,12 +104,14 @@ class EngineLoop:
         self._wake.set()
 
     def abort(self, request: EngineRequest) -> None:
-        """Drop a request whose client has left; a finished request stays as it is."""
+        """Drop a request whose client has left, and its unsent tokens."""
         if self.core.abort(request.id):
             self._leave_backlog(request)
+        request.aborted = True
 
     def abort_all(self) -> None:
         """End every request with finish reason "abort", as vLLM does on SIGTERM."""
+        self._send_until(math.inf)
         for request in self.core.unfinished():
             self.abort(request)
             self.metrics.success["abort"] += 1
@@ -113,6 +129,7 @@ class EngineLoop:
         """End like a crashed engine process: every request fails and `run` returns."""
         self.died.set()
         self._wake.set()
+        self._send_until(math.inf)
         for request in self.core.unfinished():
             self.abort(request)
             request.sink.fail(Unavailable.ENGINE_DEAD)
@@ -128,7 +145,9 @@ class EngineLoop:
                 self._idle.clear()
                 end_s = max(end_s, self.now())
                 continue  # the request that woke the loop may have been aborted
-            end_s += self.core.start_step(end_s)
+            start_s = end_s
+            end_s += self.core.start_step(start_s)
+            self.server.load(self.core.tokens_per_s, start_s)
             # A sleep of 0 s still serves sockets, so that a late engine stays reachable.
             await asyncio.sleep(max(0.0, self._born + end_s / self._scale - self._clock()))
             self._note_lag(end_s)
@@ -166,14 +185,64 @@ class EngineLoop:
                 self.metrics.first_token(request, now)
             request.last_token_s = now
             if not finished or id(request) not in finished:
-                request.sink.push(request.tokens - request.prompt_tokens)
+                self._send(request, now, None)
         if steady:
             inter_token.observe(now - last_end_s, steady)
         for request in result.finished:
             self.metrics.finished(request, now)
-            request.sink.end(request.output_tokens, request.finish_reason)
+            self._send(request, now, request.finish_reason)
+        if result.finished and not self.core.has_work:
+            self.server.load(0.0, now)
+
+    def _send(self, request: EngineRequest, now: float, reason: str | None) -> None:
+        """Pass the tokens of a request through the API server; `reason` ends the answer."""
+        produced, process = request.output_tokens, request.process
+        if process is None:
+            at_s = now
+        elif produced == 1:
+            at_s = process.answer(request.prompt_tokens, now)
+        else:
+            at_s = process.sent_at(now)
+        if self._outbox and self._outbox[-1][0] > at_s:
+            at_s = self._outbox[-1][0]  # another process is slower; streams keep their order
+        if at_s <= self.now() and not self._outbox:
+            _hand_over(request, produced, reason)
+            return
+        self._outbox.append((at_s, request, produced, reason))
+        if self._sending is None:
+            self._send_later(at_s)
+
+    def _send_later(self, at_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._sending = loop.call_at(self._born + at_s / self._scale, self._send_due)
+
+    def _send_due(self) -> None:
+        assert self._sending is not None
+        # A timer may fire a hair early: what it was set for is due.
+        self._send_until(max(self.now(), self._outbox[0][0]) if self._outbox else math.inf)
+
+    def _send_until(self, due_s: float) -> None:
+        """Hand over the tokens that are out of the API server."""
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+        outbox = self._outbox
+        while outbox and outbox[0][0] <= due_s:
+            _, request, produced, reason = outbox.popleft()
+            _hand_over(request, produced, reason)
+        if outbox:
+            self._send_later(outbox[0][0])
 
     def _leave_backlog(self, request: EngineRequest) -> None:
         """Subtract the prompt of a request without a first token from the backlog."""
         if request.first_token_s < 0:
             self._backlog_tokens -= request.prompt_tokens
+
+
+def _hand_over(request: EngineRequest, produced: int, reason: str | None) -> None:
+    if request.aborted:
+        return
+    if reason is None:
+        request.sink.push(produced)
+    else:
+        request.sink.end(produced, reason)

@@ -86,12 +86,18 @@ class EngineOptions:
         int | None, typer.Option(help="Most running requests; default: --max-num-seqs.")
     ] = None
     async_scheduling: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            help="Plan a step before the tokens of the previous one are known. vLLM does on a GPU; "
-            "off here, because step times were fitted with it off."
+            "--async-scheduling/--no-async-scheduling",
+            help="Plan a step while the step before is running; default: yes from 0.20 on.",
         ),
-    ] = False
+    ] = None
+    api_server_count: Annotated[
+        int, typer.Option(help="Processes of the API server, each with an event loop.")
+    ] = 1
+    renderer_num_workers: Annotated[
+        int, typer.Option(help="Workers of each of these processes that tokenize texts.")
+    ] = 1
     enable_request_id_headers: Annotated[
         bool, typer.Option("--enable-request-id-headers", help="Echo X-Request-Id.")
     ] = False

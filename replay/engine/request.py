@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 from xxhash import xxh3_64_intdigest
 
+from forebay.replay.engine.api_server import ApiProcess
+
 Extend = Callable[[int, int], int]
 """Return the hash of a block with output tokens from the previous block's hash and its index."""
 
@@ -31,6 +33,7 @@ class EngineRequest:
         arrival_s: when the server received it.
         priority: smaller goes first, under the priority policy only.
         content: its tokens, where the driver knows them.
+        process: the process of the API server that has it; None if no server is in front.
         sink: an object of the driver's.
     """
 
@@ -55,6 +58,7 @@ class EngineRequest:
         "placeholders",
         "preemptions",
         "priority",
+        "process",
         "prompt_tokens",
         "registered",
         "sink",
@@ -96,6 +100,7 @@ class EngineRequest:
         self.cached_tokens = -1  # prefix hit at the first admission; -1 before it
         self.preemptions = 0
         self.aborted = False
+        self.process: ApiProcess | None = None
         self.lookup: list[int] = []  # hits of the last lookup
         self.lookup_at = -1  # the pool's change count at that lookup
         self.admitted_s = -1.0

@@ -8,7 +8,7 @@ padded to whole tokens. The prompt ends with the mark of the assistant's turn.
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from xxhash import xxh3_64_intdigest
 
@@ -34,9 +34,15 @@ WORDS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A tokenised prompt: `data` has four bytes for each token."""
+    """A tokenised prompt.
+
+    Attributes:
+        data: four bytes for each token.
+        text: False if the client sent token ids, which need no tokenizer.
+    """
 
     data: bytes
+    text: bool = field(default=True, compare=False)
 
     @property
     def tokens(self) -> int:
@@ -68,7 +74,7 @@ def encode_text(text: str) -> Prompt:
 def encode_ids(ids: Sequence[int]) -> Prompt:
     """Return the prompt of these token ids; ValueError if one is not in 0..2**32-1."""
     try:
-        return Prompt(struct.pack(f"<{len(ids)}I", *ids))
+        return Prompt(struct.pack(f"<{len(ids)}I", *ids), text=False)
     except struct.error as error:
         raise ValueError(str(error)) from error
 

@@ -38,6 +38,11 @@ class VllmRelease:
     batch: tuple[tuple[int, int, int], ...]
 
     @property
+    def schedules_ahead(self) -> bool:
+        """Return the default of async_scheduling on a GPU: on from 0.20 on."""
+        return float(self.name) >= 0.2
+
+    @property
     def reserves_full_isl(self) -> bool:
         """Return the default of scheduler_reserve_full_isl; older versions did not reserve."""
         return "scheduler_reserve_full_isl" in self.options

@@ -16,8 +16,8 @@ from typing import Final
 
 from forebay.proxy.core.model import Action, Request, Send
 from forebay.replay.sim.router_base import EngineView, RouterModel
+from forebay.replay.sim.served import ServedEngine
 from forebay.replay.sim.skipping import SkippingEngine
-from forebay.replay.sim.stepping import SteppingEngine
 
 MIN_MATCH: Final = 0.25
 
@@ -29,9 +29,10 @@ class AllKnowing(RouterModel):
         # For each engine: blocks of prompts without a first token, and in how many prompts.
         self._coming: list[dict[int, int]] = []
 
-    def look_into(self, engines: Mapping[str, SkippingEngine | SteppingEngine]) -> None:
+    def look_into(self, engines: Mapping[str, ServedEngine]) -> None:
         """Set the engines, in the order in which they come up."""
-        for engine in engines.values():
+        for served in engines.values():
+            engine = served.engine
             assert isinstance(engine, SkippingEngine), "needs engines that skip (not --exact)"
             self._engines.append(engine)
             self._coming.append({})

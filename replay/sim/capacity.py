@@ -9,7 +9,7 @@ from math import inf
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import sim_request
-from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.served import served_engine
 from forebay.traces.schema import TraceRequest
 
 
@@ -33,9 +33,9 @@ def mixed_capacity_per_s(trace: Sequence[TraceRequest], configs: Sequence[Engine
 
 def drain_s(trace: Sequence[TraceRequest], config: EngineConfig) -> float:
     """Return the seconds that one engine takes for `trace`, queued at once in order of arrival."""
-    engine, now = SkippingEngine(config), 0.0
+    engine, now = served_engine(config), 0.0
     for row in trace:
-        engine.add(sim_request(row), now)
+        engine.send(sim_request(row), now)
     while (at := engine.next_at()) < inf:
         now = at
         engine.advance(now)

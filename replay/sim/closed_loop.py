@@ -6,12 +6,13 @@ There is no proxy and arrival times do not count: this measures the engine, not 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from forebay.replay.sim.fleet import Engine, SimOutcome, sim_request
+from forebay.replay.sim.fleet import SimOutcome, sim_request
+from forebay.replay.sim.served import ServedEngine
 from forebay.traces.schema import TraceRequest
 
 
 def closed_loop(
-    trace: Sequence[TraceRequest], engine: Engine, name: str, at_once: int
+    trace: Sequence[TraceRequest], engine: ServedEngine, name: str, at_once: int
 ) -> list[SimOutcome]:
     """Play all of `trace` on the idle `engine`, `at_once` in flight; outcomes in its order.
 
@@ -28,20 +29,12 @@ def closed_loop(
             outcome = SimOutcome(replace(row, arrival_s=now))
             outcome.backend, outcome.sent_s, outcome.served = name, now, sim_request(row)
             outcomes.append(outcome)
-            # HTTP and tokenizing delay every request equally, so none overtakes another.
-            deliveries.append((now + engine.request_s, outcome))
+            engine.send(outcome.served, now)
 
-    deliveries: list[tuple[float, SimOutcome]] = []
     send(at_once, 0.0)
-    arrived, done = 0, 0
+    done = 0
     while done < len(outcomes):
         due = engine.next_at()
-        if arrived < len(deliveries) and deliveries[arrived][0] <= due:
-            at, outcome = deliveries[arrived]
-            arrived += 1
-            assert outcome.served is not None
-            engine.add(outcome.served, at)
-            continue
         _, finished = engine.advance(due)
         done += len(finished)
         send(len(finished), due)

@@ -2,13 +2,11 @@
 
 No sockets and no sleeping. Three kinds of events move time: arrivals, the next event of an engine,
 and the policy's timer. The shaper is the one that the proxy runs; a parity test compares the two.
-The network takes no time. HTTP and tokenizing cost the engine's `request_s`; each request of a
-split prefill also costs `TOKENIZE_S` a token.
+The network takes no time.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
-from typing import Final
 
 from forebay.proxy.core.model import Action, Reject, Send
 from forebay.proxy.core.model import Request as ProxyRequest
@@ -16,18 +14,15 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.replay.sim.all_knowing import AllKnowing
 from forebay.replay.sim.request import SimRequest
 from forebay.replay.sim.router_base import RouterModel
-from forebay.replay.sim.skipping import SkippingEngine
-from forebay.replay.sim.stepping import SteppingEngine
+from forebay.replay.sim.served import ServedEngine
 from forebay.traces.schema import TraceRequest
 
 Journal = list[tuple[float, Action]]
 
 
-# Unions, not protocols: compiled code then calls the first of each directly.
+# A union, not a protocol: compiled code then calls the first directly.
 Policy = Shaper | RouterModel
 """The proxy's policy, or the model of another router or of none."""
-Engine = SkippingEngine | SteppingEngine
-"""A simulated engine; `SteppingEngine` is the slow reference."""
 
 
 class SimOutcome:
@@ -121,33 +116,13 @@ def prefix_request(row: TraceRequest, blocks: int) -> SimRequest:
 class EngineTimer:
     """When one engine is due; `entered` orders engines that are due at one instant."""
 
-    __slots__ = ("due", "entered", "number", "request_s")
+    __slots__ = ("due", "engine", "entered", "number")
 
-    def __init__(self, number: int, request_s: float) -> None:
+    def __init__(self, number: int, engine: ServedEngine | None) -> None:
         self.number = number
-        self.request_s = request_s
+        self.engine = engine
         self.due = inf
         self.entered = 0
-
-
-class Delivery:
-    """A request on its way to an engine, which it reaches `at`."""
-
-    __slots__ = ("at", "entered", "request", "timer")
-
-    def __init__(self, at: float, entered: int, timer: EngineTimer, request: SimRequest) -> None:
-        self.at = at
-        self.entered = entered
-        self.timer = timer
-        self.request = request
-
-
-TOKENIZE_S: Final = 2.2e-6
-"""Seconds to tokenize one token of a split prefill, whose prompt the server tokenizes anew each
-time. For whole prompts, fitted step times include this. HF tokenizers took 0.52 s for 115,000
-tokens with the pattern of Llama-3, on a machine half as fast as a server."""
-DELIVERED_KEPT: Final = 1_024
-"""Past deliveries that stay in `_deliveries` before all are removed at once."""
 
 
 class Fleet:
@@ -164,7 +139,7 @@ class Fleet:
     def __init__(
         self,
         policy: Policy,
-        engines: Mapping[str, Engine],
+        engines: Mapping[str, ServedEngine],
         record: Callable[[float, Action], None] | None = None,
         *,
         tells_cached: bool = True,
@@ -178,21 +153,18 @@ class Fleet:
         self._record = record
         self._tells_cached = tells_cached
         self._outcomes: dict[str, SimOutcome] = {}
-        self._by_number = list(engines.values())
         self._timers: dict[str, EngineTimer] = {}
         for number, (name, engine) in enumerate(engines.items()):
-            self._timers[name] = EngineTimer(number, engine.request_s)
+            self._timers[name] = EngineTimer(number, engine)
         # A tournament tree: of each two timers the earlier one advances, so `_rounds[1]` is the
         # earliest of all. The time of an engine changes several times a request, which replays
         # only the rounds on its way up. A heap would fill up with outdated times.
         self._leaves = 1
         while self._leaves < len(self._timers):
             self._leaves *= 2
-        never = EngineTimer(-1, 0.0)
+        never = EngineTimer(-1, None)
         self._rounds = [never] * self._leaves + list(self._timers.values())
         self._rounds += [never] * (2 * self._leaves - len(self._rounds))
-        self._deliveries: list[Delivery] = []  # by time; those before `_delivered` are past
-        self._delivered = 0
         self._entered = 0
         self._now = 0.0
 
@@ -218,17 +190,10 @@ class Fleet:
 
     def _play(self, until: float) -> None:
         """Play all events before `until`; an arrival at that instant goes first."""
-        policy, rounds, deliveries = self.policy, self._rounds, self._deliveries
+        policy, rounds = self.policy, self._rounds
         while True:
             timer = rounds[1]
             now = timer.due
-            delivery: Delivery | None = None
-            if self._delivered < len(deliveries):
-                delivery = deliveries[self._delivered]
-                if delivery.at < now or (delivery.at == now and delivery.entered < timer.entered):
-                    now = delivery.at
-                else:
-                    delivery = None
             wake = policy.wake_at()
             if wake < self._now:
                 wake = self._now
@@ -239,28 +204,12 @@ class Fleet:
                 self._carry_out(policy.wake(wake), wake)
                 continue
             self._now = now
-            if delivery is not None:
-                self._deliver(delivery, now)
-            else:
-                self._advance(timer, now)
-
-    def _deliver(self, delivery: Delivery, now: float) -> None:
-        """Add the next request on its way to its engine."""
-        self._delivered += 1
-        if self._delivered == DELIVERED_KEPT:
-            del self._deliveries[:DELIVERED_KEPT]
-            self._delivered = 0
-        timer = delivery.timer
-        engine = self._by_number[timer.number]
-        engine.add(delivery.request, now)
-        due = engine.next_at()
-        if due != timer.due:
-            self._set_timer(timer, due)
+            self._advance(timer, now)
 
     def _advance(self, timer: EngineTimer, now: float) -> None:
-        """Let an engine pass its due time, and report to the policy what it produced."""
-        policy, outcomes = self.policy, self._outcomes
-        engine = self._by_number[timer.number]
+        """Let an engine pass its due time, and report to the policy what clients got."""
+        policy, outcomes, engine = self.policy, self._outcomes, timer.engine
+        assert engine is not None
         first, finished = engine.advance(now)
         for request in first:
             if request is not outcomes[request.id].prefix_part:
@@ -309,31 +258,23 @@ class Fleet:
             outcome = self._outcomes[action.request.id]
             if isinstance(action, Send):
                 request, timer = sim_request(outcome.request), self._timers[action.backend]
-                outcome.prefix_part, at = None, now + timer.request_s
+                outcome.prefix_part = None
                 if action.backend != outcome.backend:
                     outcome.piece_tokens = 0  # those are on another backend
                 if action.piece_blocks:
                     request = prefix_request(outcome.request, action.piece_blocks)
                     outcome.prefix_part = request
-                    at += TOKENIZE_S * request.prompt_tokens
                 if action.priority is not None:
                     request.priority = action.priority
                 outcome.backend, outcome.sent_s, outcome.served = action.backend, now, request
                 outcome.matched_tokens = action.matched_tokens
-                self._send(request, timer, at)
+                engine = timer.engine
+                assert engine is not None
+                engine.send(request, now)
+                due = engine.next_at()
+                if due != timer.due:
+                    self._set_timer(timer, due)
             else:
                 outcome.reject = action
                 if self._on_end is not None:
                     self._on_end(self._outcomes.pop(outcome.request.id))
-
-    def _send(self, request: SimRequest, timer: EngineTimer, at: float) -> None:
-        """Insert a delivery in order of its time."""
-        self._entered += 1
-        deliveries, delivery = self._deliveries, Delivery(at, self._entered, timer, request)
-        index = len(deliveries)
-        while index > self._delivered and deliveries[index - 1].at > at:
-            index -= 1  # engines may differ in `request_s`
-        if index == len(deliveries):
-            deliveries.append(delivery)
-        else:
-            deliveries.insert(index, delivery)

@@ -5,16 +5,19 @@ so planning a step costs time for its prefills only, however many requests decod
 """
 
 from collections import deque
+from typing import Final
 
 from forebay.replay.engine.scheduler import SchedulerLimits
 from forebay.replay.engine.step_time import StepWork
 from forebay.replay.sim.block_runs import RunPool
 from forebay.replay.sim.cohort import Cohort
-from forebay.replay.sim.request import PREFILLING, SimRequest
+from forebay.replay.sim.request import ENDING, PREFILLING, SimRequest
 from forebay.replay.sim.runs import Node, Run
 from forebay.replay.sim.stalls import LongestSince
 
 RELEASED: list[tuple[Run, int]] = []
+STEP: Final = -1  # the planned step prefills or preempts
+NOTHING: Final = -2  # no request can be scheduled
 
 
 class Planner:
@@ -22,6 +25,7 @@ class Planner:
 
     Attributes:
         waiting: waiting requests, the next one first.
+        arriving: requests that came after the next step was planned (asynchronous scheduling).
         running: running requests in the order of admission; a dict for cheap removal.
         prefilling: running requests whose prompt is not fully computed, in the same order.
         cohort: all decoding requests.
@@ -39,6 +43,7 @@ class Planner:
         self.cohort = Cohort(limits.block_size)
         self.stalls = LongestSince()
         self.waiting: deque[SimRequest] = deque()
+        self.arriving: list[SimRequest] = []
         self.running: dict[SimRequest, None] = {}
         self.prefilling: list[SimRequest] = []
         self.prefix_queries = 0
@@ -56,9 +61,14 @@ class Planner:
         self._chunked = limits.enable_chunked_prefill
         self._admitted = 0
         self._freed_too_late = 0
+        self._in_flight = False
 
-    def add(self, request: SimRequest) -> None:
-        """Queue a request; raises ValueError when it can never run."""
+    def add(self, request: SimRequest, *, late: bool = False) -> None:
+        """Queue a request; raises ValueError when it can never run.
+
+        Args:
+            late: the next step is planned already, so the request waits in `arriving`.
+        """
         prompt, longest = request.prompt_tokens, self._longest
         if not 0 < prompt < longest:
             raise ValueError(f"{request!r}: the context holds {longest} tokens")
@@ -76,15 +86,23 @@ class Planner:
                 )
             whole, known = prompt // self.block_size, len(request.ids) * per_id
             request.shareable = whole if whole < known else known
-        self.waiting.append(request)
+        if late:
+            self.arriving.append(request)
+        else:
+            self.waiting.append(request)
 
-    def plan(self, step: int, now: float) -> int:
+    def plan(self, step: int, now: float, *, in_flight: bool = False) -> int:
         """Schedule `step`, which starts `now`: RUNNING first, then WAITING from the head.
 
-        Returns -1 when the step prefills or preempts. Otherwise all requests only decode, until
-        one ends; then the step is not recorded, except for the blocks it takes. Returns their
-        number.
+        Returns STEP when the step prefills or preempts, and NOTHING when it is empty. Otherwise
+        all requests only decode, until one ends; then the step is not recorded, except for the
+        blocks it takes. Returns their number.
+
+        Args:
+            in_flight: the plan was made while the step before was running (asynchronous
+                scheduling): the block that its tokens fill is not in the prefix cache yet.
         """
+        self._in_flight = in_flight
         cohort, work, pool = self.cohort, self.work, self.pool
         work.prefill_tokens = work.prefill_chunks = work.prefill_context = 0
         work.prefill_pairs = 0.0
@@ -117,9 +135,9 @@ class Planner:
             if work.sequences == cohort.size > 0:
                 return blocks
             if not work.sequences:
-                raise RuntimeError(f"nothing can be scheduled: {len(self.waiting)} waiting")
+                return NOTHING
         work.sampled += len(self.sampling)
-        return -1
+        return STEP
 
     def _compute_all(self, chunks: list[tuple[SimRequest, int]]) -> int:
         """Record the prefill chunks of running requests; returns their tokens."""
@@ -158,6 +176,9 @@ class Planner:
 
     def finish(self, request: SimRequest) -> None:
         """Remove a request that produced its last token; it is not decoding any more."""
+        if request not in self.running:  # preempted while its last token was being sampled
+            self.waiting.remove(request)
+            return
         del self.running[request]
         block_size, last = self.block_size, request.last
         full = last // block_size
@@ -174,8 +195,11 @@ class Planner:
         Returns how many of the blocks that it frees are uncached.
         """
         victim, _none = self.running.popitem()
+        pending = self._in_flight and victim.phase != PREFILLING and victim.since < step - 1
         if victim.phase == PREFILLING:
             self.prefilling.remove(victim)
+        elif victim.phase == ENDING:
+            victim.computed = victim.last
         else:
             victim.tokens = victim.offset + step
             victim.computed = victim.tokens - 1
@@ -183,8 +207,8 @@ class Planner:
             victim.stall_s = max(victim.stall_s, self.stalls.since(victim.since))
             victim.gap_from = now  # its last token came with the step before
         block_size, computed = self.block_size, victim.computed
-        full = computed // block_size
-        uncached = 1 if computed % block_size else 0
+        full = (computed - pending) // block_size
+        uncached = -(-computed // block_size) - full
         if self._caching:
             victim.private = self.pool.release_for_now(
                 victim.runs, victim.shareable, full - victim.shareable, uncached
@@ -241,7 +265,7 @@ class Planner:
         for other in reversed(self.running):
             if other is request:
                 return False
-            if other.phase != PREFILLING:
+            if other.phase >= 0:
                 return True
         raise AssertionError(f"{request!r} is not running")
 

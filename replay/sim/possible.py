@@ -4,6 +4,7 @@ The bound is the optimum of a linear program that is easier than the real proble
 so no schedule on these engines exceeds it; the best schedule may serve fewer. In the program
 
 - all engines are one machine, `engines` times as fast, which interrupts work at no cost;
+- an API server has no other request;
 - a prefill takes what the step-time model charges in full steps, and output tokens take nothing;
 - the KV cache is infinite: a prefix is computed once for all engines, at the earliest when the
   first request that has it arrives, and each request that has it pays an equal part of the cost;
@@ -48,7 +49,7 @@ def most_in_time(
     release, deadline, work = np.empty(count), np.empty(count), np.zeros(count)
     counted = np.ones(count)
     for number, (row, limit_s) in enumerate(zip(rows, limits_s, strict=True)):
-        arrival_s = row.arrival_s + cost.request_s
+        arrival_s = row.arrival_s + cost.server_s(row.input_tokens)
         deadline[number] = end_s = row.arrival_s + limit_s
         parts = list(_parts(row, arrival_s, first_s, users, cost))
         if sum(part_s for start_s, part_s, _ in parts if start_s == arrival_s) > end_s - arrival_s:
@@ -77,9 +78,13 @@ class LeastPrefill:
             prefill_pairs=pairs, prefill_context=engine.context,
         )  # fmt: skip
         full_s = model.step_s(full)
-        self.request_s = model.request_s
+        self._times = engine.server_times()
         self._token_s = full_s / engine.batched_tokens
         self._pair_s = (model.step_s(paired) - full_s) / pairs
+
+    def server_s(self, prompt_tokens: int) -> float:
+        """Return the least seconds that a request spends in an idle API server."""
+        return self._times.alone_s(prompt_tokens)
 
     def seconds(self, start: int, end: int) -> float:
         """Return the least seconds for the tokens of a prompt from `start` up to `end`."""

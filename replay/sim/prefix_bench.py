@@ -30,6 +30,7 @@ from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.tokenizer import hashes_of_ids
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
+from forebay.replay.sim.served import ServedEngine
 from forebay.replay.sim.stepping import SteppingEngine
 from forebay.replay.sim.workload import SimWorkload as Source
 from forebay.traces.lengths import Lognormal
@@ -98,7 +99,8 @@ class PrefixRun:
         if case.others:
             trace = with_others(trace, case.others)
         scenario = Scenario(config, ENGINES)
-        engines = {f"gpu{number}": SteppingEngine(config) for number in range(ENGINES)}
+        stepping = {f"gpu{number}": SteppingEngine(config) for number in range(ENGINES)}
+        engines = {n: ServedEngine(one, config.api_server()) for n, one in stepping.items()}
         shaper = MisinformedShaper(
             case,
             [BackendSpec(name, 64) for name in engines],
@@ -111,7 +113,7 @@ class PrefixRun:
         self._predicted: dict[str, int] = {}
         self._exact = mode == "exact"
         if self._exact:
-            for name, engine in engines.items():
+            for name, engine in stepping.items():
                 held = EngineBlocks(self._translations)
                 held.cleared()  # the engine has just started
                 shaper.backends[name].cache.engine_blocks = held

@@ -2,10 +2,13 @@
 
 from typing import Final
 
+from forebay.replay.engine.api_server import ApiProcess
 from forebay.replay.sim.runs import Run
 
 PREFILLING: Final = -1
 """`phase` of a request whose prompt is not fully computed."""
+ENDING: Final = -2
+"""`phase` of a request that has produced its last token, before its blocks are free."""
 
 
 class SimRequest:
@@ -26,6 +29,7 @@ class SimRequest:
         stall_s: largest gap between two of its tokens, seconds.
         preemptions: how often it was preempted.
         priority: lower goes first, under the engine's priority policy only.
+        process: the process of the API server that has it; set by `ServedEngine`.
     """
 
     __slots__ = (
@@ -44,6 +48,7 @@ class SimRequest:
         "preemptions",
         "priority",
         "private",
+        "process",
         "prompt_tokens",
         "rank",
         "runs",
@@ -82,6 +87,7 @@ class SimRequest:
         self.cached_tokens = self.preemptions = self.priority = 0
         self.phase = PREFILLING
         self.private: Run | None = None
+        self.process: ApiProcess | None = None
 
     def __repr__(self) -> str:
         return f"<SimRequest {self.id} {self.prompt_tokens}+{self.output_target}>"

@@ -18,11 +18,10 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.scheduler import SchedulerLimits
 from forebay.replay.sim.all_knowing import AllKnowing
-from forebay.replay.sim.fleet import Engine, Fleet, Policy, SimOutcome
+from forebay.replay.sim.fleet import Fleet, Policy, SimOutcome
 from forebay.replay.sim.router_base import InTurn
 from forebay.replay.sim.router_models import ROUTER_MODELS
-from forebay.replay.sim.skipping import SkippingEngine
-from forebay.replay.sim.stepping import SteppingEngine
+from forebay.replay.sim.served import ServedEngine, served_engine
 from forebay.traces.buckets import LengthBucket
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
@@ -93,11 +92,10 @@ class Scenario:
             return self.engine
         return replace(self.engine, gpu=self.gpu_mix[number % len(self.gpu_mix)])
 
-    def new_engine(self, number: int = 0) -> Engine:
+    def new_engine(self, number: int = 0) -> ServedEngine:
+        """Return an idle engine and its API server."""
         config = self.engine_config(number)
-        if self.exact or not can_skip(config):
-            return SteppingEngine(config)
-        return SkippingEngine(config)
+        return served_engine(config, exact=self.exact or not can_skip(config))
 
     def new_policy(self, names: Sequence[str], admit: Admit = refuse) -> Policy:
         if self.policy == DIRECT:
@@ -160,8 +158,7 @@ def can_skip(config: EngineConfig) -> bool:
         block_size=limits.block_size,
         watermark=limits.watermark,
     )
-    fronted = config.release.uncached_blocks_first
-    return limits == known and fronted and not config.async_scheduling
+    return limits == known and config.release.uncached_blocks_first
 
 
 @dataclass(frozen=True, slots=True)

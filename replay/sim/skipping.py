@@ -17,11 +17,13 @@ from typing import Final
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.step_time import step_time_model
-from forebay.replay.sim.planning import Planner
-from forebay.replay.sim.request import SimRequest
+from forebay.replay.sim.planning import NOTHING, Planner
+from forebay.replay.sim.planning import STEP as PLANNED
+from forebay.replay.sim.request import ENDING, SimRequest
 
 __all__ = ["SimRequest", "SkippingEngine"]
 
+# States, in an order that `add` and `advance` rely on: from STEP on a step is running.
 IDLE: Final = 0
 READY: Final = 1  # was idle; the first step is planned when `advance` is called at `next_at`
 STEP: Final = 2  # one step, which the planner has recorded
@@ -55,7 +57,6 @@ class SkippingEngine:
         self._pool_block_size = limits.block_size
         self._stalls = self._planner.stalls
         self._terms: dict[int, tuple[float, float]] = {}  # cached StepTimeModel.decode_terms
-        self.request_s = self._timing.request_s
         self.kv_tokens = config.num_blocks() * limits.block_size
         self.steps = 0
         self.busy_s = 0.0
@@ -68,6 +69,9 @@ class SkippingEngine:
         self._first = self._growth = 0.0  # seconds of its first step; growth with each step
         self._taken = 0  # blocks of the first step that the planner has allocated
         self._fixed = False  # an arrival does not end it earlier
+        # Asynchronous scheduling: the next step is planned when a step starts.
+        self._ahead = config.asynchronous
+        self._seen_until = -inf  # what comes later is not part of that plan
 
     @property
     def running(self) -> int:
@@ -75,7 +79,16 @@ class SkippingEngine:
 
     @property
     def waiting(self) -> int:
-        return len(self._planner.waiting)
+        return len(self._planner.waiting) + len(self._planner.arriving)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens a second in the present step or stretch."""
+        if self._state == STRETCH:
+            return self._cohort.size * self._count / self._seconds
+        if self._state == STEP and self._seconds > 0.0:
+            return self._planner.work.sampled / self._seconds
+        return 0.0
 
     @property
     def prefix_queries(self) -> int:
@@ -102,11 +115,11 @@ class SkippingEngine:
 
     def add(self, request: SimRequest, now: float) -> None:
         """Queue a request; raises ValueError when it can never run."""
-        self._planner.add(request)
-        if self._state == STRETCH:
-            if not self._fixed:
-                self._cut(now)
-        elif self._state == IDLE:
+        state, planner = self._state, self._planner
+        if state == STRETCH and not self._fixed:
+            self._cut(now)
+        planner.add(request, late=self._ahead and state >= STEP and now > self._seen_until)
+        if state == IDLE:
             self._state = READY
             self._next = now
 
@@ -121,7 +134,7 @@ class SkippingEngine:
             self.busy_s += self._seconds
             self._stalls.push(step, self._first + self._growth * (count - 1))
             if cohort.next_end() <= step:
-                finished = self._finish(now, [])
+                finished = self._end(now, [])
         elif state == STEP:
             self.steps = step = self.steps + 1
             self.busy_s += self._seconds
@@ -130,21 +143,60 @@ class SkippingEngine:
             if planner.sampling:
                 first = self._sample(now, done)
             if done or (cohort.size and cohort.next_end() <= step):
-                finished = self._finish(now, done)
+                finished = self._end(now, done)
         self._started = now
+        self._seen_until = -inf
+        if self._ahead and state >= STEP:
+            self._follow(now, finished)
+        else:
+            for request in finished:
+                planner.finish(request)
+            self._plan(now)
+        return first, finished
+
+    def _plan(self, now: float) -> None:
+        """Plan the step that starts now from all that is known now."""
+        planner = self._planner
         if planner.waiting or planner.prefilling:
-            self._plan_step(now)
-        elif cohort.size:
+            self._take(planner.plan(self.steps + 1, now), now)
+        elif self._cohort.size:
             self._plan_stretch(now, 0)
         else:
             self._state = IDLE
             self._next = inf
             self._stalls.clear()
-        return first, finished
 
-    def _plan_step(self, now: float) -> None:
+    def _follow(self, now: float, finished: list[SimRequest]) -> None:
+        """Start the step that was planned when the step before it started.
+
+        It is planned only here, but from what was known then: without the requests that came
+        meanwhile, and while `finished` still hold their blocks and seats.
+        """
+        planner = self._planner
+        taken = NOTHING
+        if planner.waiting or planner.prefilling or self._cohort.size:
+            taken = planner.plan(self.steps + 1, now, in_flight=True)
+        room = bool(finished)
+        for request in finished:
+            planner.finish(request)
+        if planner.arriving:
+            room = room or not planner.waiting
+            planner.waiting.extend(planner.arriving)
+            planner.arriving.clear()
+        if taken == NOTHING or (taken == PLANNED and not planner.work.sequences):
+            self._plan(now)  # an empty step takes no time
+        elif taken >= 0 and room and planner.waiting:
+            self._plan_stretch(now, taken, 1)  # the next step may admit a request
+        else:
+            self._take(taken, now)
+
+    def _take(self, taken: int, now: float) -> None:
+        """Start what the planner has planned."""
         planner, timing = self._planner, self._timing
-        taken = planner.plan(self.steps + 1, now)
+        while taken == PLANNED and not planner.work.sequences and self._ahead:
+            taken = planner.plan(self.steps + 1, now)
+        if taken == NOTHING:
+            raise RuntimeError(f"nothing can be scheduled: {len(planner.waiting)} waiting")
         if taken >= 0:
             self._plan_stretch(now, taken)
             return
@@ -154,15 +206,15 @@ class SkippingEngine:
         self._next = now + self._seconds
         self._state = STEP
 
-    def _plan_stretch(self, now: float, taken: int) -> None:
-        """Plan a stretch of steps in which all requests decode."""
+    def _plan_stretch(self, now: float, taken: int, most: int = 1 << 29) -> None:
+        """Plan a stretch of at most `most` steps in which all requests decode."""
         cohort, step = self._cohort, self.steps + 1
         size, free = cohort.size, self._pool.free + taken
-        count = cohort.next_end() - self.steps
+        count = min(most, cohort.next_end() - self.steps)
         if count * size > free:  # an upper bound: few steps take a block for every request
             count = cohort.steps_within(step, count, free)
             if not count:
-                self._plan_step(now)
+                self._take(self._planner.plan(step, now), now)
                 return
         try:
             without_context, per_token = self._terms[size]
@@ -190,6 +242,12 @@ class SkippingEngine:
         while start + seconds < now:
             count += 1
             seconds = count * (first + half * (count - 1))
+        if self._ahead:
+            if count == self._count:
+                return  # the step after the stretch is planned already
+            self._seen_until = start + seconds
+            count += 1  # so is the step after the running one
+            seconds = count * (first + half * (count - 1))
         self._fixed = True
         if count < self._count:
             self._count = count
@@ -216,9 +274,11 @@ class SkippingEngine:
                 cohort.join(request, step)
         return first
 
-    def _finish(self, now: float, done: list[SimRequest]) -> list[SimRequest]:
-        """End `done` and the decoding requests whose last step has ended, in RUNNING's order."""
-        planner = self._planner
+    def _end(self, now: float, done: list[SimRequest]) -> list[SimRequest]:
+        """Return `done` and the decoding requests whose last step has ended, in RUNNING's order.
+
+        They still hold their blocks and seats.
+        """
         finished = self._cohort.ended(self.steps)
         stalls = self._stalls
         if done:
@@ -228,7 +288,7 @@ class SkippingEngine:
             stall_s = stalls.since(request.since)
             if stall_s > request.stall_s:
                 request.stall_s = stall_s
-            planner.finish(request)
+            request.phase = ENDING
         return finished
 
 

@@ -16,7 +16,6 @@ from forebay.replay.sim.request import SimRequest
 class SteppingEngine:
     def __init__(self, config: EngineConfig) -> None:
         self.core = new_core(config)
-        self.request_s = self.core.request_s
         self.kv_tokens = self.core.kv_tokens
         self._at = inf
         self._stepping = False
@@ -28,6 +27,11 @@ class SteppingEngine:
     @property
     def busy_s(self) -> float:
         return self.core.busy_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens a second in the present step."""
+        return self.core.tokens_per_s if self._stepping else 0.0
 
     @property
     def preemptions(self) -> int:

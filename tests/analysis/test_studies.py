@@ -40,8 +40,7 @@ from forebay.replay.engine.server.server import start_engine
 from forebay.replay.sim.clock import run
 from forebay.replay.sim.closed_loop import closed_loop
 from forebay.replay.sim.scenario import DIRECT, Scenario
-from forebay.replay.sim.skipping import SkippingEngine
-from forebay.replay.sim.stepping import SteppingEngine
+from forebay.replay.sim.served import served_engine
 from forebay.replay.slo import default_slos, parse_slos
 from forebay.traces.errors import InputError
 from forebay.traces.needle import NeedleAnswer, generated_haystack, needle_requests
@@ -117,9 +116,10 @@ def test_a_rate_is_followed_until_it_is_not() -> None:
 # The closed loop
 
 
-@pytest.mark.parametrize("kind", [SkippingEngine, SteppingEngine])
-def test_a_closed_loop_keeps_so_many_in_flight_and_answers_all(kind: Any) -> None:
-    outcomes = closed_loop(rows(30, output=50), kind(sim_config(PHI, None, None)), "gpu0", 4)
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_closed_loop_keeps_so_many_in_flight_and_answers_all(exact: bool) -> None:
+    engine = served_engine(sim_config(PHI, None, None), exact=exact)
+    outcomes = closed_loop(rows(30, output=50), engine, "gpu0", 4)
     assert len(outcomes) == 30
     times = [(one.request.arrival_s, one.finished_s) for one in outcomes]
     assert all(last is not None and last > due for due, last in times)

@@ -22,7 +22,7 @@ from overload import capacity, mix, poisson
 
 from forebay.analysis.search.bracket import bracket
 from forebay.replay.sim.fleet import Fleet
-from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.served import served_engine
 
 WANTED = 0.99
 STEP = 1.02  # between two loads of the grid
@@ -107,7 +107,7 @@ class Search:
         engine = replace(ENGINE, long_prefill_token_threshold=self.chunk)
         names = [f"gpu{number}" for number in range(ENGINES)]
         with new_policy(self.policy, _load(self.load), engine, names, AUTO) as policy:
-            fleet = Fleet(policy, {name: SkippingEngine(engine) for name in names})
+            fleet = Fleet(policy, {name: served_engine(engine) for name in names})
             return of_outcomes(fleet.run(rows), seed)
 
 

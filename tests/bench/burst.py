@@ -19,7 +19,7 @@ from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet
 from forebay.replay.sim.scenario import DIRECT, Scenario
-from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.served import served_engine
 
 USERS, TOKENS, ENGINES = (10, 20, 50, 200), (20_000, 60_000, 100_000), (1, 2, 4, 8)
 MODES = ("default", "flag", "off")
@@ -45,7 +45,7 @@ def played(users: int, tokens: int, engines: int, mode: str, policy: str = "") -
     if policy:
         scenario = replace(scenario, policy=policy)
     names = [f"gpu{number}" for number in range(engines)]
-    fleet = Fleet(scenario.new_policy(names), {name: SkippingEngine(engine) for name in names})
+    fleet = Fleet(scenario.new_policy(names), {name: served_engine(engine) for name in names})
     last = fleet.run(rows)[-users:]
     times = [inf if one.ttft_s is None else one.ttft_s for one in last]
     cold = sum(one.cached_tokens < one.request.input_tokens / 2 for one in last)

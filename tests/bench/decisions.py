@@ -37,7 +37,7 @@ from forebay.proxy.core.policy.routing import Affinity, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.sim.fleet import Fleet
 from forebay.replay.sim.scenario import Scenario
-from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.served import served_engine
 
 KEPT = DATA / "decisions.json"
 PUBLIC = SHARED / "data"
@@ -76,7 +76,7 @@ def simulated(load_name: str, seed: int, mode: str) -> str:
     load = next(one for one in LOADS if one.name == load_name)
     chunk, piece = MODES[mode]
     listed = [replace(engine, long_prefill_token_threshold=chunk) for engine in load.engines]
-    engines = {f"gpu{number}": SkippingEngine(engine) for number, engine in enumerate(listed)}
+    engines = {f"gpu{number}": served_engine(engine) for number, engine in enumerate(listed)}
     policy = Scenario(engine=listed[0], proxy=proxy_of(load, piece)).new_policy(list(engines))
     digest = Digest()
     Fleet(policy, engines, digest.add).run(rows_of(load, seed, PUBLIC))

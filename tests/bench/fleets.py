@@ -28,7 +28,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, Policy
 from forebay.replay.sim.router_models import ROUTER_MODELS
 from forebay.replay.sim.scenario import Scenario
-from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.served import served_engine
 from forebay.traces.schema import TraceRequest
 from forebay.traces.sharing import IdealCache
 
@@ -124,7 +124,7 @@ class Learned:
 
 
 def play(load: Load, rows: Rows, seed: int, policy: str, learned: Learned | None = None) -> Played:
-    engines = {f"gpu{number}": SkippingEngine(config) for number, config in enumerate(load.engines)}
+    engines = {f"gpu{number}": served_engine(config) for number, config in enumerate(load.engines)}
     chosen: Policy
     if policy in ROUTER_MODELS:
         chosen, record = ROUTER_MODELS[policy][0](), None
@@ -285,7 +285,7 @@ def sessions(seeds: int) -> Iterator[str]:
         bounds: dict[str, list[float]] = {"infinite": [], "clairvoyant": [], "LRU": []}
         for seed in range(seeds):
             rows = rows_of(load, seed, SHARED)
-            tokens = sum(SkippingEngine(config).kv_tokens for config in load.engines)
+            tokens = sum(served_engine(config).kv_tokens for config in load.engines)
             capacity = int(tokens / rows[0].block_tokens)
             bounds["infinite"].append(infinite_ratio(rows))
             bounds["clairvoyant"].append(clairvoyant_ratio(rows, capacity))

@@ -59,7 +59,7 @@ from paths import BENCHMARKS, ROOT, SHARED
 
 from forebay.replay.sim.fleet import Fleet
 from forebay.replay.sim.scenario import ALL_KNOWING, POLICIES
-from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.served import served_engine
 
 SMG = ("smg_cache_aware", "smg_prefix_hash")
 # Whose source decides what a policy does, besides the engines'.
@@ -96,7 +96,7 @@ def play(cells: Sequence[Cell]) -> None:
         elif cell.policy == POSSIBLE:
             part = possible_of(rows, cell.seed)
         else:
-            engines = {f"gpu{number}": SkippingEngine(e) for number, e in enumerate(listed)}
+            engines = {f"gpu{number}": served_engine(e) for number, e in enumerate(listed)}
             with new_policy(cell.policy, load, engine, list(engines), cell.piece) as policy:
                 part = of_outcomes(Fleet(policy, engines).run(rows), cell.seed)
         unfinished = cell.file.with_suffix(f".{os.getpid()}.npz")

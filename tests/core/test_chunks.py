@@ -13,7 +13,7 @@ from forebay.proxy.core.state.in_flight import InFlight, passing
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
-from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.served import served_engine
 from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
 
 CHUNK = 2_048
@@ -155,7 +155,7 @@ def test_chats_beside_documents_that_no_engine_can_be_kept_clear_of(chunk: int) 
     rows = list(chat_beside_documents(ChatBesideDocuments(
         chat_rate_per_s=4.0, document_rate_per_s=0.18, questions=1, duration_s=120.0, seed=1
     )))  # fmt: skip
-    engines = {name: SkippingEngine(engine) for name in names}
+    engines = {name: served_engine(engine) for name in names}
     outcomes = Fleet(Scenario(engine=engine).new_policy(names), engines).run(rows)
     chats = [o for o in outcomes if o.request.input_tokens <= 5_000]
     assert not [one for one in chats if _ttft_s(one) > 2.0]

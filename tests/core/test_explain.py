@@ -24,7 +24,7 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.telemetry.receipt_text import HINDSIGHT, WAITS, receipt_fields, verdict
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, Journal
-from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.served import served_engine
 from forebay.traces.schema import TraceRequest
 
 CHAT = Bucket("chat", 5_000, max_queue=2, max_wait_s=2.0)
@@ -459,7 +459,7 @@ def test_it_decides_as_one_that_keeps_no_receipts(seed: int) -> None:
         def note(now: float, action: Action, journal: Journal = journal) -> None:
             journal.append((now, action))
 
-        engines = {name: SkippingEngine(EngineConfig()) for name in NAMES}
+        engines = {name: served_engine(EngineConfig()) for name in NAMES}
         Fleet(policy, engines, note).run(a_trace(seed))
     assert journals[0] == journals[1]
     assert not receipts_of(kept).under_way
@@ -505,7 +505,7 @@ def play(rows: list[TraceRequest], taken: str = "") -> Shaper:
     made = Shaper(
         [BackendSpec(n, 64) for n in NAMES], HASTY, route=route, recorder=DecisionRecorder(10_000)
     )
-    Fleet(made, {name: SkippingEngine(EngineConfig()) for name in NAMES}).run(rows)
+    Fleet(made, {name: served_engine(EngineConfig()) for name in NAMES}).run(rows)
     made.settle(inf)
     return made
 

@@ -15,7 +15,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_gpu
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import DIRECT, Scenario
-from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.served import served_engine
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 
 MODES = ("whole", "flag", "auto")
@@ -67,7 +67,7 @@ def played(
     scenario = Scenario(engine=engine, proxy=proxy)
     if policy:
         scenario = replace(scenario, policy=policy)
-    engines_by_name = {name: SkippingEngine(engine) for name in names}
+    engines_by_name = {name: served_engine(engine) for name in names}
     fleet = Fleet(scenario.new_policy(names), engines_by_name, record)
     return fleet.run(sorted(rows, key=lambda row: row.arrival_s))
 

@@ -9,7 +9,7 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim import fleet as fleets
 from forebay.replay.sim.fleet import Fleet
-from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.served import served_engine
 from forebay.traces.schema import TraceRequest
 
 DOCUMENT = TraceRequest("document", 5.1, 120_000, 50, tuple(range(235)))
@@ -27,7 +27,7 @@ def played(piece_s: float) -> tuple[float, float, int]:
 
     chats = [TraceRequest(f"chat {i}", i / 2, 500, 20, ()) for i in range(40)]
     trace = sorted([*chats, DOCUMENT], key=lambda row: row.arrival_s)
-    fleet = Fleet(shaper, {"a": SkippingEngine(EngineConfig())}, record=record)
+    fleet = Fleet(shaper, {"a": served_engine(EngineConfig())}, record=record)
     ttft_s = {one.request.id: one.ttft_s for one in fleet.run(trace)}
     chats_s = [inf if (s := ttft_s[chat.id]) is None else s for chat in chats]
     document_s = ttft_s["document"]

@@ -9,7 +9,7 @@ from forebay.proxy.core.model import BackendSpec, Bucket
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, proxy_request
-from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.served import served_engine
 from forebay.traces.lengths import Lognormal
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
@@ -79,7 +79,7 @@ def test_one_proxy_among_several_decides_as_the_plain_simulator() -> None:
         if run:
             outcomes = play(trace, shapers(), proxies=1, engines=2).outcomes
         else:
-            engines = {f"gpu{i}": SkippingEngine(EngineConfig()) for i in range(2)}
+            engines = {f"gpu{i}": served_engine(EngineConfig()) for i in range(2)}
             outcomes = Fleet(shapers()(list(engines)), engines).run(trace)
         journals.append([(o.backend, o.sent_s) for o in outcomes])
     assert journals[0] == journals[1]

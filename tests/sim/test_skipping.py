@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from forebay.replay.engine import engine
+from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.step_time import StepWork
 from forebay.replay.engine.tokenizer import hashes_of_ids
@@ -51,7 +51,7 @@ class Totals:
 
 def stepped(config: EngineConfig, workload: list[Asked]) -> Totals:
     """Every step made; what arrives as a step ends takes part in the next one."""
-    core, got = EngineCore(config), [Got() for _ in workload]
+    core, got = new_core(config), [Got() for _ in workload]
     block_size, at, end = core.limits.block_size, 0, inf
     while at < len(workload) or core.has_work:
         now = min(end, workload[at].at if at < len(workload) else inf)
@@ -179,6 +179,7 @@ def random_config(rng: random.Random) -> EngineConfig:
         enable_prefix_caching=rng.random() < 0.85,
         long_prefill_token_threshold=rng.choice([0, 0, 1, 4, 10, 30]),
         num_gpu_blocks_override=blocks,
+        async_scheduling=rng.random() < 0.5,
     )
 
 

@@ -18,7 +18,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.capacity import capacity_per_s
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
-from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.served import ServedEngine
 from forebay.traces.schema import TraceRequest
 
 ENGINE = EngineConfig()
@@ -93,12 +93,8 @@ def merged(*traces: Sequence[TraceRequest]) -> list[TraceRequest]:
 class Slowed:
     """An engine whose clock runs at another speed: `speed` 0.5 takes twice as long."""
 
-    def __init__(self, engine: SkippingEngine, speed: float) -> None:
+    def __init__(self, engine: ServedEngine, speed: float) -> None:
         self._engine, self._speed = engine, speed
-
-    @property
-    def request_s(self) -> float:
-        return self._engine.request_s / self._speed
 
     @property
     def kv_tokens(self) -> int:
@@ -112,8 +108,8 @@ class Slowed:
     def preemptions(self) -> int:
         return self._engine.preemptions
 
-    def add(self, request: Any, now: float) -> None:
-        self._engine.add(request, now * self._speed)
+    def send(self, request: Any, now: float) -> None:
+        self._engine.send(request, now * self._speed)
 
     def next_at(self) -> float:
         return self._engine.next_at() / self._speed
@@ -211,7 +207,7 @@ def play(
         backend.cost.scale = (bias, bias, bias)
         backend.cost._settle()
     engines = {
-        name: scenario.new_engine() if speed == 1.0 else Slowed(SkippingEngine(engine), speed)
+        name: scenario.new_engine() if speed == 1.0 else Slowed(scenario.new_engine(), speed)
         for name, speed in zip(names, speeds, strict=True)
     }
     fleet = Fleet(shaper, cast(Any, engines), record)  # what is compiled must not be subclassed

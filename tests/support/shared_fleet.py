@@ -17,7 +17,7 @@ from forebay.proxy.share.exchange import PERIOD_S
 from forebay.proxy.share.wire import Message, decode, encode
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, SimOutcome
-from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.served import served_engine
 from forebay.traces.schema import TraceRequest
 
 
@@ -164,7 +164,7 @@ def play(
     pinned: Mapping[str, int] | None = None,
 ) -> Result:
     """`trace` through so many proxies in front of so many engines."""
-    served = {f"gpu{i}": SkippingEngine(config or EngineConfig()) for i in range(engines)}
+    served = {f"gpu{i}": served_engine(config or EngineConfig()) for i in range(engines)}
     shapers = [new_shaper(list(served)) for _ in range(proxies)]
     limits = {name: b.spec.max_concurrency for name, b in shapers[0].backends.items()}
     policy = Several(shapers, limits, seed, exchange, pinned or {})

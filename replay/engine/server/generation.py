@@ -79,7 +79,7 @@ class Generator:
             sink = Collected()
         request = self._request(call, generation, arrival_s, sink)
         try:
-            await self._run(request, sink)
+            await self._run(request, sink, text=call.prompt.text)
         except EngineApiError as error:
             if not call.stream:
                 raise
@@ -113,10 +113,12 @@ class Generator:
         )
         return web.Response(body=answer, headers=self.with_request_id(http, JSON))
 
-    async def _run(self, request: EngineRequest, sink: Collected | TokenStream) -> None:
-        """Wait for HTTP and tokenisation, add the request to the engine, wait for its end."""
+    async def _run(
+        self, request: EngineRequest, sink: Collected | TokenStream, *, text: bool
+    ) -> None:
+        """Pass the request through the API server and the engine, and wait for its end."""
         loop = self._loop
-        await asyncio.sleep(loop.wall_s(loop.core.request_s))
+        request.process = await loop.receive(request.prompt_tokens, text=text)
         if why := loop.unavailable():
             raise unavailable(why)
         loop.add(request)

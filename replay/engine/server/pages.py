@@ -163,6 +163,7 @@ class _Pages:
     async def tokenize(self, request: web.Request) -> web.Response:
         body = read_json(await request.read(), request.content_type)
         prompt = read_tokenize(body, self._config.served_name)
+        await self._loop.receive(prompt.tokens, text=True)
         ids = prompt.token_ids()
         strings = [decode_ids([i]) for i in ids] if body.get("return_token_strs") else None
         answer = {

@@ -180,7 +180,8 @@ def _truncated(prompt: Prompt, body: dict[str, Any]) -> Prompt:
             "truncation_side",
         )
     size = count * BYTES_PER_TOKEN
-    return Prompt(prompt.data[-size:] if side == "left" else prompt.data[:size])
+    data = prompt.data[-size:] if side == "left" else prompt.data[:size]
+    return Prompt(data, prompt.text)
 
 
 def _chat_prompt(body: dict[str, Any]) -> Prompt:
