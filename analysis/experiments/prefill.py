@@ -91,7 +91,7 @@ async def prefill(
 def _shares(about: About, tokens: int, ttft_s: float) -> dict[str, Any]:
     shares: dict[str, Any] = {"tokens_per_s": tokens / ttft_s}
     if about.model is not None and about.gpu is not None:
-        work = StepWork(tokens, 1, 1, tokens, 1, tokens**2 / 2, tokens, 0)
+        work = StepWork(tokens, 1, 1, chunks=[(tokens, 0)])
         floor = least(about.model, about.gpu, [work])
         shares["peak_share"] = floor.compute_s / ttft_s
         shares["bound"] = bound_by(floor, ttft_s)

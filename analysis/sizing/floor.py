@@ -15,7 +15,7 @@ from forebay.analysis.sizing.workload import DOCUMENT, Users
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.roofline import bound_by, least
-from forebay.replay.engine.step_time import StepTimeModel, StepWork
+from forebay.replay.engine.step_time import StepWork, step_time_model
 from forebay.replay.sim.request import SimRequest
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.served import run_alone
@@ -47,7 +47,9 @@ def alone(config: EngineConfig, prompt: int, output: int = 1, cached: int = 0) -
 
 def decode_step_s(config: EngineConfig, sequences: int, context: float) -> float:
     """Seconds of a step in which `sequences` requests decode, with `context` tokens each."""
-    timing = StepTimeModel(config.model_spec, config.gpu_spec, config.step_constants())
+    timing = step_time_model(
+        config.model_spec, config.gpu_spec, config.step_constants(), config.asynchronous
+    )
     fixed, per_token = timing.decode_terms(sequences)
     return fixed + per_token * context * sequences
 
@@ -154,8 +156,5 @@ def _chunks(tokens: int, budget: int) -> Iterator[StepWork]:
             tokens=count,
             sequences=1,
             sampled=int(start + count == tokens),
-            prefill_tokens=count,
-            prefill_chunks=1,
-            prefill_pairs=count * start + 0.5 * count * count,
-            prefill_context=start + count,
+            chunks=[(count, start)],
         )

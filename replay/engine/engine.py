@@ -40,7 +40,9 @@ class EngineCore:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.model, self.gpu = config.model_spec, config.gpu_spec
-        self.timing = step_time_model(self.model, self.gpu, config.step_constants())
+        self.timing = step_time_model(
+            self.model, self.gpu, config.step_constants(), config.asynchronous
+        )
         self.limits = config.limits()
         self.pool = BlockPool(
             config.num_blocks(), uncached_first=config.release.uncached_blocks_first

@@ -37,9 +37,10 @@ def least(model: ModelSpec, gpu: GpuSpec, works: Iterable[StepWork]) -> Least:
     flops = moved = compute_s = memory_s = 0.0
     for work in works:
         step_flops = 2.0 * weights * work.tokens + 2.0 * head * work.sampled
-        step_flops += pair * (work.prefill_pairs + work.decode_context)
+        pairs = sum(count * (offset + 0.5 * count) for count, offset in work.chunks)
+        step_flops += pair * (pairs + work.decode_context)
         values = weights + (head if work.sampled else 0)
-        context = work.decode_context + work.prefill_context - work.prefill_tokens
+        context = work.decode_context + sum(offset for _, offset in work.chunks)
         step_bytes = float(model.bytes_per_value * values + model.kv_bytes_per_token * context)
         flops += step_flops
         moved += step_bytes

@@ -55,7 +55,7 @@ class Scheduled:
         sampled: the requests that produce a token at the end of the step, in the same order.
         admitted: the requests that moved from WAITING to RUNNING.
         preempted: the requests that moved from RUNNING to WAITING.
-        work: sums over the step, for the step-time model.
+        work: tokens, contexts and chunks of the step, for the step-time model.
     """
 
     tokens: dict[EngineRequest, int] = field(default_factory=dict)
@@ -269,10 +269,7 @@ class Scheduler:
             if count == 1:
                 decode_context += end
             else:
-                work.prefill_tokens += count
-                work.prefill_chunks += 1
-                work.prefill_pairs += count * before + 0.5 * count * count
-                work.prefill_context += end
+                work.chunks.append((count, before))
             if end == request.tokens + request.placeholders:
                 sampled.append(request)
         work.tokens = total

@@ -17,7 +17,8 @@ from typing import Any
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.traces.errors import InputError
 
-FORMAT = 1
+FORMAT = 2
+"""Format 1 had other constants: its elementwise kernels were part of the matrix products."""
 ANY = "*"
 """The model name of constants for every model on a GPU that has no constants of its own."""
 FALLBACK_GPU = "h200-sxm"
@@ -29,29 +30,32 @@ class Calibration:
 
     Attributes:
         gemm_compute: share of peak FLOP/s of large matrix products.
-        gemm_bandwidth: share of bandwidth of small ones (weights are read once).
-        gemm_launch_s: fixed seconds of one matrix product.
+        gemm_bandwidth: share of bandwidth of small ones (weights are read once) and of elementwise
+            kernels.
         roofline_power: how sharply a matrix product turns from memory to compute bound.
-        prefill_compute: share of peak FLOP/s of prefill attention over a long context.
-        prefill_half_tokens: context at which prefill attention reaches half of that share.
-        decode_bandwidth: share of bandwidth of decode attention.
-        step_s: scheduling, input preparation, sampling and launches of one step.
+        prefill_compute: share of peak FLOP/s of prefill attention.
+        decode_bandwidth: share of bandwidth of attention that reads keys and values.
+        step_s: the CPU's part of a step: scheduling, input preparation and output. Asynchronous
+            scheduling hides it behind the GPU's part.
         sequence_s: additional seconds of a step for each sequence.
-        layer_s: kernels of a layer that are neither matrix products nor proportional to work.
+        layer_s: fixed seconds of the kernels of one layer.
+        graph_launch_s: CPU seconds to launch one layer of a step with prefill chunks, as pieces of
+            a CUDA graph.
+        eager_launch_s: the same for a step with more tokens than the largest graph.
         request_s: HTTP and tokenisation of one request, before the scheduler sees it.
         source: origin of the numbers.
     """
 
     gemm_compute: float
     gemm_bandwidth: float
-    gemm_launch_s: float
     roofline_power: float
     prefill_compute: float
-    prefill_half_tokens: float
     decode_bandwidth: float
     step_s: float
     sequence_s: float
     layer_s: float
+    graph_launch_s: float
+    eager_launch_s: float
     request_s: float
     source: str
 
@@ -69,14 +73,14 @@ _SHARE = Constant("share", 0.05, 1.0)
 CONSTANTS: dict[str, Constant] = {
     "gemm_compute": _SHARE,
     "gemm_bandwidth": _SHARE,
-    "gemm_launch_s": Constant("s", 0.0, 1e-3),
     "roofline_power": Constant("power", 1.0, 20.0),
     "prefill_compute": _SHARE,
-    "prefill_half_tokens": Constant("tokens", 1.0, 1e5),
     "decode_bandwidth": _SHARE,
     "step_s": Constant("s", 0.0, 1.0),
     "sequence_s": Constant("s", 0.0, 1e-2),
     "layer_s": Constant("s", 0.0, 1e-2),
+    "graph_launch_s": Constant("s", 0.0, 1e-2),
+    "eager_launch_s": Constant("s", 0.0, 1e-2),
     "request_s": Constant("s", 0.0, 10.0),
 }
 _TEXTS = ("model", "gpu", "date", "source", "checked")
@@ -140,7 +144,10 @@ def parse_calibration(raw: bytes, name: str) -> CalibrationFile:
         raise InputError(f"{name}: not an object; `forebay engine calibrate -o` makes one")
     _check_keys(body, _KEYS, name, "")
     if body.get("format") != FORMAT:
-        raise InputError(f"{name}: format is {body.get('format')!r}; this version reads {FORMAT}")
+        raise InputError(
+            f"{name}: format is {body.get('format')!r}; this version reads {FORMAT}; "
+            "fit the points again with `forebay engine calibrate`"
+        )
     for key in _TEXTS:
         if not isinstance(body.get(key), str):
             raise InputError(f"{name}: {key} is {_shown(body.get(key))}; give text")

@@ -1,82 +1,94 @@
-"""Compute how long one engine step takes on the GPU: a roofline with fitted constants.
+"""Compute how long one engine step takes: a roofline with fitted constants.
 
-    step = t_cpu + t_seq*n + L*t_layer
-           + L * sum over {qkv, o, gate_up, down} of gemm(T)  + lm_head gemm(sampled)
-           + prefill attention(sum(c*ctx + c^2/2))            + decode attention(sum ctx)
+    gpu  = L*layer_s + sequence_s*n + L * sum over {qkv, o, gate_up, down} of gemm(T)
+           + L * elementwise bytes(T) / bandwidth + lm_head gemm(sampled)
+    step = step_s + gpu, or with asynchronous scheduling the larger of step_s and gpu
+           + decode attention(sum of contexts) + sum over chunks of prefill attention(chunk)
+           but with chunks at least L*launch_s
 
-Every term needs only sums over the step, so the computation costs the same for every step. Nothing
-was tuned to a run of the simulator.
+A step with prefill chunks has no CUDA graph of the whole step. The CPU launches its kernels, and
+that takes longer than the GPU's work if the step is small. Nothing was tuned to a run of the
+simulator.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import fsum
 
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.step_constants import Calibration, calibration_of
 
-ROWS_PER_MULTIPROCESSOR = 96
-"""Query rows times heads that keep one SM busy in prefill attention. Chosen so that chunks of 256
-tokens cost as much as in a published table of chunk sizes; there is no kernel measurement."""
-LEAST_OCCUPANCY = 0.5
-"""Below this share, kernels split the keys between SMs (flash-decoding); an assumption."""
+LARGEST_GRAPH = 512
+"""Tokens of the largest CUDA graph that vLLM captures by default."""
 
 
 @dataclass(slots=True)
 class StepWork:
-    """The work of one step, in sums.
+    """The work of one step.
 
     Attributes:
         tokens: all scheduled tokens, prefill and decode.
         sequences: requests in the step.
         sampled: requests that produce a token.
-        prefill_tokens: tokens of prefill chunks: chunks longer than one token.
-        prefill_chunks: number of prefill chunks.
-        prefill_pairs: sum of c*ctx + c^2/2 over prefill chunks: query-key pairs under the causal
-            mask.
-        prefill_context: sum of ctx + c over prefill chunks.
-        decode_context: sum of the context read by the other requests.
+        decode_context: context tokens read by requests with one token, summed.
+        chunks: length and offset of each prefill chunk, in tokens. A chunk has several tokens.
     """
 
     tokens: int = 0
     sequences: int = 0
     sampled: int = 0
-    prefill_tokens: int = 0
-    prefill_chunks: int = 0
-    prefill_pairs: float = 0.0
-    prefill_context: int = 0
     decode_context: int = 0
+    chunks: list[tuple[int, int]] = field(default_factory=list)
 
 
 @lru_cache(64)
-def step_time_model(model: ModelSpec, gpu: GpuSpec, constants: Calibration) -> "StepTimeModel":
+def step_time_model(
+    model: ModelSpec, gpu: GpuSpec, constants: Calibration, async_scheduling: bool = False
+) -> "StepTimeModel":
     """Return one model for all engines of a kind, so that they share its computed results."""
-    return StepTimeModel(model, gpu, constants)
+    return StepTimeModel(model, gpu, constants, async_scheduling=async_scheduling)
 
 
 class StepTimeModel:
-    """Computes the seconds of one step of `model` on `gpu`."""
+    """Computes the seconds of one step of `model` on `gpu`.
+
+    Attributes:
+        pair_s: seconds of one pair of query and key in prefill attention, in all layers.
+    """
 
     def __init__(
-        self, model: ModelSpec, gpu: GpuSpec, calibration: Calibration | None = None
+        self,
+        model: ModelSpec,
+        gpu: GpuSpec,
+        calibration: Calibration | None = None,
+        *,
+        async_scheduling: bool = False,
     ) -> None:
+        """Prepare the terms.
+
+        Args:
+            async_scheduling: the CPU prepares a step while the GPU computes the step before.
+        """
         c = calibration or calibration_of(model, gpu)
         self.calibration = c
         self.request_s = c.request_s
+        self.pair_s = (
+            4 * model.layers * model.heads * model.head_dim / (gpu.peak_flops * c.prefill_compute)
+        )
+        self._async = async_scheduling
         self._layer_gemms = _layer_gemms(model, gpu, c)
         self._head_gemm = _gemm(model.vocab, model.hidden, model, gpu, c)
         # Computed results by number of rows: the tokens of a step, and the sampled ones.
         self._layers_s: dict[int, float] = {}
         self._head_s: dict[int, float] = {}
-        self._pair_s = (
-            4 * model.layers * model.heads * model.head_dim / (gpu.peak_flops * c.prefill_compute)
-        )
-        self._half_tokens = c.prefill_half_tokens
-        self._full_rows = ROWS_PER_MULTIPROCESSOR * gpu.multiprocessors / model.heads
         self._context_s = model.kv_bytes_per_token / (gpu.bandwidth * c.decode_bandwidth)
-        self._fixed_s = c.step_s + model.layers * c.layer_s
+        self._step_s = c.step_s
+        self._kernels_s = model.layers * c.layer_s
+        self._token_s = model.layers * model.elementwise_bytes / (gpu.bandwidth * c.gemm_bandwidth)
         self._sequence_s = c.sequence_s
+        self._graph_launch_s = model.layers * c.graph_launch_s
+        self._eager_launch_s = model.layers * c.eager_launch_s
 
     def step_s(self, work: StepWork) -> float:
         """Return the seconds that the step takes."""
@@ -85,19 +97,26 @@ class StepTimeModel:
         if layers_s is None:
             layers_s = self._layers_s[rows] = self._layer_gemms(rows)
         seconds = (
-            self._fixed_s
-            + self._sequence_s * work.sequences
-            + layers_s
-            + self._context_s * work.decode_context
+            self._kernels_s + self._sequence_s * work.sequences + layers_s + self._token_s * rows
         )
-        rows = work.sampled
-        if rows:
-            head_s = self._head_s.get(rows)
+        sampled = work.sampled
+        if sampled:
+            head_s = self._head_s.get(sampled)
             if head_s is None:
-                head_s = self._head_s[rows] = self._head_gemm(rows)
+                head_s = self._head_s[sampled] = self._head_gemm(sampled)
             seconds += head_s
-        if work.prefill_chunks:
-            seconds += self._prefill_attention_s(work)
+        # The CPU's part is compared without attention: decode steps stay affine in their context.
+        if not self._async:
+            seconds += self._step_s
+        elif seconds < self._step_s:
+            seconds = self._step_s
+        seconds += self._context_s * work.decode_context
+        if work.chunks:
+            for count, offset in work.chunks:
+                seconds += self.chunk_attention_s(count, offset)
+            launch_s = self._graph_launch_s if rows <= LARGEST_GRAPH else self._eager_launch_s
+            if seconds < launch_s:
+                seconds = launch_s
         return seconds
 
     def decode_terms(self, sequences: int) -> tuple[float, float]:
@@ -108,14 +127,13 @@ class StepTimeModel:
         work = StepWork(tokens=sequences, sequences=sequences, sampled=sequences)
         return self.step_s(work), self._context_s
 
-    def _prefill_attention_s(self, work: StepWork) -> float:
-        context = work.prefill_context / work.prefill_chunks
-        ramp = context / (context + self._half_tokens)
-        occupancy = min(1.0, max(LEAST_OCCUPANCY, work.prefill_tokens / self._full_rows))
-        return max(
-            self._pair_s * work.prefill_pairs / (ramp * occupancy),
-            self._context_s * work.prefill_context,  # keys and values are read at least once
-        )
+    def chunk_attention_s(self, count: int, offset: int) -> float:
+        """Return the seconds of attention of `count` tokens behind `offset` tokens.
+
+        Each token is paired with all tokens up to itself, and keys and values are read once.
+        """
+        pairs = count * (offset + 0.5 * count)
+        return self.pair_s * pairs + self._context_s * (offset + count)
 
 
 def _gemm(
@@ -129,7 +147,7 @@ def _gemm(
 
     def seconds(rows: int) -> float:
         compute, memory = per_row_compute * rows, weights + per_row_memory * rows
-        return float((compute**power + memory**power) ** (1 / power)) + c.gemm_launch_s
+        return float((compute**power + memory**power) ** (1 / power))
 
     return seconds
 

@@ -12,7 +12,7 @@ from forebay.replay.engine.hardware.kv_layout import ModelShape
 from forebay.replay.engine.hardware.specs import LLAMA_3_8B, PHI_3_MINI, QWEN_2_5_14B, ModelSpec
 from forebay.traces.errors import InputError
 
-STEP_TARGET_S = 0.25
+STEP_TARGET_S = 0.3
 """Longest step, seconds, that computes the last chunk of a document of full context length. Answers
 that run beside it have gaps between tokens of this length."""
 USUAL_CHUNK = 2048

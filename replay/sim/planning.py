@@ -30,7 +30,7 @@ class Planner:
         prefilling: running requests whose prompt is not fully computed, in the same order.
         cohort: all decoding requests.
         stalls: durations of past steps.
-        work: token and context sums of the step planned last.
+        work: tokens, contexts and chunks of the step planned last.
         sampling: requests whose prompt that step completes.
         preempted: whether that step preempted a request.
     """
@@ -104,8 +104,7 @@ class Planner:
         """
         self._in_flight = in_flight
         cohort, work, pool = self.cohort, self.work, self.pool
-        work.prefill_tokens = work.prefill_chunks = work.prefill_context = 0
-        work.prefill_pairs = 0.0
+        work.chunks = []
         self.sampling = []
         self.preempted = False
         cap = self._threshold
@@ -167,10 +166,7 @@ class Planner:
         if count == 1:
             work.decode_context += end
         else:
-            work.prefill_tokens += count
-            work.prefill_chunks += 1
-            work.prefill_pairs += count * before + 0.5 * count * count
-            work.prefill_context += end
+            work.chunks.append((count, before))
         if end == request.tokens:
             self.sampling.append(request)
 

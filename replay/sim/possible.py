@@ -65,22 +65,18 @@ def most_in_time(
 class LeastPrefill:
     """Seconds that a prefill adds to an engine's steps at least, whatever else they compute.
 
-    The cost of a token falls with the size of its step, and that of a pair of query and key with
-    the context and the size of the chunk, so the largest step and the longest context are cheapest.
+    The cost of a token falls with the size of its step, so the largest step is cheapest. It is
+    taken without its chunks, because launching these may take less time than the step.
     """
 
     def __init__(self, engine: EngineConfig) -> None:
-        model = step_time_model(engine.model_spec, engine.gpu_spec, engine.step_constants())
+        model = step_time_model(
+            engine.model_spec, engine.gpu_spec, engine.step_constants(), engine.asynchronous
+        )
         full = StepWork(tokens=engine.batched_tokens, sequences=1)
-        pairs, many = 1e15, 10**9  # so many that computing them, not reading, takes the time
-        paired = StepWork(
-            tokens=engine.batched_tokens, sequences=1, prefill_tokens=many, prefill_chunks=1,
-            prefill_pairs=pairs, prefill_context=engine.context,
-        )  # fmt: skip
-        full_s = model.step_s(full)
         self._times = engine.server_times()
-        self._token_s = full_s / engine.batched_tokens
-        self._pair_s = (model.step_s(paired) - full_s) / pairs
+        self._token_s = model.step_s(full) / engine.batched_tokens
+        self._pair_s = model.pair_s
 
     def server_s(self, prompt_tokens: int) -> float:
         """Return the least seconds that a request spends in an idle API server."""

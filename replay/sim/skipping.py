@@ -50,7 +50,9 @@ class SkippingEngine:
             raise ValueError(
                 f"--scheduling-policy {limits.scheduling_policy}: only fcfs can be skipped through"
             )
-        self._timing = step_time_model(config.model_spec, config.gpu_spec, config.step_constants())
+        self._timing = step_time_model(
+            config.model_spec, config.gpu_spec, config.step_constants(), config.asynchronous
+        )
         self._planner = Planner(limits, config.num_blocks())
         self._cohort = self._planner.cohort
         self._pool = self._planner.pool

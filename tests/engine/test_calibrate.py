@@ -57,8 +57,10 @@ HELD_OUT = [
 def fitted(
     points: list[Point], model: str = "phi-3-mini", gpu: str = "h200-nvl"
 ) -> CalibrationResult:
-    read = Points(tuple(points), "points of a test")
-    return calibrate(read, find_model(model), find_gpu(gpu), today=TODAY)
+    read, sizes = Points(tuple(points), "points of a test"), find_model(model)
+    # Phi-3's prior has its own launch times: its rows have no step that a launch bounds.
+    prior = calibration_of(sizes, find_gpu(gpu)) if sizes is PHI_3_MINI else None
+    return calibrate(read, sizes, find_gpu(gpu), prior=prior, today=TODAY)
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +100,8 @@ def test_the_model_is_beside_every_point_of_a_shipped_file() -> None:
         errors[str(point)] = seconds / point.seconds - 1
         if not point.held_out:
             assert abs(errors[str(point)]) < 0.002
-    assert errors["stall 120,000, chunk 512"] == pytest.approx(-0.54, abs=0.01)
-    assert "-54 %" in file.checked
+    assert errors["stall 120,000, chunk 512"] == pytest.approx(-0.46, abs=0.01)
+    assert "-46 %" in file.checked
 
 
 def test_every_shipped_calibration_says_how_far_it_was_checked() -> None:
@@ -110,13 +112,13 @@ def test_every_shipped_calibration_says_how_far_it_was_checked() -> None:
         assert len(one.source) > 15
 
 
-def test_kernel_tables_alone_against_one_row_of_vllms_own_ci() -> None:
-    """performance-benchmark build 9515, latency_llama8B_tp1 on H200: 833.421 ms; nothing fitted."""
+def test_the_cpus_part_is_that_of_one_row_of_vllms_own_ci() -> None:
+    """performance-benchmark build 9515, latency_llama8B_tp1 on H200: 833.421 ms, synchronous."""
     point = Point(0, "offline", 0.833421, 32, batch_size=8, output_tokens=128)
     work = point_steps(point, LLAMA_3_8B, H200_SXM)
     seconds = predicted_s(work, LLAMA_3_8B, H200_SXM, calibration_of(LLAMA_3_8B, H200_SXM))
-    assert seconds / point.seconds - 1 == pytest.approx(-0.075, abs=0.005)
-    assert "-7.5 %" in calibration_file_of("llama-3-8b", "h200-sxm").checked
+    assert seconds == pytest.approx(point.seconds, rel=0.002)
+    assert "833.4 ms" in calibration_file_of("llama-3-8b", "h200-sxm").source
 
 
 def made(constants: Calibration, wanted: list[Point]) -> list[Point]:
@@ -306,7 +308,7 @@ GOOD = calibration_file_of("phi-3-mini-128k", "h200-nvl").as_json()
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 2}, "format is 2"),
+        ({"format": 1}, "format is 1; this version reads 2; fit the points again"),
         ({"gpu": None}, "gpu is missing"),
         ({"fited": []}, "fited: unknown key; did you mean fitted"),
         ({"constants": {**GOOD["constants"], "gemm_compute": 1.2}},
@@ -340,7 +342,8 @@ def forebay(*words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_calibrate_writes_what_the_engine_reads(tmp_path: Path) -> None:
-    points, out = tmp_path / "points.csv", tmp_path / "cal.json"
+    points, out, prior = tmp_path / "points.csv", tmp_path / "cal.json", tmp_path / "prior.json"
+    prior.write_text(json.dumps(calibration_file_of("phi-3-mini-128k", "h200-nvl").as_json()))
     points.write_text(
         "kind,prompt_tokens,max_num_batched_tokens,seconds,held_out\n"
         + "".join(
@@ -349,7 +352,8 @@ def test_calibrate_writes_what_the_engine_reads(tmp_path: Path) -> None:
         )
         + "ttft,65536,131072,0.5,\n"
     )
-    words = ("calibrate", str(points), "--model", "phi-3-mini", "--gpu", "h200-nvl", "--json")
+    words = ("calibrate", str(points), "--model", "phi-3-mini", "--gpu", "h200-nvl", "--json",
+             "--prior", str(prior))  # fmt: skip
     done = forebay(*words, "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "rejected line 9" in done.stderr
@@ -357,7 +361,7 @@ def test_calibrate_writes_what_the_engine_reads(tmp_path: Path) -> None:
     assert data["rejected"][0]["line"] == 9
     assert [row["held_out"] for row in data["points"]] == [False] * 4 + [True] * 3
     core = EngineCore(EngineConfig("phi-3-mini", "h200-nvl", calibration=out))
-    assert core.request_s == data["constants"]["request_s"] == pytest.approx(8.26e-3, rel=0.005)
+    assert core.request_s == data["constants"]["request_s"] == pytest.approx(8.25e-3, rel=0.005)
     assert read_calibration(out).fitted == tuple(data["fitted"])
     with pytest.raises(InputError, match="is for phi-3-mini-128k on h200-nvl, not for llama-3-8b"):
         EngineConfig("llama-3-8b", "h200-nvl", calibration=out)

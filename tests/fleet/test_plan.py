@@ -95,9 +95,8 @@ def test_the_chunk_is_the_largest_whose_step_is_short(name: str, spec: ModelSpec
         before = spec.max_model_len - chunk
         return StepTimeModel(spec, H200_SXM).step_s(
             StepWork(
-                tokens=chunk + 32, sequences=33, sampled=33, prefill_tokens=chunk,
-                prefill_chunks=1, prefill_pairs=chunk * before + chunk**2 / 2,
-                prefill_context=spec.max_model_len, decode_context=32 * 4_000,
+                tokens=chunk + 32, sequences=33, sampled=33, decode_context=32 * 4_000,
+                chunks=[(chunk, before)],
             )
         )  # fmt: skip
 

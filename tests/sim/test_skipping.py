@@ -251,7 +251,8 @@ class Ticking:
         self.context_s = context_s
 
     def step_s(self, work: StepWork) -> float:
-        fixed_s = TICK_S * (1 + work.sequences // 4 + work.prefill_tokens // 64)
+        prefill_tokens = sum(count for count, _ in work.chunks)
+        fixed_s = TICK_S * (1 + work.sequences // 4 + prefill_tokens // 64)
         return fixed_s + self.context_s * work.decode_context
 
     def decode_terms(self, sequences: int) -> tuple[float, float]:

@@ -73,7 +73,7 @@ class CalibrationResult:
 
 
 def kernel_table() -> Calibration:
-    """Return the prior: constants measured on kernels alone, never on requests to be fitted."""
+    """Return the prior: constants measured on an H200, never on the requests to be fitted."""
     return calibration_file_of(ANY, FALLBACK_GPU).constants
 
 

@@ -65,7 +65,7 @@ def calibrate_command(
     prior: Annotated[
         Path | None,
         typer.Option(
-            help="Calibration whose constants are kept where none is fitted.  [default: kernels]"
+            help="Calibration whose constants are kept where none is fitted.  [default: an H200]"
         ),
     ] = None,
     peak_share: Annotated[

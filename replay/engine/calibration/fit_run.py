@@ -29,8 +29,6 @@ SLOPE_STEP = 0.02
 """Step of ln(constant) for slopes: coarse, because predictions jump a little when a request moves
 to another step."""
 LEAST_GAIN = 1e-3
-RUN_CANDIDATES = {**CANDIDATES, "prefill_half_tokens": 1.0}
-"""A run has prefill chunks at every depth of context, so it also shows how attention speeds up."""
 QUANTILES = (0.5, 0.9, 0.99)
 MOST_ADDED = 256
 """Tokens that a chat template may add to a prompt; more, and the run is of another trace."""
@@ -141,7 +139,9 @@ def predict(
     """
     core = EngineCore(config)
     if constants is not None:
-        core.timing = StepTimeModel(core.model, core.gpu, constants)
+        core.timing = StepTimeModel(
+            core.model, core.gpu, constants, async_scheduling=config.asynchronous
+        )
     requests = [_request(one, core.limits.block_size) for one in measured]
     play(core, requests)
     return tuple(
@@ -175,7 +175,7 @@ def fit_run(
     *,
     used: str,
     today: date,
-    candidates: Mapping[str, float] = RUN_CANDIDATES,
+    candidates: Mapping[str, float] = CANDIDATES,
 ) -> RunFit:
     """Fit constants so that an engine with `config` serves `measured` in the measured times."""
 

@@ -65,6 +65,18 @@ class ModelSpec:
             (self.hidden, self.ffn),
         )
 
+    @property
+    def elementwise_bytes(self) -> int:
+        """Return the bytes that a layer's elementwise kernels read and write for one token.
+
+        Two norms with their residuals read and write two hidden states each. RoPE reads and writes
+        queries and keys. The activation reads gate and up, and writes their product. The cache
+        write copies keys and values.
+        """
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        values = 8 * self.hidden + 2 * (queries + keys) + 3 * self.ffn + 4 * keys
+        return self.bytes_per_value * values
+
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
