@@ -220,4 +220,9 @@ def calibration_file_of(model: str, gpu: str) -> CalibrationFile:
     raise LookupError(f"no calibration is shipped for {FALLBACK_GPU}")
 
 
+def measured_elsewhere(file: CalibrationFile, gpu: str) -> str | None:
+    """Return a remark if the constants of `file` were not measured on `gpu`, else None."""
+    return None if file.gpu == gpu else f"constants measured on {file.gpu}; not on {gpu}"
+
+
 assert tuple(CONSTANTS) == tuple(one.name for one in fields(Calibration))[:-1]
