@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from forebay.analysis.shares import wilson
 from forebay.analysis.sizing.guide import SizingAnswer, Validation
 from forebay.analysis.sizing.judge import FleetJudgement, pooled
-from forebay.replay.engine.step_constants import calibration_file_of, read_calibration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,11 +22,7 @@ def provenance(answer: SizingAnswer, command: str) -> dict[str, Any]:
     """The settings that repeat the answer, and the source of its step times."""
     engine = answer.question.scenario.engine
     model, gpu = engine.model_spec.name, engine.gpu_spec.name
-    file = (
-        read_calibration(engine.calibration)
-        if engine.calibration
-        else calibration_file_of(model, gpu)
-    )
+    file = engine.calibration_file()
     return {
         "command": command,
         "seeds": list(answer.seeds),
@@ -38,6 +33,7 @@ def provenance(answer: SizingAnswer, command: str) -> dict[str, Any]:
             "gpu": file.gpu,
             "for": f"{model} on {gpu}",
             "exact": file.gpu == gpu and file.model == model,
+            "remark": engine.constants_remark(),
             "checked": file.checked,
             "source": file.source,
         },
@@ -171,9 +167,10 @@ def print_answer(
         for line in validation_lines(check):
             console.print(Text(line))
     calibration = origin["calibration"]
+    remark = f"; {calibration['remark']}" if calibration["remark"] else ""
     for line in (
-        f"step times: {calibration['model']}@{calibration['gpu']} for {calibration['for']}; "
-        f"checked: {calibration['checked']}",
+        f"step times: {calibration['model']}@{calibration['gpu']} for {calibration['for']}"
+        f"{remark}; checked: {calibration['checked']}",
         f"{origin['command']}   seeds {', '.join(map(str, answer.seeds))}; "
         f"forebay {origin['versions']['forebay']}, Python {origin['versions']['python']}, "
         f"{origin['engine']}",

@@ -89,6 +89,8 @@ async def _serve(
         async with start_engine(
             config, host=host, port=port, fault=fault, options=options
         ) as running:
+            if remark := config.constants_remark():
+                print(f"forebay engine: {remark}", file=sys.stderr, flush=True)
             print(start_line(config, running), flush=True)
             stopped = asyncio.create_task(stop.wait())
             with short_collections():

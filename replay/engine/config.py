@@ -12,7 +12,9 @@ from forebay.replay.engine.scheduler import POLICIES, SchedulerLimits
 from forebay.replay.engine.step_constants import (
     ANY,
     Calibration,
-    calibration_of,
+    CalibrationFile,
+    calibration_file_of,
+    measured_elsewhere,
     read_calibration,
 )
 from forebay.replay.engine.vllm_versions import SINCE, VllmRelease, find_release
@@ -107,19 +109,28 @@ class EngineConfig:
 
     def step_constants(self) -> Calibration:
         """Return the constants of the step-time model; raises InputError for a bad file."""
+        return self.calibration_file().constants
+
+    def constants_remark(self) -> str | None:
+        """Return a remark if the constants were not measured on this GPU, else None."""
+        return measured_elsewhere(self.calibration_file(), self.gpu_spec.name)
+
+    def calibration_file(self) -> CalibrationFile:
+        """Return the constants with their provenance; raises InputError for a bad file."""
         model, gpu = self.model_spec, self.gpu_spec
         if self.calibration is None:
-            return calibration_of(model, gpu)
+            return calibration_file_of(model.name, gpu.name)
         read = read_calibration(self.calibration)
         if read.model not in (ANY, model.name) or read.gpu != gpu.name:
             raise InputError(
                 f"--calibration {self.calibration}: is for {read.model} on {read.gpu}, not for "
                 f"{model.name} on {gpu.name}"
             )
-        return read.constants
+        return read
 
     def server_times(self) -> ServerTimes:
-        return ServerTimes()
+        """Return the times of the API server; raises InputError for a bad calibration file."""
+        return self.step_constants().server_times()
 
     def api_server(self) -> ApiServer:
         """Return the API server in front of the engine, without any request."""

@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from forebay.replay.engine.api_server import ServerTimes
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.traces.errors import InputError
 
@@ -22,6 +23,8 @@ FORMAT = 2
 ANY = "*"
 """The model name of constants for every model on a GPU that has no constants of its own."""
 FALLBACK_GPU = "h200-sxm"
+SERVER_TIMES: dict[str, float] = asdict(ServerTimes())
+"""The constants of the API server and their values beside an H200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,8 @@ class Calibration:
         graph_launch_s: CPU seconds to launch one layer of a step with prefill chunks, as pieces of
             a CUDA graph.
         eager_launch_s: the same for a step with more tokens than the largest graph.
-        request_s: HTTP and tokenisation of one request, before the scheduler sees it.
+        request_s, receive_token_s, tokenize_token_s, answer_s, answer_token_s, stream_token_s: of
+            the API server, see `ServerTimes`.
         source: origin of the numbers.
     """
 
@@ -57,7 +61,16 @@ class Calibration:
     graph_launch_s: float
     eager_launch_s: float
     request_s: float
+    receive_token_s: float
+    tokenize_token_s: float
+    answer_s: float
+    answer_token_s: float
+    stream_token_s: float
     source: str
+
+    def server_times(self) -> ServerTimes:
+        """Return the times of the API server in front of the engine."""
+        return ServerTimes(**{name: getattr(self, name) for name in SERVER_TIMES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,7 @@ class Constant:
 
 
 _SHARE = Constant("share", 0.05, 1.0)
+_TOKEN = Constant("s", 0.0, 1e-2)
 CONSTANTS: dict[str, Constant] = {
     "gemm_compute": _SHARE,
     "gemm_bandwidth": _SHARE,
@@ -82,6 +96,11 @@ CONSTANTS: dict[str, Constant] = {
     "graph_launch_s": Constant("s", 0.0, 1e-2),
     "eager_launch_s": Constant("s", 0.0, 1e-2),
     "request_s": Constant("s", 0.0, 10.0),
+    "receive_token_s": _TOKEN,
+    "tokenize_token_s": _TOKEN,
+    "answer_s": Constant("s", 0.0, 10.0),
+    "answer_token_s": _TOKEN,
+    "stream_token_s": _TOKEN,
 }
 _TEXTS = ("model", "gpu", "date", "source", "checked")
 _KEYS = ("format", *_TEXTS, "constants", "fitted", "points")
@@ -167,6 +186,8 @@ def _constants(values: Any, name: str, source: str) -> Calibration:
     if not isinstance(values, dict):
         raise InputError(f"{name}: constants is {_shown(values)}; give an object")
     _check_keys(values, tuple(CONSTANTS), name, "constants.")
+    # Files of an older version have `request_s` only.
+    values = {**{key: value for key, value in SERVER_TIMES.items() if key != "request_s"}, **values}
     for key, allowed in CONSTANTS.items():
         value = values.get(key)
         if (
@@ -218,6 +239,11 @@ def calibration_file_of(model: str, gpu: str) -> CalibrationFile:
         if key in known:
             return known[key]
     raise LookupError(f"no calibration is shipped for {FALLBACK_GPU}")
+
+
+def measured_elsewhere(file: CalibrationFile, gpu: str) -> str | None:
+    """Return a remark if the constants of `file` were not measured on `gpu`, else None."""
+    return None if file.gpu == gpu else f"constants measured on {file.gpu}; not on {gpu}"
 
 
 assert tuple(CONSTANTS) == tuple(one.name for one in fields(Calibration))[:-1]

@@ -72,7 +72,6 @@ class StepTimeModel:
         """
         c = calibration or calibration_of(model, gpu)
         self.calibration = c
-        self.request_s = c.request_s
         self.pair_s = (
             4 * model.layers * model.heads * model.head_dim / (gpu.peak_flops * c.prefill_compute)
         )

@@ -176,6 +176,9 @@ def simulate_command(given: SimulateArguments) -> None:
     names = [bucket.name for bucket in scenario.buckets()]
     slos = default_slos(names) if given.slo is None else parse_slos(given.slo, names)
     listed = list(cases(axes, scenario, given.workload(), slos))
+    remarks = (remark for case in listed for remark in case.scenario.constants_remarks())
+    for remark in dict.fromkeys(remarks):
+        print(f"forebay simulate: {remark}", file=sys.stderr)
     if given.explain is not None:
         _explain(listed[0], given.explain, as_json=given.as_json)
         return

@@ -92,6 +92,12 @@ class Scenario:
             return self.engine
         return replace(self.engine, gpu=self.gpu_mix[number % len(self.gpu_mix)])
 
+    def constants_remarks(self) -> list[str]:
+        """Return a remark for each kind of GPU that the constants were not measured on."""
+        kinds = range(max(1, len(self.gpu_mix)))
+        remarks = [self.engine_config(number).constants_remark() for number in kinds]
+        return list(dict.fromkeys(remark for remark in remarks if remark))
+
     def new_engine(self, number: int = 0) -> ServedEngine:
         """Return an idle engine and its API server."""
         config = self.engine_config(number)

@@ -144,6 +144,7 @@ def stream_case(case: SweepCase) -> dict[str, Any]:
         **_summary(case, totals, schedule),
         "busy": [round(share, 4) for share in busy],
         "preemptions": preemptions,
+        "constants_remarks": scenario.constants_remarks(),
         "cpu_s": round(time.process_time() - started, 3),
     }
 

@@ -107,7 +107,12 @@ def simulate_case(case: SweepCase) -> tuple[Simulated, float]:
 
 def describe(case: SweepCase, simulated: Simulated, window_s: float) -> dict[str, Any]:
     summary = summarise(simulated, case.slos, window_s)
-    return {"case": dict(case.values), **summary, "cpu_s": round(simulated.cpu_s, 3)}
+    return {
+        "case": dict(case.values),
+        **summary,
+        "constants_remarks": case.scenario.constants_remarks(),
+        "cpu_s": round(simulated.cpu_s, 3),
+    }
 
 
 def run_all(listed: Sequence[SweepCase], jobs: int | None = None) -> Iterator[dict[str, Any]]:

@@ -289,7 +289,7 @@ def test_formulas_by_hand() -> None:
     pool = (LLAMA.num_blocks() - 1) * 16
     assert kv.gpus == -(-took.end_s * 100_128 // pool) == 1  # one question a second
     assert full.gpus == 7  # 5.8 s of prefill a second, and 128 tokens in batches of 8: 0.5 s
-    assert usual.gpus == 9
+    assert usual.gpus == 10
     assert mmc.gpus is not None
     assert full.gpus <= mmc.gpus <= usual.gpus
 
@@ -297,7 +297,7 @@ def test_formulas_by_hand() -> None:
 def test_an_idle_gpu_is_the_floor() -> None:
     qwen = EngineConfig(model="qwen2.5-14b")
     users = Users(document_tokens=Fixed(100_000))
-    with pytest.raises(InputError, match=r"10\.9 s on an idle h200-sxm \(compute-bound: 7\.57 PF"):
+    with pytest.raises(InputError, match=r"11\.9 s on an idle h200-sxm \(compute-bound: 7\.57 PF"):
         check_floor(qwen, users, TARGETS)
     check_floor(LLAMA, users, TARGETS)
     # Nine in ten are warm at best: the cold ones alone are more than the 5 % that may miss.
@@ -390,6 +390,14 @@ def test_the_table_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None
     told = " ".join(capsys.readouterr().out.split())
     for words in ("to survive the loss of one", "M/M/c", "validation", "Wilson", "step times: *@"):
         assert words in told
+    assert "not on h200" not in told
+
+
+def test_it_says_that_constants_were_not_measured_on_the_gpu() -> None:
+    """The words are those of `forebay engine` and `forebay simulate`."""
+    assert EngineConfig(gpu="h200").constants_remark() is None
+    remark = EngineConfig(gpu="l40s", max_model_len=8_192).constants_remark()
+    assert remark == "constants measured on h200-sxm; not on l40s"
 
 
 class Refusing(JobRunner):

@@ -29,6 +29,22 @@ def test_it_serves_until_sigterm_and_exits_0() -> None:
         assert process.wait(60) == 0
 
 
+def test_it_says_that_constants_were_not_measured_on_the_gpu() -> None:
+    words = [*COMMAND, "--model", "llama-3-8b", "--gpu", "h100", "--port", "0"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            assert "llama-3-8b on h100-sxm" in process.stdout.readline()
+            said = process.stderr.readline()
+            assert said == "forebay engine: constants measured on h200-sxm; not on h100-sxm\n"
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
 def rejected(capfd: pytest.CaptureFixture[str], *words: str) -> str:
     """The one line that `forebay engine` writes before it exits with 2."""
     assert main(["engine", *words]) == 2

@@ -184,7 +184,7 @@ def test_engine_options_are_swept(trace_file: Path, capsys: pytest.CaptureFixtur
 def test_a_mixed_fleet_gives_each_engine_its_gpu_in_turn(
     trace_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = (trace_file, "--gpus", 3, "--load", 0.6)
+    words = (trace_file, "--gpus", 3, "--load", 0.9)
     mixed = told(capsys, *words, "--gpu", "h200+h100+l40s")
     tokens = mixed["prompt_tokens_per_backend"]
     assert set(tokens) == {"gpu0", "gpu1", "gpu2"}
@@ -193,6 +193,17 @@ def test_a_mixed_fleet_gives_each_engine_its_gpu_in_turn(
     assert again["ttft_ms"] == mixed["ttft_ms"]
     # Load is a share of what these engines complete: less than three H200s.
     assert mixed["offered_rate_per_s"] < 0.9 * alike["offered_rate_per_s"]
+
+
+def test_it_says_on_which_gpus_the_constants_were_not_measured(
+    trace_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["simulate", str(trace_file), "--json", "--load", "0.5", "--jobs", "1"]
+    remarks = [f"constants measured on h200-sxm; not on {gpu}" for gpu in ("h100-sxm", "l40s")]
+    assert main([*words, "--gpus", "3", "--sweep", "gpu=h200,h200+h100+l40s"]) == 0
+    out, err = capsys.readouterr()
+    assert [case["constants_remarks"] for case in orjson.loads(out)] == [[], remarks]
+    assert err.splitlines() == [f"forebay simulate: {remark}" for remark in remarks]
 
 
 def test_engines_of_a_mixed_fleet_are_those_named() -> None:

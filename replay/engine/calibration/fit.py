@@ -22,6 +22,7 @@ CANDIDATES = {
     "prefill_compute": 0.2,
     "step_s": 1.0,
     "request_s": 1.0,
+    "tokenize_token_s": 1.0,
     "decode_bandwidth": 0.3,
     "gemm_bandwidth": 0.05,
     "sequence_s": 0.7,

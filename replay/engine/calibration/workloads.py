@@ -25,19 +25,21 @@ class PointSteps:
 
     Attributes:
         longest: the point is the duration of the longest step, not the sum of all.
-        over_http: the point includes HTTP and tokenisation.
+        server_tokens: prompt tokens that pass the API server; None if the point is of the engine.
     """
 
     steps: tuple[StepWork, ...]
     longest: bool = False
-    over_http: bool = False
+    server_tokens: int | None = None
 
     def seconds(self, timing: StepTimeModel) -> float:
         """Return the model's prediction of the point."""
         times = [timing.step_s(work) for work in self.steps]
         if self.longest:
             return max(times)
-        return sum(times) + (timing.request_s if self.over_http else 0.0)
+        if self.server_tokens is None:
+            return sum(times)
+        return sum(times) + timing.calibration.server_times().alone_s(self.server_tokens)
 
 
 class _Recorder(StepTimeModel):
@@ -82,7 +84,7 @@ def point_steps(point: Point, model: ModelSpec, gpu: GpuSpec) -> PointSteps:
     if point.kind == "ttft":
         while not core.step(0.0).outputs:
             pass
-        return PointSteps(tuple(recorder.steps), over_http=True)
+        return PointSteps(tuple(recorder.steps), server_tokens=point.prompt_tokens)
     while core.has_work:
         core.step(0.0)
     return PointSteps(tuple(recorder.steps))
