@@ -23,7 +23,6 @@ BUSY_SHARE: Final = 0.18
 the request itself. 256 short requests at once took 0.75 ms each."""
 
 
-
 @dataclass(frozen=True, slots=True)
 class ServerTimes:
     """Seconds of one API server.

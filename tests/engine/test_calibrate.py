@@ -42,14 +42,14 @@ ONE_CHUNK = 131_072
 # Published single-request figures of Phi-3-mini-128k on one H200 NVL (exact seconds from its
 # tokens/s column; decode: the slope of 128 tokens at 95.68/s and 2,048 at 105.99/s).
 FITTED = [
-    Point(2, "ttft", 0.0309, 1_024, max_num_batched_tokens=ONE_CHUNK),
-    Point(3, "ttft", 0.8740, 32_768, max_num_batched_tokens=ONE_CHUNK),
-    Point(4, "ttft", 7.7679, 128_000, max_num_batched_tokens=ONE_CHUNK),
+    Point(2, "ttft", 0.0309, 1_024, max_num_batched_tokens=ONE_CHUNK, text=False),
+    Point(3, "ttft", 0.8740, 32_768, max_num_batched_tokens=ONE_CHUNK, text=False),
+    Point(4, "ttft", 7.7679, 128_000, max_num_batched_tokens=ONE_CHUNK, text=False),
     Point(5, "itl", 9.37e-3, 1_000),
 ]
 HELD_OUT = [
-    Point(6, "ttft", 0.0808, 4_096, max_num_batched_tokens=ONE_CHUNK, held_out=True),
-    Point(7, "ttft", 2.4937, 65_536, max_num_batched_tokens=ONE_CHUNK, held_out=True),
+    Point(6, "ttft", 0.0808, 4_096, max_num_batched_tokens=ONE_CHUNK, text=False, held_out=True),
+    Point(7, "ttft", 2.4937, 65_536, max_num_batched_tokens=ONE_CHUNK, text=False, held_out=True),
     Point(8, "stall", 6.99, 120_000, max_num_batched_tokens=ONE_CHUNK, held_out=True),
 ]
 
@@ -345,12 +345,12 @@ def test_calibrate_writes_what_the_engine_reads(tmp_path: Path) -> None:
     points, out, prior = tmp_path / "points.csv", tmp_path / "cal.json", tmp_path / "prior.json"
     prior.write_text(json.dumps(calibration_file_of("phi-3-mini-128k", "h200-nvl").as_json()))
     points.write_text(
-        "kind,prompt_tokens,max_num_batched_tokens,seconds,held_out\n"
+        "kind,prompt_tokens,max_num_batched_tokens,seconds,held_out,text\n"
         + "".join(
-            f"{p.kind},{p.prompt_tokens},{p.max_num_batched_tokens},{p.seconds},{p.held_out}\n"
+            f"{p.kind},{p.prompt_tokens},{p.max_num_batched_tokens},{p.seconds},{p.held_out},{p.text}\n"
             for p in FITTED + HELD_OUT
         )
-        + "ttft,65536,131072,0.5,\n"
+        + "ttft,65536,131072,0.5,,\n"
     )
     words = ("calibrate", str(points), "--model", "phi-3-mini", "--gpu", "h200-nvl", "--json",
              "--prior", str(prior))  # fmt: skip
@@ -361,7 +361,11 @@ def test_calibrate_writes_what_the_engine_reads(tmp_path: Path) -> None:
     assert data["rejected"][0]["line"] == 9
     assert [row["held_out"] for row in data["points"]] == [False] * 4 + [True] * 3
     core = EngineCore(EngineConfig("phi-3-mini", "h200-nvl", calibration=out))
-    assert core.request_s == data["constants"]["request_s"] == pytest.approx(8.25e-3, rel=0.005)
+    assert (
+        core.config.server_times().request_s
+        == data["constants"]["request_s"]
+        == pytest.approx(6.45e-3, rel=0.01)
+    )
     assert read_calibration(out).fitted == tuple(data["fitted"])
     with pytest.raises(InputError, match="is for phi-3-mini-128k on h200-nvl, not for llama-3-8b"):
         EngineConfig("llama-3-8b", "h200-nvl", calibration=out)

@@ -215,7 +215,7 @@ class Theirs:
         size, blocks = config.block_size, config.num_blocks()
         vllm_config.cache_config.num_gpu_blocks = blocks
         layer = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
-        self.ahead = config.async_scheduling
+        self.ahead = config.asynchronous
         self.scheduler: Any = (AsyncScheduler if self.ahead else Scheduler)(
             vllm_config,
             KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], layer)]),
@@ -383,7 +383,7 @@ def play(seed: int, version: str, model: Any, seen: Counter[str]) -> None:
     ours, theirs = Ours(config), Theirs(config, vllm_config, StructuredOutputManager(vllm_config))
     aborting = rng.choice([0.0, 0.003, 0.02])
     seen["requests"] += len(coming)
-    seen["async workloads"] += config.async_scheduling
+    seen["async workloads"] += config.asynchronous
 
     def abort_some() -> None:
         while theirs.requests and rng.random() < aborting:

@@ -39,6 +39,7 @@ class Point:
         batch_size: number of equal requests at once.
         output_tokens: output of each request.
         held_out: the point is compared with the model, but not fitted.
+        text: the API server read and tokenized a text; False if a TTFT has no such time.
     """
 
     line: int
@@ -51,6 +52,7 @@ class Point:
     max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
     held_out: bool = False
     note: str = ""
+    text: bool = True
 
     def __str__(self) -> str:
         words = f"{self.kind} {self.prompt_tokens:,}"
@@ -151,10 +153,10 @@ def _point(path: Path, line: int, row: dict[str, Any], batched_tokens: int) -> P
 def _value(path: Path, line: int, name: str, value: Any) -> Any:
     if name in ("kind", "note"):
         return str(value)
-    if name == "held_out":
+    if name in ("held_out", "text"):
         words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
         if str(value).lower() not in words:
-            raise InputError(f"{path}:{line}: held_out {value}: give true or false")
+            raise InputError(f"{path}:{line}: {name} {value}: give true or false")
         return words[str(value).lower()]
     try:
         number = float(value)

@@ -84,7 +84,9 @@ def point_steps(point: Point, model: ModelSpec, gpu: GpuSpec) -> PointSteps:
     if point.kind == "ttft":
         while not core.step(0.0).outputs:
             pass
-        return PointSteps(tuple(recorder.steps), server_tokens=point.prompt_tokens)
+        return PointSteps(
+            tuple(recorder.steps), server_tokens=point.prompt_tokens if point.text else 0
+        )
     while core.has_work:
         core.step(0.0)
     return PointSteps(tuple(recorder.steps))
