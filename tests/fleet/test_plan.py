@@ -317,7 +317,7 @@ def test_the_flags_are_asked_of_the_command(
     fake = str(install(tmp_path))
     assert listed_flags(fake) is None
     monkeypatch.setenv("FAKE_HELP", "--port PORT\n  --a_b, --no-a_b\n  -x--y  the-flag --c.")
-    assert listed_flags(fake) == {"--port", "--a-b", "--c"}
+    assert listed_flags(fake) == frozenset({"--port", "--a-b", "--c"})
     assert listed_flags("/nowhere/vllm") is None
 
 
