@@ -159,7 +159,7 @@ complete() { grep -qs '"ended": *"complete"' "$OUT/runs/$1/run.json"; }
 
 # run NAME TRACE WORDS...: replay the trace, unless the run is there
 run() {
-  local name=$1 trace=$2 status=0
+  local name=$1 trace=$2 servers=$OUT/servers/${1%%-*} status=0
   shift 2
   if complete "$name"; then return; fi
   say "run $name"
@@ -170,6 +170,9 @@ run() {
     leave_out "run $name: it took more than $LIMIT s"
   elif ! complete "$name"; then
     leave_out "run $name: replay ended with status $status: $(tail -n 1 "$OUT/runs/$name.log")"
+  elif ! "$FOREBAY" fleet status --dir "$servers" >"$servers/status.txt" 2>&1; then
+    rm -r "$OUT/runs/$name" # it measured a server that died
+    leave_out "run $name: not all servers were well: $(grep -v healthy "$servers/status.txt" | head -n 2 | tail -n 1)"
   fi
 }
 
@@ -234,11 +237,12 @@ study() {
   say "$name"
   # --force: what an unfinished one has left goes
   bounded "$FOREBAY" experiment "$name" --out "$OUT/$name" --force \
-    --time-scale "$TIME_SCALE" "$@" || status=$?
+    --time-scale "$TIME_SCALE" "$@" 2>"$OUT/$name.log" || status=$?
+  cat "$OUT/$name.log" >&2
   if ((status == 124 || status == 137)); then
     leave_out "study $name: it took more than $LIMIT s"
   elif [[ ! -e $OUT/$name/results.json ]]; then
-    leave_out "study $name: it ended with status $status"
+    leave_out "study $name: it ended with status $status: $(tail -n 1 "$OUT/$name.log")"
   fi
 }
 
@@ -273,7 +277,9 @@ report() {
       if complete "$kind-$way-$seed"; then runs+=("$OUT/runs/$kind-$way-$seed"); fi
     done
   done
-  [[ ${#runs[@]} == 0 ]] || "$FOREBAY" report "${runs[@]}" -o "$OUT/report.html" --force --quiet
+  [[ ${#runs[@]} != 0 ]] || return 0
+  "$FOREBAY" report "${runs[@]}" -o "$OUT/report.html" --force --quiet &&
+    say "charts of seed $seed are in $OUT/report.html" || true
 }
 
 mkdir -p "$OUT/runs" "$OUT/traces" "$OUT/servers"
@@ -315,5 +321,5 @@ else
 fi
 "$PYTHON" "$HERE/../tests/bench/study_page.py" "$OUT"
 report
-say "the page is $OUT/study.md, charts are in $OUT/report.html"
+say "the page is $OUT/study.md"
 exit "$failed"

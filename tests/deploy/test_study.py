@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -43,7 +44,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 def study(given: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        ["bash", str(SCRIPT)], env=given, capture_output=True, text=True, timeout=110, check=False
+        ["bash", str(SCRIPT)], env=given, capture_output=True, text=True, timeout=250, check=False
     )
 
 
@@ -59,6 +60,7 @@ def run_info(out: Path, run: str) -> dict[str, Any]:
     return info
 
 
+@pytest.mark.timeout(600)
 def test_a_killed_study_goes_on_and_ends_with_a_page(bin_folder: Path, tmp_path: Path) -> None:
     """The first call dies in its second run, the second ends the rest, the third does nothing."""
     install_gpus(bin_folder, time_scale=20.0)
@@ -101,6 +103,7 @@ def test_a_killed_study_goes_on_and_ends_with_a_page(bin_folder: Path, tmp_path:
     assert (out / "study.md").read_text() == page
 
 
+@pytest.mark.timeout(300)
 def test_a_threshold_that_vllm_lacks_is_left_out(bin_folder: Path, tmp_path: Path) -> None:
     install_gpus(bin_folder, gpus=1, time_scale=20.0, lacks=[THRESHOLD])
     out = tmp_path / "out"
@@ -129,3 +132,25 @@ def test_a_vllm_that_is_not_there_ends_the_study(bin_folder: Path) -> None:
     done = study(environment(bin_folder, VLLM="/nowhere/vllm"))
     assert done.returncode == 1
     assert "--vllm /nowhere/vllm: no such command" in done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_a_run_whose_server_died_does_not_count(bin_folder: Path, tmp_path: Path) -> None:
+    """The servers are killed in the first run: nothing is measured, and nothing counts as there."""
+    install_gpus(bin_folder, gpus=1, time_scale=1.0)
+    out, given = tmp_path / "out", environment(bin_folder, TIME_SCALE="1", DURATION="4")
+    pretend_studies(out, *STUDIES)
+    log = tmp_path / "log"
+    with (
+        log.open("w") as said,
+        subprocess.Popen(["bash", str(SCRIPT)], env=given, stdout=said, stderr=said) as running,
+    ):
+        while "run default-direct-1" not in log.read_text():
+            assert running.poll() is None, log.read_text()
+            time.sleep(0.02)
+        state = json.loads((out / "servers" / "default" / "state.json").read_text())
+        os.kill(state["servers"][0]["process"]["pid"], signal.SIGKILL)
+        assert running.wait(200) == 1
+    assert "left out: run default-direct-1: " in log.read_text()
+    assert not any((out / "runs" / run).exists() for run in RUNS[:2])
+    assert "run default-direct-1: " in (out / "study.md").read_text()
