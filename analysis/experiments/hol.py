@@ -132,6 +132,10 @@ async def beside_a_chat(server: StudyTarget, prompt_tokens: int) -> dict[str, An
     beside = [b - a for a, b in gaps if b > sent_s]
     if not quiet or not beside:
         raise StudyFailed(f"{server.about.name}: the chat had no tokens before or beside it")
+    if not median(quiet):
+        raise StudyFailed(
+            f"{server.about.name}: most tokens of the chat arrived together; lower --time-scale"
+        )
     return {
         "server": server.about.name.removeprefix("http://"),
         "salt": server.about.salt,

@@ -15,7 +15,7 @@ from forebay.replay.engine.calibration.validate_cli import HELP as VALIDATE_HELP
 from forebay.replay.engine.calibration.validate_cli import validate_command
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.faults import Fault, fault_help, parse_fault
-from forebay.replay.engine.options import EngineOptions
+from forebay.replay.engine.options import EngineFlags, EngineOptions
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
 from forebay.traces.command_options import takes_options
@@ -58,13 +58,13 @@ app = new_app(headings=HEADINGS)
 
 @app.callback(invoke_without_command=True, help=HELP)
 @takes_options
-def engine(context: typer.Context, options: EngineOptions) -> None:
+def engine(context: typer.Context, options: EngineOptions, flags: EngineFlags) -> None:
     if context.invoked_subcommand is not None:
         return
     if options.list_calibrations:
         print_shipped(options.as_json)
         return
-    config, server = options.config(), options.server()
+    config, server = options.config(flags), options.server()
     fault = parse_fault(options.fault) if options.fault else None
     with fast_runner() as runner:
         died = runner.run(_serve(config, server, options.host, options.port, fault))

@@ -132,9 +132,14 @@ class EngineConfig:
         """Return the times of the API server; raises InputError for a bad calibration file."""
         return self.step_constants().server_times()
 
-    def api_server(self) -> ApiServer:
-        """Return the API server in front of the engine, without any request."""
-        return ApiServer(self.server_times(), self.api_server_count, self.renderer_num_workers)
+    def api_server(self, constants: Calibration | None = None) -> ApiServer:
+        """Return the API server in front of the engine, without any request.
+
+        Args:
+            constants: replace those of the configuration.
+        """
+        times = (constants or self.step_constants()).server_times()
+        return ApiServer(times, self.api_server_count, self.renderer_num_workers)
 
     @property
     def asynchronous(self) -> bool:

@@ -7,6 +7,7 @@ that are added or aborted in between take effect in the next step, as in vLLM.
 
 from dataclasses import dataclass
 
+from forebay.replay.engine.api_server import ApiServer
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_cache import BlockPool
 from forebay.replay.engine.request import EngineRequest
@@ -74,6 +75,10 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         return bool(self._requests)
+
+    def api_server(self) -> ApiServer:
+        """Return the API server in front of the engine, without any request."""
+        return self.config.api_server(self.timing.calibration)
 
     @property
     def tokens_per_s(self) -> float:

@@ -53,7 +53,7 @@ class EngineLoop:
     def __init__(self, core: EngineCore, metrics: EngineMetrics, time_scale: float = 1.0) -> None:
         self.core = core
         self.metrics = metrics
-        self.server = core.config.api_server()
+        self.server = core.api_server()
         self.after_step: Callable[[], None] | None = None
         self.died = asyncio.Event()
         self._draining = False

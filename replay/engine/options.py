@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,22 +13,9 @@ from forebay.traces.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """One option of the command for each field; those of `EngineConfig` have the same names."""
+class EngineFlags:
+    """vLLM's flags that decide how a server schedules; names and defaults are `EngineConfig`'s."""
 
-    model: Annotated[
-        str | None,
-        typer.Option(help="phi-3-mini-128k, llama-3-8b, qwen2.5-14b or a config.json; required."),
-    ] = None
-    gpu: Annotated[
-        str, typer.Option(help="h200 (SXM), h200-nvl or a JSON file of its data sheet.")
-    ] = "h200"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
-    time_scale: Annotated[float, typer.Option(help="Simulated seconds in a wall second.")] = 1.0
-    served_model_name: Annotated[
-        str | None, typer.Option(help="Name clients use; default: --model as given.")
-    ] = None
     max_model_len: Annotated[
         int | None, typer.Option(help="Longest context, tokens; default: the model's.")
     ] = None
@@ -54,13 +41,6 @@ class EngineOptions:
     scheduling_policy: Annotated[str, typer.Option(help="fcfs or priority.")] = "fcfs"
     num_gpu_blocks_override: Annotated[
         int | None, typer.Option(help="Number of KV blocks; default: as many as fit the GPU.")
-    ] = None
-    max_num_queued_reqs: Annotated[
-        int | None, typer.Option(help="Answer 503 beyond this many unfinished requests.")
-    ] = None
-    max_num_queued_tokens: Annotated[
-        int | None,
-        typer.Option(help="Answer 503 beyond this many prompt tokens without a first token."),
     ] = None
     vllm_version: Annotated[
         str,
@@ -98,6 +78,36 @@ class EngineOptions:
     renderer_num_workers: Annotated[
         int, typer.Option(help="Workers of each of these processes that tokenize texts.")
     ] = 1
+
+    def values(self) -> dict[str, Any]:
+        """Return the flags and their values, as arguments of `EngineConfig`."""
+        return {flag.name: getattr(self, flag.name) for flag in fields(EngineFlags)}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """One further option of the command for each field; names are `EngineConfig`'s."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(help="phi-3-mini-128k, llama-3-8b, qwen2.5-14b or a config.json; required."),
+    ] = None
+    gpu: Annotated[
+        str, typer.Option(help="h200 (SXM), h200-nvl or a JSON file of its data sheet.")
+    ] = "h200"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    time_scale: Annotated[float, typer.Option(help="Simulated seconds in a wall second.")] = 1.0
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name clients use; default: --model as given.")
+    ] = None
+    max_num_queued_reqs: Annotated[
+        int | None, typer.Option(help="Answer 503 beyond this many unfinished requests.")
+    ] = None
+    max_num_queued_tokens: Annotated[
+        int | None,
+        typer.Option(help="Answer 503 beyond this many prompt tokens without a first token."),
+    ] = None
     enable_request_id_headers: Annotated[
         bool, typer.Option("--enable-request-id-headers", help="Echo X-Request-Id.")
     ] = False
@@ -144,11 +154,17 @@ class EngineOptions:
     ] = None
     fault: Annotated[str | None, typer.Option(help="NAME or NAME:TOKENS; see above.")] = None
 
-    def config(self) -> EngineConfig:
+    def config(self, flags: EngineFlags) -> EngineConfig:
         """Return the checked options of the engine itself; raises InputError."""
         if self.model is None:
             raise InputError("Missing option '--model': e.g. --model llama-3-8b")
-        return EngineConfig(**{one.name: getattr(self, one.name) for one in fields(EngineConfig)})
+        own = {field.name for field in fields(EngineOptions)}
+        given = {
+            field.name: getattr(self, field.name)
+            for field in fields(EngineConfig)
+            if field.name in own
+        }
+        return EngineConfig(**given, **flags.values())
 
     def server(self) -> ServerOptions:
         """Return the checked options of the API server; raises InputError."""

@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +123,13 @@ def down(folder: Folder = DIR, as_json: AsJson = False) -> None:
 
 def _install(options: UpOptions, notes: list[str]) -> "VllmInstall":
     """Find vLLM; for a dry run without one, assume the newest version and note it."""
-    from forebay.replay.fleet.vllm_install import NEWEST, VllmInstall, find_vllm, release_of
+    from forebay.replay.fleet.vllm_install import (
+        NEWEST,
+        VllmInstall,
+        find_vllm,
+        listed_flags,
+        release_of,
+    )
 
     if options.vllm_version is not None:
         release_of(options.vllm_version)
@@ -139,7 +146,12 @@ def _install(options: UpOptions, notes: list[str]) -> "VllmInstall":
         return VllmInstall("vllm", newest)
     if not options.dry_run and ("+cpu" in install.version) is not options.cpu:
         _check_build(install, options.cpu)
-    return install
+    if options.dry_run:
+        return install
+    flags = listed_flags(install.command)
+    if flags is None:
+        notes.append(f"`{install.command} serve --help` lists no flags: they are not checked")
+    return replace(install, flags=flags)
 
 
 def _check_build(install: "VllmInstall", cpu: bool) -> None:

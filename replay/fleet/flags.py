@@ -4,16 +4,30 @@ Nothing here looks at the machine: `Setting` holds the facts that were found.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from forebay.replay.fleet.profiles import Profile
+from forebay.traces.errors import InputError
 
 SINCE = {"--max-num-queued-reqs": (0, 29), "--shutdown-timeout": (0, 20)}
 """First vLLM version known to have each flag; 0.11 has the others (read in the wheels of 0.11.2,
 0.14.1, 0.17.1, 0.20.2, 0.23.0, 0.26.0, 0.29.0 and 0.32.0)."""
 ROPE_PARAMETERS_SINCE = (0, 14)  # before it: rope_scaling, with rope_theta outside of it
 POLICY_FLAG = "--scheduling-policy"
+CHUNK_FLAG = "--long-prefill-token-threshold"
+OPTIONAL = {
+    "--enable-prefix-caching",
+    "--enable-chunked-prefill",
+    "--max-num-batched-tokens",
+    CHUNK_FLAG,
+    "--max-num-queued-reqs",
+    "--enable-prompt-tokens-details",
+    "--enable-request-id-headers",
+    "--disable-uvicorn-access-log",
+    "--shutdown-timeout",
+}
+"""Flags that a fleet can do without."""
 YARN_BASE = 32_768
 YARN_THETA = 1_000_000.0  # Qwen2.5's; repeated, because an override replaces the whole section
 
@@ -67,8 +81,15 @@ class Setting:
     loopback: bool
 
 
-def serve_flags(s: Setting) -> tuple[list[Flag], list[Flag]]:
-    """Return the flags that all servers share, and those that this vLLM version lacks."""
+def serve_flags(s: Setting, listed: Collection[str] | None = None) -> tuple[list[Flag], list[Flag]]:
+    """Return the flags that all servers share, and those that this vLLM lacks.
+
+    Args:
+        listed: flags of the installed vLLM; None: those of its version count.
+
+    Raises:
+        InputError: if vLLM lacks a flag that the fleet needs.
+    """
     wanted = [
         Flag("--served-model-name", s.served_name, "the value of `model` in clients' requests"),
         *_context(s),
@@ -80,7 +101,7 @@ def serve_flags(s: Setting) -> tuple[list[Flag], list[Flag]]:
             "tokens of a step: more make documents faster, and chats beside them slower",
         ),
         Flag(
-            "--long-prefill-token-threshold",
+            CHUNK_FLAG,
             str(s.chunk),
             f"a document gets at most {s.chunk:,} tokens of a step, so that short prompts fit "
             "beside it and no gap between tokens is longer than such a step",
@@ -112,13 +133,28 @@ def serve_flags(s: Setting) -> tuple[list[Flag], list[Flag]]:
     ]  # fmt: skip
     if not s.drain_s:
         wanted.pop()
-    have = [flag for flag in wanted if SINCE.get(flag.name, (0, 0)) <= s.release]
-    lack = [
-        Flag(flag.name, flag.value, f"vLLM has it from {_release(SINCE[flag.name])} on: {flag.why}")
-        for flag in wanted
-        if flag not in have
-    ]
+    have, lack = [], []
+    for flag in wanted:
+        since = SINCE.get(flag.name, (0, 0))
+        if since > s.release:
+            why = f"vLLM has it from {_release(since)} on: {flag.why}"
+            lack.append(Flag(flag.name, flag.value, why))
+        elif listed is None or flag.name in listed:
+            have.append(flag)
+        elif flag.name in OPTIONAL:
+            why = f"`vllm serve --help` does not list it: {flag.why}"
+            lack.append(Flag(flag.name, flag.value, why))
+        else:
+            raise lacks(flag.name)
     return have, lack
+
+
+def lacks(name: str) -> InputError:
+    """Make the error for a flag that is needed, and that the installed vLLM does not have."""
+    return InputError(
+        f"{name}: this vLLM has no such flag (see `vllm serve --help=all`); leave it out, or give "
+        "another --vllm"
+    )
 
 
 def _release(release: tuple[int, int]) -> str:

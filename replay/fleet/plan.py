@@ -7,15 +7,17 @@ minute later and in a hundred lines.
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forebay.replay.fleet.flags import (
+    CHUNK_FLAG,
     POLICY_FLAG,
     Flag,
     Setting,
     environment,
     kv_events_flag,
+    lacks,
     names_in,
     serve_flags,
     value_in,
@@ -42,7 +44,6 @@ FIXED = {  # flags that the proxy's configuration depends on, and the option tha
     "--shutdown-timeout": "--drain",
     "--kv-events-config": "--no-kv-events",
 }
-CHUNK_FLAG = "--long-prefill-token-threshold"
 NOT_HERE = {"--tensor-parallel-size", "--data-parallel-size", "--pipeline-parallel-size"}
 SHORT = {"-tp": "--tensor-parallel-size", "-dp": "--data-parallel-size",
          "-pp": "--pipeline-parallel-size"}  # fmt: skip
@@ -127,8 +128,11 @@ def make_plan(
         InputError: for an option that vLLM would reject, or a model that does not fit.
     """
     _check_options(options)
+    options = replace(options, vllm_args=_known_args(options, install))
     setting, tokens = _setting(options, install, gpus, len(ports))
-    wanted, left_out = serve_flags(setting)
+    wanted, left_out = serve_flags(setting, install.flags)
+    if CHUNK_FLAG in {flag.name for flag in left_out}:
+        setting = replace(setting, chunk=0)  # the proxy must not count on it
     given = names_in(options.vllm_args)
     shared = [flag for flag in wanted if flag.name not in given]
     places: list[Gpu | None] = [*gpus] if gpus else [None] * len(ports)
@@ -248,6 +252,34 @@ def _check_options(options: FleetOptions) -> None:
                 f"{flag} after `--`: the proxy's configuration depends on it; give {FIXED[flag]} "
                 "before the `--`"
             )
+
+
+def _known_args(options: FleetOptions, install: VllmInstall) -> tuple[str, ...]:
+    """Return the flags given after `--`; raises InputError for a flag that this vLLM lacks.
+
+    A prefill threshold of 0 is vLLM's default, and is left out where vLLM has no such flag.
+    """
+    words = options.vllm_args
+    if install.flags is None:
+        return words
+    if options.kv_events and "--kv-events-config" not in install.flags:
+        raise InputError("--kv-events-config: this vLLM has no such flag; give --no-kv-events")
+    if CHUNK_FLAG not in install.flags and value_in(words, CHUNK_FLAG) == "0":
+        words = _without(words, CHUNK_FLAG)
+    for name in sorted(names_in(words)):
+        if name.partition(".")[0] not in install.flags:
+            raise lacks(name)
+    return words
+
+
+def _without(words: Sequence[str], name: str) -> tuple[str, ...]:
+    """Leave out the flag `name` and its value."""
+    kept, is_value = [], False
+    for word in words:
+        if not is_value and names_in([word]) != {name}:
+            kept.append(word)
+        is_value = not is_value and names_in([word]) == {name} and "=" not in word
+    return tuple(kept)
 
 
 def _context(options: FleetOptions, profile: Profile) -> int | None:

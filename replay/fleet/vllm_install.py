@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from forebay.replay.fleet.flags import names_in
 from forebay.traces.errors import InputError
 
 OLDEST = (0, 11)
@@ -17,15 +18,21 @@ _HOW = (
     "install vLLM (https://docs.vllm.ai), e.g. `uv pip install vllm` in an environment of its "
     "own, and give --vllm PATH/bin/vllm; `make vllm-cpu` builds one for the CPU"
 )
+_FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _ASK = "import importlib.metadata as m; print(m.version('vllm'))"
 
 
 @dataclass(frozen=True, slots=True)
 class VllmInstall:
-    """The vllm command, and its version as vLLM writes it (`0.32.0+cpu`)."""
+    """The vllm command, and its version as vLLM writes it (`0.32.0+cpu`).
+
+    Attributes:
+        flags: names that `vllm serve --help` lists; None where it was not asked or did not answer.
+    """
 
     command: str
     version: str
+    flags: frozenset[str] | None = None
 
     @property
     def release(self) -> tuple[int, int]:
@@ -57,6 +64,30 @@ def find_vllm(given: str | None) -> VllmInstall:
             "pip install -U vllm"
         )
     return VllmInstall(command, version)
+
+
+def listed_flags(command: str) -> frozenset[str] | None:
+    """Return the flags that `vllm serve --help` lists, or None if it lists none.
+
+    vLLM lists all of them for --help=all; versions that do not know this word fail, and list all
+    for --help. The answer takes about ten seconds.
+    """
+    for word in ("--help=all", "--help"):
+        try:
+            done = subprocess.run(
+                [command, "serve", word],
+                capture_output=True,
+                text=True,
+                timeout=ASK_S,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        names = names_in(_FLAG.findall(done.stdout)) if done.returncode == 0 else set()
+        if "--port" in names:
+            return frozenset(names)
+    return None
 
 
 def _by_metadata(command: str) -> str | None:

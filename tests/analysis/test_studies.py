@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import os
 import re
-import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 from aiohttp import web
-from paths import ROOT
 from replay_server import MODEL, Server, serve
 
 from forebay.analysis.experiments import flood, kv, needle, one_load, saturation, shared_document
@@ -753,25 +750,3 @@ def test_hol_of_a_fleet_says_what_shorter_stalls_cost(refused: int, words: str |
     if words:
         assert words in found.sentence
     assert any("of answered chats" in note for note in found.notes) == (words is not None)
-
-
-# The command for a GPU
-
-
-def test_study_h200_says_why_its_server_did_not_start(tmp_path: Path) -> None:
-    script = ROOT / "deploy" / "study-h200.sh"
-    environment = os.environ | {"VLLM": "no-such-vllm", "OUT": str(tmp_path / "out")}
-    ran = subprocess.run(
-        ["bash", str(script)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 1
-    assert "the server on port 8101 did not start" in ran.stderr
-    assert "no-such-vllm" in ran.stderr
-    done = tmp_path / "out"
-    for name in ("hol", "shared-document", "saturation"):
-        (done / name).mkdir()
-        (done / name / "results.json").write_text("{}")
-    again = subprocess.run(
-        ["bash", str(script)], env=environment, capture_output=True, text=True, check=True
-    )
-    assert "plots in" in again.stdout  # nothing left to do, nothing started

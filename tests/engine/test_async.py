@@ -16,9 +16,11 @@ def ids(requests: list[EngineRequest]) -> list[str]:
     return [one.id for one in requests]
 
 
-def test_the_option_decides_and_is_off_by_default() -> None:
+def test_the_option_decides_and_the_version_without_it() -> None:
     assert isinstance(core(), AsyncEngineCore)
-    assert type(new_core(EngineConfig())) is EngineCore
+    assert isinstance(new_core(EngineConfig()), AsyncEngineCore)
+    assert type(new_core(EngineConfig(async_scheduling=False))) is EngineCore
+    assert type(new_core(EngineConfig(vllm_version="0.11"))) is EngineCore
 
 
 def test_the_end_by_max_tokens_is_foreseen() -> None:

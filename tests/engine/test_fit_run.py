@@ -23,6 +23,7 @@ from forebay.replay.engine.calibration.fit_run import (
 from forebay.replay.engine.calibration.play import play
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_gpu, find_model
+from forebay.replay.engine.options import EngineFlags
 from forebay.replay.engine.server.server import start_engine
 from forebay.replay.engine.step_constants import read_calibration
 from forebay.replay.options import ReplayOptions
@@ -195,7 +196,7 @@ def test_medians_over_runs_request_by_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answers", "says"),
     [
-        ([("a", {})], "has no request b; --trace must be the replayed trace"),
+        ([("b", {})], "has no request a; --trace must be the replayed trace"),
         (
             [("a", {"prompt_tokens": 104}), ("b", {"prompt_tokens": 105})],
             "request b has 105 prompt tokens, in the trace it has 100",
@@ -206,6 +207,7 @@ def test_medians_over_runs_request_by_request(tmp_path: Path) -> None:
         ([("a", {}), ("b", {}), ("c", {})], "has requests that are not in the trace"),
         ([("a", {}), ("b", {"outcome": "failed"})], "1 of 2 requests failed, b first"),
         ([("a", {}), ("b", {"backend": "other"})], "several servers"),
+        ([("a", {"outcome": "rejected"})], "no request was answered"),
     ],
 )
 def test_a_run_that_is_not_of_the_trace(
@@ -215,6 +217,70 @@ def test_a_run_that_is_not_of_the_trace(
     write_run(tmp_path, [answer(name, 1.0, **more) for name, more in answers])
     with pytest.raises(InputError, match=says):
         read_runs([tmp_path], rows)
+
+
+def test_a_run_may_be_shorter_than_its_trace(tmp_path: Path) -> None:
+    rows = [TraceRequest("a", 0.0, 100, 9), TraceRequest("b", 1.0, 100, 9)]
+    write_run(tmp_path, [answer("a", 1.0)])
+    assert [one.row.id for one in read_runs([tmp_path], rows)] == ["a"]
+
+
+def test_a_failed_request_is_played_and_not_compared(tmp_path: Path) -> None:
+    """A prompt that failed halfway delays the others; a rejected one was never in the engine."""
+    rows = [TraceRequest(f"r{at}", 0.0, 8_000, 9) for at in range(40)]
+    ends: dict[str, dict[str, Any]] = {
+        "r0": {"outcome": "failed", "reason": "truncated", "status": 200, "output_tokens": 3},
+        "r1": {"outcome": "rejected", "reason": "queue_full", "status": 429},
+        "r2": {"outcome": "failed", "reason": "connect"},
+    }
+    write_run(
+        tmp_path,
+        [answer(row.id, 1.0, prompt_tokens=8_000, **ends.get(row.id, {})) for row in rows],
+    )
+    measured = read_runs([tmp_path], rows)
+    assert [one.row.id for one in measured] == ["r0", *(f"r{at}" for at in range(3, 40))]
+    assert [one.finished for one in measured] == [False] + [True] * 37
+    predicted = predict(measured, CONFIG)
+    assert {line.requests for line in compared(measured, predicted)} == {37}
+    alone = predict(measured[1:], CONFIG)
+    assert sum(one.ttft_s for one in predicted[1:]) > 1.02 * sum(one.ttft_s for one in alone)
+
+
+@pytest.mark.parametrize("kind", ["text", "messages"])
+def test_prompts_of_text_hit_the_cache_too(kind: str) -> None:
+    """The second question about a document finds it; another document shares nothing."""
+    texts = [
+        f"{name} " * 4_000 + question for name, question in (("aa", "x"), ("aa", "y"), ("bb", "x"))
+    ]
+    rows = [
+        TraceRequest(f"r{at}", 10.0 * at, 3_000, 9, text=text)
+        if kind == "text"
+        else TraceRequest(
+            f"r{at}", 10.0 * at, 3_000, 9, messages=({"role": "user", "content": text},)
+        )
+        for at, text in enumerate(texts)
+    ]
+    asked = [Timed(row, row.arrival_s, 1.0, 1.0, 1.0, 0) for row in rows]
+    first, second, other = (one.cached_tokens for one in predict(asked, CONFIG))
+    assert first == other == 0
+    assert 2_900 < second < 3_000
+
+
+def test_the_servers_flags_are_those_of_the_simulated_engine(tmp_path: Path) -> None:
+    """`validate` and `calibrate --trace` take every flag that decides how a server schedules."""
+    for of in ("validate", "calibrate"):
+        shown = forebay("--help", of=of).stdout
+        for flag in EngineFlags().values():
+            words = flag.replace("_", "-")
+            assert f"--{words} " in shown or f"--[no-]{words}" in shown
+    write_trace(tmp_path / "trace.jsonl", iter(trace(4)))
+    wrong = ("--vllm-version", "0.11", "--watermark", "0.5", "--model", "llama-3-8b")
+    told = forebay(
+        str(tmp_path), *wrong, "--gpu", "h200", "--trace", str(tmp_path / "trace.jsonl"),
+        of="validate",
+    )  # fmt: skip
+    assert told.returncode == 2
+    assert "--watermark: vLLM 0.11 has no such option" in told.stderr
 
 
 def answer(name: str, ttft_s: float, **more: Any) -> dict[str, Any]:

@@ -257,7 +257,9 @@ def misc_behaviour(text: str) -> None:
         assert alone.status == "200 OK"
         return answers
 
-    for title, answers in on_server(busy, max_num_queued_tokens=5_000).items():
+    # Four workers tokenize, so that all come before the first one is computed.
+    limits = {"max_num_queued_tokens": 5_000, "renderer_num_workers": 4}
+    for title, answers in on_server(busy, **limits).items():
         ours = [
             (
                 int(answer.status[:3]),

@@ -25,7 +25,7 @@ from forebay.replay.fleet.plan import FleetOptions, FleetPlan, make_plan
 from forebay.replay.fleet.profiles import PROFILES, STEP_TARGET_S
 from forebay.replay.fleet.proxy_file import proxy_yaml
 from forebay.replay.fleet.sizes import parse_bytes, sequences
-from forebay.replay.fleet.vllm_install import VllmInstall, find_vllm
+from forebay.replay.fleet.vllm_install import VllmInstall, find_vllm, listed_flags
 from forebay.traces.errors import InputError
 
 H200 = (Gpu(0, "NVIDIA H200", 139.8, 139.0), Gpu(1, "NVIDIA H200", 139.8, 139.0))
@@ -259,6 +259,65 @@ def test_gpus_as_nvidia_smi_lists_them() -> None:
     with pytest.raises(InputError, match=r"0\.5 of 1\.0 GiB are free.*utilization 0\.5$"):
         check_free(gpus, 0.9)
     check_free(gpus, 0.5)
+
+
+def listing(*but: str, **options: Any) -> FleetPlan:
+    """The plan for a vLLM whose help lists all flags of the usual plan but those."""
+    listed = names_in(plan_of().servers[0].command) | {"--scheduling-policy"}
+    install = VllmInstall("/x/vllm", "0.32.0", frozenset(listed - {*but}))
+    wanted = FleetOptions("llama-3.1-8b", Path("runs/fleet"), **options)
+    return make_plan(wanted, install, H200, (8001, 8002))
+
+
+def test_a_flag_that_the_help_does_not_list_is_left_out_and_said() -> None:
+    assert not listing().left_out
+    plan = listing("--enable-prompt-tokens-details", "--long-prefill-token-threshold")
+    assert {flag.name for flag in plan.left_out} == {
+        "--enable-prompt-tokens-details", "--long-prefill-token-threshold",
+    }  # fmt: skip
+    assert all(flag.why.startswith("`vllm serve --help` does not") for flag in plan.left_out)
+    assert "--long-prefill-token-threshold" not in plan.servers[0].command
+    assert "long_prefill_token_threshold" not in proxy_yaml(plan, None, kv_events=False).replace(
+        "# long_prefill_token_threshold", ""
+    )
+
+
+@pytest.mark.parametrize("zero", [("0",), ("=0",)])
+def test_a_threshold_of_0_needs_no_flag(zero: tuple[str, ...]) -> None:
+    flag = "--long-prefill-token-threshold"
+    words = (flag + zero[0],) if zero[0].startswith("=") else (flag, *zero)
+    plan = listing(flag, vllm_args=(*words, "--scheduling-policy", "fcfs"))
+    assert plan.servers[0].command[-2:] == ("--scheduling-policy", "fcfs")
+    assert not [word for word in plan.servers[0].command if word.startswith(flag)]
+    assert plan.setting.chunk == 0
+
+
+@pytest.mark.parametrize(
+    ("but", "options", "says"),
+    [
+        ("--max-num-seqs", {}, "--max-num-seqs: this vLLM has no such flag"),
+        ("--kv-events-config", {}, "give --no-kv-events"),
+        ("", {"vllm_args": ("--new-flag=3",)}, "--new-flag: this vLLM has no such flag"),
+        (
+            "--long-prefill-token-threshold",
+            {"vllm_args": ("--long-prefill-token-threshold", "2048")},
+            "--long-prefill-token-threshold: this vLLM has no such flag",
+        ),
+    ],
+)
+def test_a_flag_that_is_needed_and_not_listed(but: str, options: Any, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        listing(but, **options)
+
+
+def test_the_flags_are_asked_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = str(install(tmp_path))
+    assert listed_flags(fake) is None
+    monkeypatch.setenv("FAKE_HELP", "--port PORT\n  --a_b, --no-a_b\n  -x--y  the-flag --c.")
+    assert listed_flags(fake) == frozenset({"--port", "--a-b", "--c"})
+    assert listed_flags("/nowhere/vllm") is None
 
 
 @pytest.mark.parametrize("version", ["0.32.0+cpu", "0.11.2"])

@@ -110,7 +110,8 @@ def test_a_prompt_constrains_by_its_densest_end() -> None:
 
 
 def test_a_shared_prefix_is_paid_once_and_not_before_its_first_request() -> None:
-    cost = LeastPrefill(ENGINE).seconds(0, 64 * 512)
+    least = LeastPrefill(ENGINE)
+    cost = least.seconds(0, 64 * 512) + least.server_s(64 * 512)
     rows = [
         TraceRequest(str(n), 0.0, 64 * 512, 1, tuple(range(64)), document="one") for n in range(9)
     ]

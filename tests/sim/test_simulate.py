@@ -68,7 +68,12 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         for index, inner in enumerate(value):
             yield from leaves(inner, f"{path}.{index}")
     else:
-        yield path, round(value, 6) if isinstance(value, float) else value
+        yield path, value
+
+
+def alike(value: Any) -> Any:
+    """Compare equal with the same value but for the load of streams, which varies by the step."""
+    return pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
 
 
 def test_computing_every_step_gives_the_same_summary() -> None:
@@ -76,13 +81,12 @@ def test_computing_every_step_gives_the_same_summary() -> None:
         dict(leaves(summarise(simulate(TRACE, Scenario(exact=exact)), SLOS, 60.0)))
         for exact in (True, False)
     )
-    assert exact == skipped
+    assert exact == {path: alike(value) for path, value in skipped.items()}
 
 
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("async_scheduling", True),
         ("scheduling_policy", "priority"),
         ("scheduler_reserve_full_isl", False),
         ("max_num_active_seqs", 8),

@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass, field
 from math import inf
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -274,11 +275,12 @@ def test_arrivals_at_the_end_of_a_step(monkeypatch: pytest.MonkeyPatch, context_
     "options",
     [
         {},
+        {"async_scheduling": False},
         {"max_num_batched_tokens": 2_048, "long_prefill_token_threshold": 512},
         {"num_gpu_blocks_override": 8_800},  # one document at a time
     ],
 )
-def test_documents_and_chat_at_full_size(options: dict[str, int]) -> None:
+def test_documents_and_chat_at_full_size(options: dict[str, Any]) -> None:
     rng, now, workload = random.Random("documents"), 0.0, []
     for number in range(60):
         now += rng.expovariate(1.0)
@@ -289,7 +291,7 @@ def test_documents_and_chat_at_full_size(options: dict[str, int]) -> None:
             workload.append(Asked(now, 120_000, 300, ids + own[:1]))
         else:
             workload.append(Asked(now, rng.randint(900, 1_500), rng.randint(1, 400), own))
-    _, totals = compare(EngineConfig(**options), workload)  # type: ignore[arg-type]
+    _, totals = compare(EngineConfig(**options), workload)
     assert totals.prefix_hits > 200_000
 
 
@@ -320,14 +322,16 @@ def test_what_comes_together_shares_the_first_step() -> None:
     assert one.running == 1
 
 
-def test_what_comes_just_after_a_step_has_started_waits_for_the_next() -> None:
-    one = SkippingEngine(EngineConfig())
+@pytest.mark.parametrize(("ahead", "steps"), [(False, 1), (True, 2)])
+def test_what_comes_just_after_a_step_has_started_waits(ahead: bool, steps: int) -> None:
+    """For the next plan: with asynchronous scheduling the next step is planned already."""
+    one = SkippingEngine(EngineConfig(async_scheduling=ahead))
     early, late = SimRequest("early", 100, 50), SimRequest("late", 100, 2)
     one.add(early, 0.0)
     one.advance(0.0)
     now = one.next_at()
     one.advance(now)
     all_others = one.next_at() - now
-    one.add(late, now)
-    assert one.next_at() - now == pytest.approx(all_others / 49, rel=1e-3)
+    one.add(late, now + 1e-9)
+    assert one.next_at() - now == pytest.approx(steps * all_others / 49, rel=1e-3)
     assert (early.first_token_s, late.first_token_s) == (now, -1.0)

@@ -2,8 +2,9 @@
 
 Written by `install`, which makes it a command. Its behaviour comes from the environment:
 FAKE_DIES=NAME: that server's starts end with an error; FAKE_ONCE=1: all but the first start do;
-FAKE_DEAF=1: SIGTERM does nothing; FAKE_SILENT=1: /health never answers. FAKE_LOG gets a line for
-every start, FAKE_LOG.children the number of the process that each has in its group.
+FAKE_HELP: what `serve --help` prints; FAKE_DEAF=1: SIGTERM does nothing; FAKE_SILENT=1: /health
+never answers. FAKE_LOG gets a line for every start, FAKE_LOG.children the number of the process
+that each has in its group.
 """
 
 import json
@@ -17,6 +18,9 @@ import http.server, json, os, signal, subprocess, sys, time
 
 if sys.argv[1:] == ["--version"]:
     print("{version}")
+    sys.exit()
+if sys.argv[1:2] == ["serve"] and sys.argv[-1].startswith("--help"):
+    print(os.environ.get("FAKE_HELP", ""))
     sys.exit()
 flags = dict(zip(sys.argv, sys.argv[1:]))
 log = os.environ["FAKE_LOG"]

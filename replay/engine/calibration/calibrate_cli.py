@@ -16,7 +16,9 @@ from forebay.replay.engine.calibration.output import (
 from forebay.replay.engine.calibration.points import DEFAULT_BATCHED_TOKENS, read_points
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_gpu, find_model
+from forebay.replay.engine.options import EngineFlags
 from forebay.replay.engine.step_constants import read_calibration
+from forebay.traces.command_options import takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,7 +30,9 @@ POINTS is a CSV or JSON lines file with the columns kind (ttft, itl, tpot, stall
 prompt_tokens and seconds. Optional columns are cached_tokens, batch_size, output_tokens,
 max_num_batched_tokens and held_out. POINTS may also be the folder of a `forebay replay` run: the
 requests that were alone on their server are then used. With --trace, all requests of one or
-several replays of that trace are used: the simulated engine plays the trace in virtual time.
+several replays of that trace are used: the simulated engine plays the trace in virtual time. vLLM's
+flags describe RUN's server and need --trace. --max-num-batched-tokens, 8192 if it is not given,
+also counts for points without one.
 
 Example:  forebay engine calibrate points.csv --model phi-3-mini --gpu h200-nvl -o cal.json
 
@@ -36,6 +40,7 @@ Example:  forebay engine calibrate runs/a runs/b --trace a.jsonl --model config.
 """
 
 
+@takes_options
 def calibrate_command(
     points: Annotated[
         list[Path],
@@ -71,47 +76,29 @@ def calibrate_command(
     peak_share: Annotated[
         float, typer.Option(help="Reject points that need more than this share of the GPU's peak.")
     ] = 1.0,
-    max_num_batched_tokens: Annotated[
-        int, typer.Option(min=1, help="Token budget of a step, for RUN and for points without one.")
-    ] = DEFAULT_BATCHED_TOKENS,
-    max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="--max-num-seqs of RUN's server; with --trace.")
-    ] = None,
-    block_size: Annotated[
-        int, typer.Option(help="--block-size of RUN's server; with --trace.")
-    ] = 16,
-    num_gpu_blocks_override: Annotated[
-        int | None, typer.Option(min=1, help="KV blocks of RUN's server; with --trace.")
-    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of a table.")] = False,
+    *,
+    flags: EngineFlags,
 ) -> None:
     _check_output(out, peak_share, force)
+    batched_tokens = flags.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
     if trace is not None:
         from forebay.replay.engine.calibration.fit_run_cli import calibrate_runs
 
         _check_options_of_runs(hold_out, peak_share, cross_validate)
-        config = EngineConfig(
-            model,
-            gpu,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            block_size=block_size,
-            num_gpu_blocks_override=num_gpu_blocks_override,
-        )
+        given = flags.values()
+        given["max_num_batched_tokens"] = batched_tokens
+        config = EngineConfig(model, gpu, **given)
         calibrate_runs(points, trace, config, prior, out, as_json=as_json)
         return
-    if max_num_seqs or num_gpu_blocks_override or block_size != 16:
-        raise InputError(
-            "--max-num-seqs, --block-size and --num-gpu-blocks-override describe the server of "
-            "RUN: give --trace as well"
-        )
+    _check_flags_of_points(flags)
     if len(points) > 1:
         raise InputError(f"{points[1]}: several only with --trace; give one file or run")
     from forebay.replay.engine.calibration.calibrate import calibrate
 
     done = calibrate(
-        read_points(points[0], max_num_batched_tokens),
+        read_points(points[0], batched_tokens),
         find_model(model),
         find_gpu(gpu),
         prior=read_calibration(prior).constants if prior else None,
@@ -137,6 +124,15 @@ def _check_options_of_runs(hold_out: str, peak_share: float, cross_validate: boo
         raise InputError(f"--hold-out {hold_out}: names lines of POINTS; leave out --trace")
     if peak_share != 1 or not cross_validate:
         raise InputError("--peak-share, --no-cross-validate: for POINTS; leave out --trace")
+
+
+def _check_flags_of_points(flags: EngineFlags) -> None:
+    """Raise InputError for a flag of the server that points cannot use."""
+    for name, default in EngineFlags().values().items():
+        if name != "max_num_batched_tokens" and flags.values()[name] != default:
+            raise InputError(
+                f"--{name.replace('_', '-')} describes the server of RUN: give --trace as well"
+            )
 
 
 def _lines(text: str) -> set[int]:

@@ -24,7 +24,7 @@ def play(
         on_token: takes each token's request and time.
         until: all other requests end with this one.
     """
-    server = core.config.api_server()
+    server = core.api_server()
     processes: dict[EngineRequest, ApiProcess] = {}
     arriving: list[tuple[float, int, EngineRequest]] = []  # on their way through the server
     for request in sorted(requests, key=lambda request: request.arrival_s):

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.options import EngineFlags
+from forebay.traces.command_options import takes_options
 from forebay.traces.errors import InputError
 
 HELP = """Compare the simulated engine with a real run.
@@ -14,12 +16,14 @@ HELP = """Compare the simulated engine with a real run.
 RUN is a folder of `forebay replay` against one server. Its requests are played through the
 simulated engine in virtual time, with the arrivals and lengths of the run. Printed are measured
 and simulated times, and the share of prompt tokens that were cached. Several runs of one trace
-count by their medians.
+count by their medians. vLLM's flags are those of RUN's server. A run may be shorter than its trace.
+A request that failed is played, and its times are not compared.
 
 Example:  forebay engine validate runs/a --model llama-3-8b --gpu h200 --within 0.2
 """
 
 
+@takes_options
 def validate_command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     model: Annotated[str, typer.Option(help="Model of the server: a name or a config.json.")],
@@ -34,20 +38,13 @@ def validate_command(
             help="Step-time constants, as `calibrate -o` writes them.  [default: those shipped]"
         ),
     ] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="The server's flag; default: vLLM's.")
-    ] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="The server's flag.")] = None,
-    long_prefill_token_threshold: Annotated[int, typer.Option(help="The server's flag.")] = 0,
-    block_size: Annotated[int, typer.Option(help="The server's flag.")] = 16,
-    num_gpu_blocks_override: Annotated[
-        int | None, typer.Option(min=1, help="KV blocks of the server.")
-    ] = None,
     within: Annotated[
         float | None,
         typer.Option(min=0, help="Exit with status 1 if a time is off by more than this share."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of a table.")] = False,
+    *,
+    flags: EngineFlags,
 ) -> None:
     from dataclasses import asdict
 
@@ -56,16 +53,7 @@ def validate_command(
     from forebay.replay.engine.calibration.output import print_json
     from forebay.traces.formats import open_trace
 
-    config = EngineConfig(
-        model,
-        gpu,
-        calibration=calibration,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        long_prefill_token_threshold=long_prefill_token_threshold,
-        block_size=block_size,
-        num_gpu_blocks_override=num_gpu_blocks_override,
-    )
+    config = EngineConfig(model, gpu, calibration=calibration, **flags.values())
     measured = read_runs(runs, list(open_trace(trace or _trace_of(runs[0]))))
     simulated = predict(measured, config)
     lines = compared(measured, simulated)
@@ -83,6 +71,8 @@ def validate_command(
             f"simulated {hits['simulated']:.1%}.\n"
             f"Furthest off: {worst.measure} p{worst.quantile * 100:g} by {worst.error:+.1%}.",
         )
+        if failed := sum(not one.finished for one in measured):
+            console.print(f"{failed} failed requests were played and are not compared.")
     if within is not None and abs(worst.error) > within:
         raise typer.Exit(1)
 

@@ -1,0 +1,42 @@
+"""Make the engine's block hashes of a trace's prompts, so that equal prefixes hit its cache.
+
+A prompt of block ids has exact hashes. A prompt of text or messages is cut into pieces of as many
+bytes as a block has on average in this trace, because its real tokens are not known here.
+"""
+
+from collections.abc import Iterable
+
+from xxhash import xxh3_64_intdigest
+
+from forebay.replay.engine.tokenizer import hashes_of_ids
+from forebay.traces.schema import TraceRequest
+from forebay.traces.text import shared_text
+
+
+class PromptHashes:
+    """Hashes for blocks of `block_size` tokens, of the prompts of one trace."""
+
+    def __init__(self, rows: Iterable[TraceRequest], block_size: int) -> None:
+        self._block_size = block_size
+        texts = [(text, row.input_tokens) for row in rows if (text := _text_of(row)) is not None]
+        tokens = sum(count for _, count in texts)
+        length = sum(len(text.encode()) for text, _ in texts)
+        self._bytes_per_block = max(1, round(block_size * length / tokens)) if tokens else 1
+
+    def of(self, row: TraceRequest) -> list[int] | None:
+        """Return the hashes of the row's full blocks, or None if only its length is known."""
+        if row.blocks:
+            return hashes_of_ids(row.blocks, row.block_tokens, row.input_tokens, self._block_size)
+        text = _text_of(row)
+        if text is None:
+            return None
+        data, width, before = text.encode(), self._bytes_per_block, 0
+        hashes: list[int] = []
+        for start in range(0, len(data) - width + 1, width):
+            before = xxh3_64_intdigest(data[start : start + width], before)
+            hashes.append(before)
+        return hashes[: row.input_tokens // self._block_size]
+
+
+def _text_of(row: TraceRequest) -> str | None:
+    return None if row.blocks else shared_text(row)
