@@ -258,8 +258,8 @@ def misc_behaviour(text: str) -> None:
         return answers
 
     # Four workers tokenize, so that all come before the first one is computed.
-    limits = {"max_num_queued_tokens": 5_000, "renderer_num_workers": 4}
-    for title, answers in on_server(busy, **limits).items():
+    answered = on_server(busy, max_num_queued_tokens=5_000, renderer_num_workers=4)
+    for title, answers in answered.items():
         ours = [
             (
                 int(answer.status[:3]),

@@ -1,10 +1,10 @@
 """Play requests on an engine core behind its API server, in virtual time."""
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from math import inf
 
-from forebay.replay.engine.api_server import ApiProcess
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.request import EngineRequest
 
@@ -25,33 +25,43 @@ def play(
         until: all other requests end with this one.
     """
     server = core.api_server()
-    processes: dict[EngineRequest, ApiProcess] = {}
+    sent = deque(sorted(requests, key=lambda request: request.arrival_s))
     arriving: list[tuple[float, int, EngineRequest]] = []  # on their way through the server
-    for request in sorted(requests, key=lambda request: request.arrival_s):
-        process = processes[request] = server.next_process()
-        at_s = process.receive(request.prompt_tokens, request.arrival_s)
-        heappush(arriving, (at_s, len(arriving), request))
+    count = 0
+
+    def receive(until_s: float) -> None:
+        """Let the server take in what clients send up to this time."""
+        nonlocal count
+        while sent and sent[0].arrival_s <= until_s:
+            request = sent.popleft()
+            request.process = server.next_process()
+            at_s = request.process.receive(request.prompt_tokens, request.arrival_s)
+            heappush(arriving, (at_s, count, request))
+            count += 1
+
     now = 0.0
-    while arriving or core.has_work:
-        due_s = arriving[0][0] if arriving else inf
-        if due_s <= now:
+    while sent or arriving or core.has_work:
+        receive(now)
+        while arriving and arriving[0][0] <= now:
             core.add(heappop(arriving)[2])
-        elif not core.has_work:
-            now = due_s
-        else:
-            now += core.start_step(now)
-            rate = core.tokens_per_s
-            step = core.finish_step()
-            for request in step.outputs:
-                process = processes[request]
-                if request.first_token_s < 0:
-                    at_s = process.answer(request.prompt_tokens, now)
-                    request.first_token_s = at_s
-                else:
-                    at_s = max(process.sent_at(now), request.last_token_s)
-                request.last_token_s = at_s
-                if on_token is not None:
-                    on_token(request, at_s)
-            server.load(rate, now)
-            if until is not None and until in step.finished:
-                return
+        if not core.has_work:
+            now = min(arriving[0][0] if arriving else inf, sent[0].arrival_s if sent else inf)
+            continue
+        seconds = core.start_step(now)
+        server.load(core.tokens_per_s, now)
+        now += seconds
+        receive(now)
+        step = core.finish_step()
+        for request in step.outputs:
+            assert request.process is not None
+            if request.first_token_s < 0:
+                request.last_token_s = request.process.answer(request.prompt_tokens, now)
+                request.first_token_s = request.last_token_s
+            else:
+                request.last_token_s = max(request.process.sent_at(now), request.last_token_s)
+            if on_token is not None:
+                on_token(request, request.last_token_s)
+        if until is not None and until in step.finished:
+            return
+        if not core.has_work:
+            server.load(0.0, now)
