@@ -35,7 +35,7 @@ class Calibration:
         gemm_compute: share of peak FLOP/s of large matrix products.
         gemm_bandwidth: share of bandwidth of small ones (weights are read once) and of elementwise
             kernels.
-        roofline_power: how sharply a matrix product turns from memory to compute bound.
+        roofline_power: how sharply matrix products and attention turn from memory to compute bound.
         prefill_compute: share of peak FLOP/s of prefill attention.
         decode_bandwidth: share of bandwidth of attention that reads keys and values.
         step_s: the CPU's part of a step: scheduling, input preparation and output. Asynchronous

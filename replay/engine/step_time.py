@@ -82,6 +82,7 @@ class StepTimeModel:
         self._layers_s: dict[int, float] = {}
         self._head_s: dict[int, float] = {}
         self._context_s = model.kv_bytes_per_token / (gpu.bandwidth * c.decode_bandwidth)
+        self._power = c.roofline_power
         self._step_s = c.step_s
         self._kernels_s = model.layers * c.layer_s
         self._token_s = model.layers * model.elementwise_bytes / (gpu.bandwidth * c.gemm_bandwidth)
@@ -129,10 +130,13 @@ class StepTimeModel:
     def chunk_attention_s(self, count: int, offset: int) -> float:
         """Return the seconds of attention of `count` tokens behind `offset` tokens.
 
-        Each token is paired with all tokens up to itself, and keys and values are read once.
+        Each token is paired with all tokens up to itself, and keys and values are read once, at the
+        same time: a roofline.
         """
-        pairs = count * (offset + 0.5 * count)
-        return self.pair_s * pairs + self._context_s * (offset + count)
+        compute = self.pair_s * count * (offset + 0.5 * count)
+        memory = self._context_s * (offset + count)
+        power = self._power
+        return float((compute**power + memory**power) ** (1 / power))
 
 
 def _gemm(
