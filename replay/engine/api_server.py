@@ -18,7 +18,7 @@ The module is pure: `now` is an argument, in simulated seconds.
 from dataclasses import dataclass
 from typing import Final
 
-BUSY_SHARE: Final = 0.18
+BUSY_SHARE: Final = 0.44
 """Of `request_s`: the event loop's work. The rest is the way between processes, which delays only
 the request itself. 256 short requests at once took 0.75 ms each."""
 
@@ -31,7 +31,7 @@ class ServerTimes:
     4 characters a token), `stream_token_s` on vLLM 0.32.0 for the CPU.
 
     Attributes:
-        request_s: from sending a short request to an idle server until the engine has it.
+        request_s: from sending a short request to an idle server until the engine takes it in.
         receive_token_s: the loop's work for each prompt token before the engine has it.
         tokenize_token_s: a worker's work for each prompt token of a text; token ids need none.
         answer_s: from the end of an engine step until a client has the token.
@@ -39,8 +39,8 @@ class ServerTimes:
         stream_token_s: the loop's work for each streamed token.
     """
 
-    request_s: float = 4.2e-3
-    receive_token_s: float = 0.65e-6
+    request_s: float = 1.7e-3
+    receive_token_s: float = 0.15e-6
     tokenize_token_s: float = 2.3e-6
     answer_s: float = 1.8e-3
     answer_token_s: float = 0.85e-6

@@ -66,8 +66,7 @@ class AsyncEngineCore(EngineCore):
                 raise RuntimeError(f"nothing can be scheduled: {self!r}")
         self._step = step
         self._next = self._plan(now) if self._requests else None
-        self._duration_s = self.timing.step_s(step.work)
-        return self._duration_s
+        return self._lasts(self.timing.step_s(step.work))
 
     def finish_step(self) -> StepResult:
         """Return the tokens of the running step and end the requests that are done."""

@@ -56,6 +56,7 @@ class EngineCore:
         self._requests: dict[str, EngineRequest] = {}
         self._step: Scheduled | None = None
         self._duration_s = 0.0
+        self._admitting_s = 0.0  # delays the next step
         self._aborted: list[EngineRequest] = []
 
     def __repr__(self) -> str:
@@ -123,6 +124,7 @@ class EngineCore:
         if request.id in self._requests:
             raise ValueError(f"{request!r}: the id is in use")
         self._requests[request.id] = request
+        self._admitting_s += self.timing.admit_s(request.prompt_tokens)
         self.scheduler.add(request)
 
     def abort(self, request_id: str) -> bool:
@@ -147,7 +149,11 @@ class EngineCore:
                 request.admitted_s = now
         # A step that preempts may schedule no request: it takes only the CPU's time.
         timing = self.timing
-        self._duration_s = timing.step_s(step.work) if step.tokens else timing.calibration.step_s
+        return self._lasts(timing.step_s(step.work) if step.tokens else timing.calibration.step_s)
+
+    def _lasts(self, step_s: float) -> float:
+        """Set and return the seconds of the running step, with the admissions before it."""
+        self._duration_s, self._admitting_s = self._admitting_s + step_s, 0.0
         return self._duration_s
 
     def finish_step(self) -> StepResult:

@@ -45,6 +45,8 @@ class Calibration:
         graph_launch_s: CPU seconds to launch one layer of a step with prefill chunks, as pieces of
             a CUDA graph.
         eager_launch_s: the same for a step with more tokens than the largest graph.
+        admit_s: seconds that the engine stops between two steps to take in a request.
+        admit_token_s: the same for each prompt token.
         request_s, receive_token_s, tokenize_token_s, answer_s, answer_token_s, stream_token_s: of
             the API server, see `ServerTimes`.
         source: origin of the numbers.
@@ -60,6 +62,8 @@ class Calibration:
     layer_s: float
     graph_launch_s: float
     eager_launch_s: float
+    admit_s: float
+    admit_token_s: float
     request_s: float
     receive_token_s: float
     tokenize_token_s: float
@@ -95,6 +99,8 @@ CONSTANTS: dict[str, Constant] = {
     "layer_s": Constant("s", 0.0, 1e-2),
     "graph_launch_s": Constant("s", 0.0, 1e-2),
     "eager_launch_s": Constant("s", 0.0, 1e-2),
+    "admit_s": Constant("s", 0.0, 1.0),
+    "admit_token_s": _TOKEN,
     "request_s": Constant("s", 0.0, 10.0),
     "receive_token_s": _TOKEN,
     "tokenize_token_s": _TOKEN,
@@ -186,8 +192,6 @@ def _constants(values: Any, name: str, source: str) -> Calibration:
     if not isinstance(values, dict):
         raise InputError(f"{name}: constants is {_shown(values)}; give an object")
     _check_keys(values, tuple(CONSTANTS), name, "constants.")
-    # Files of an older version have `request_s` only.
-    values = {**{key: value for key, value in SERVER_TIMES.items() if key != "request_s"}, **values}
     for key, allowed in CONSTANTS.items():
         value = values.get(key)
         if (

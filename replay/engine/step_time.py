@@ -119,6 +119,10 @@ class StepTimeModel:
                 seconds = launch_s
         return seconds
 
+    def admit_s(self, prompt_tokens: int) -> float:
+        """Return the seconds that the engine stops to take in a request."""
+        return self.calibration.admit_s + self.calibration.admit_token_s * prompt_tokens
+
     def decode_terms(self, sequences: int) -> tuple[float, float]:
         """Return the seconds of a step of `sequences` decodes and nothing else, in two parts.
 

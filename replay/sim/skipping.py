@@ -66,11 +66,14 @@ class SkippingEngine:
         self._next = inf
         self._started = 0.0
         self._seconds = 0.0  # of the current step or stretch
+        self._admitting_s = 0.0  # delays the next step
         # The current stretch:
         self._count = 0  # number of steps
         self._first = self._growth = 0.0  # seconds of its first step; growth with each step
+        self._delay_s = 0.0  # admissions before its first step
         self._taken = 0  # blocks of the first step that the planner has allocated
-        self._fixed = False  # an arrival does not end it earlier
+        self._is_cut = False  # an arrival has set its end
+        self._tail_s = 0.0  # admissions before its last step
         # Asynchronous scheduling: the next step is planned when a step starts.
         self._ahead = config.asynchronous
         self._seen_until = -inf  # what comes later is not part of that plan
@@ -118,9 +121,17 @@ class SkippingEngine:
     def add(self, request: SimRequest, now: float) -> None:
         """Queue a request; raises ValueError when it can never run."""
         state, planner = self._state, self._planner
-        if state == STRETCH and not self._fixed:
+        if state == STRETCH and not self._is_cut:
             self._cut(now)
-        planner.add(request, late=self._ahead and state >= STEP and now > self._seen_until)
+        seconds = self._timing.admit_s(request.prompt_tokens)
+        late = self._ahead and state >= STEP and now > self._seen_until
+        planner.add(request, late=late)
+        if self._ahead and state == STRETCH and not late:  # one more step of the stretch follows
+            self._tail_s += seconds
+            self._seconds += seconds
+            self._next += seconds
+        else:
+            self._admitting_s += seconds
         if state == IDLE:
             self._state = READY
             self._next = now
@@ -134,7 +145,8 @@ class SkippingEngine:
             self._pool.free -= cohort.blocks(self.steps + 1, count) - self._taken
             self.steps = step = self.steps + count
             self.busy_s += self._seconds
-            self._stalls.push(step, self._first + self._growth * (count - 1))
+            last_s = self._tail_s + self._first + self._growth * (count - 1)
+            self._stalls.push(step, max(self._delay_s + self._first, last_s))
             if cohort.next_end() <= step:
                 finished = self._end(now, [])
         elif state == STEP:
@@ -205,6 +217,8 @@ class SkippingEngine:
         # A step that preempts may schedule no request: it costs CPU time only.
         work = planner.work
         self._seconds = timing.step_s(work) if work.sequences else timing.calibration.step_s
+        self._seconds += self._admitting_s
+        self._admitting_s = 0.0
         self._next = now + self._seconds
         self._state = STEP
 
@@ -226,16 +240,17 @@ class SkippingEngine:
         self._growth = growth = per_token * size
         self._count = count
         self._taken = taken
-        # Requests that wait now are not admitted before one ends, and fcfs lets none overtake.
-        self._fixed = bool(self._planner.waiting)
-        self._seconds = seconds = count * (first + 0.5 * growth * (count - 1))
+        self._is_cut = False
+        self._tail_s = 0.0
+        self._delay_s, self._admitting_s = self._admitting_s, 0.0
+        self._seconds = seconds = self._delay_s + count * (first + 0.5 * growth * (count - 1))
         self._next = now + seconds
         self._state = STRETCH
 
     def _cut(self, now: float) -> None:
         """End the stretch with the step that is running at `now`."""
-        start, first, half = self._started, self._first, 0.5 * self._growth
-        elapsed = now - start
+        start, first, half = self._started + self._delay_s, self._first, 0.5 * self._growth
+        elapsed = max(0.0, now - start)
         # count*first + half*count*(count-1) = elapsed, solved without cancellation
         linear = first - half
         count = int(2 * elapsed / (linear + sqrt(linear * linear + 4 * half * elapsed))) or 1
@@ -250,10 +265,10 @@ class SkippingEngine:
             self._seen_until = start + seconds
             count += 1  # so is the step after the running one
             seconds = count * (first + half * (count - 1))
-        self._fixed = True
+        self._is_cut = True
         if count < self._count:
             self._count = count
-            self._seconds = seconds
+            self._seconds = self._delay_s + seconds
             self._next = start + seconds
 
     def _sample(self, now: float, done: list[SimRequest]) -> list[SimRequest]:

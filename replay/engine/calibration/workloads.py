@@ -39,7 +39,8 @@ class PointSteps:
             return max(times)
         if self.server_tokens is None:
             return sum(times)
-        return sum(times) + timing.calibration.server_times().alone_s(self.server_tokens)
+        server_s = timing.calibration.server_times().alone_s(self.server_tokens)
+        return sum(times) + timing.admit_s(self.server_tokens) + server_s
 
 
 class _Recorder(StepTimeModel):
