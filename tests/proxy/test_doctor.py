@@ -129,7 +129,7 @@ async def much_work(engine: RunningEngine) -> None:
          "b1 does not list its models"),
         ({"second": {}, "beside": much_work}, "other clients",
          "b1 has 12 requests, and the proxy sent it 0"),
-        ({"second": {}, "work": documents_beside_chats, "each": {"prefill_piece": "off"}},
+        ({"second": {}, "work": documents_beside_chats, "each": {}},
          "reserved backend", "s for the backend that is reserved for chats"),
         ({"second": {}, "work": hasty}, "rejections",
          "2 of 64 requests were rejected: 2 deadline_unattainable"),
