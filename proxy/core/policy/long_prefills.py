@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import fsum, inf
 from typing import Final
 
+from forebay.proxy.core.learn.cost import FULL_STEP_TOKENS
 from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S
-from forebay.proxy.core.model import HISTORY, Bucket, serves
+from forebay.proxy.core.model import HISTORY, BackendSpec, Bucket, serves
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
@@ -161,3 +162,17 @@ class LongPrefills:
                 if now < at < least:
                     least = at
         return least
+
+
+def blocks_short_prompts(spec: BackendSpec, buckets: Iterable[Bucket]) -> bool:
+    """True if this backend's engine lets requests of a more urgent bucket wait for long prompts.
+
+    A long prompt takes several engine steps.
+    """
+    if spec.chunk_tokens < inf:
+        return False
+    allowed = [b for b in buckets if not b.backends or spec.name in b.backends]
+    longest = max(allowed, key=lambda bucket: bucket.up_to, default=None)
+    if longest is None or longest.up_to <= FULL_STEP_TOKENS:
+        return False
+    return any(bucket.max_wait_s < longest.max_wait_s for bucket in allowed)
