@@ -117,6 +117,11 @@ class Scenario:
         return Shaper(backends, buckets, **options, admit=admit, recorder=recorder)
 
 
+def threshold_of(proxy: Config) -> int:
+    """Return the --long-prefill-token-threshold of a configuration's first backend, or 0."""
+    return (proxy.backends[0].long_prefill_token_threshold or 0) if proxy.backends else 0
+
+
 def check_policy(name: str) -> None:
     """Raise InputError if there is no policy of that name."""
     if name not in POLICIES:

@@ -323,6 +323,17 @@ def test_a_proxy_configuration_is_used(
     assert result["rejected"]["queue_full"] > 0
 
 
+def test_engines_have_the_flag_that_the_configuration_names(
+    trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "proxy.yaml"
+    config.write_text('backends: [{url: "http://h:1", long_prefill_token_threshold: 2048}]\n')
+    flagged = told(capsys, trace_file, "--config", config)
+    config.write_text('backends: [{url: "http://h:1"}]\n')
+    plain = told(capsys, trace_file, "--config", config)
+    assert flagged["ttft_ms"] != plain["ttft_ms"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
