@@ -19,6 +19,8 @@ from forebay.proxy.app import App
 from forebay.proxy.backends import Backends
 from forebay.proxy.core.explain.receipt import Receipts
 from forebay.proxy.core.health import Health
+from forebay.proxy.core.policy.long_prefills import blocks_short_prompts
+from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.diagnose.backend_facts import backend_facts
 from forebay.proxy.diagnose.request_list import BAD_QUERY, BadQuery, listed
@@ -190,7 +192,7 @@ class Admin:
             "usage": self._ledger.status() if self._ledger else None,
             "share": self._exchange.status(),
             "backends": [
-                {**_backend(backend, now), **_state(self._health, backend.name, now)}
+                {**_backend(backend, shaper, now), **_state(self._health, backend.name, now)}
                 for backend in shaper.backends.values()
             ],
         }
@@ -230,7 +232,7 @@ def unknown_request(request_id: str, keep: int) -> web.Response:
     return web.Response(status=404, body=body, content_type="application/json")
 
 
-def _backend(backend: Backend, now: float) -> dict[str, Any]:
+def _backend(backend: Backend, shaper: Shaper, now: float) -> dict[str, Any]:
     fixed, linear, pairs = backend.cost.scale
     return {
         "name": backend.name,
@@ -242,6 +244,7 @@ def _backend(backend: Backend, now: float) -> dict[str, Any]:
         "long_prefill_token_threshold": (
             int(backend.spec.chunk_tokens) if backend.prefill_queue.chunked else None
         ),
+        "long_prompts_block": blocks_short_prompts(backend.spec, shaper.buckets.values()),
         "prefills": len(backend.prefills),
         "backlog_s": round(backend.prefill_queue.backlog_s(now), 3),
         "queued": {bucket: len(queue) for bucket, queue in backend.queues.items()},

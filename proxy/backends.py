@@ -223,7 +223,7 @@ class Backends:
 
     def sent(self, send: Send, *, shows_first_token: bool) -> None:
         """A request has been sent to its backend."""
-        if not (send.request.pure or send.piece_blocks):
+        if not send.request.pure:
             shows_first_token = False  # it also shows how long an image took, or a grammar
         predicted_s = send.predicted_ttft_s if shows_first_token else inf
         self.health.sent(send.backend, send.request.id, predicted_s, self._driver.clock())

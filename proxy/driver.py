@@ -48,27 +48,6 @@ class Grant:
         """Report how many events a complete stream without usage had, before the slot is freed."""
         self._driver.shaper.generated(self.send.request.id, count)
 
-    async def prefix_computed(self, cached_tokens: int | None, prompt_tokens: int) -> Send:
-        """Report a computed part of a split prefill, and wait for the next slot.
-
-        Raises Rejected.
-
-        Args:
-            cached_tokens: tokens of the part found in the backend's cache; None if not reported.
-            prompt_tokens: tokens of the part as the backend counts; 0 if not reported.
-        """
-        shaper = self._driver.shaper
-        return await self._next_slot(
-            partial(shaper.piece_computed, cached_tokens=cached_tokens, prompt_tokens=prompt_tokens)
-        )
-
-    async def cannot_split(self) -> Send:
-        """Report that the prompt cannot be split, and wait for a slot for all of it.
-
-        Raises Rejected.
-        """
-        return await self._next_slot(self._driver.shaper.not_split)
-
     async def retry(self, *, refused: bool) -> Send:
         """Give the slot back, and wait for one on another backend; raises Rejected.
 

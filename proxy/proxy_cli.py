@@ -127,6 +127,7 @@ async def serve(
     Args:
         worker: the `--worker` option of a process of `--workers`.
     """
+    from forebay.proxy.config.advice import advise
     from forebay.proxy.runtime import systemd
     from forebay.proxy.runtime.memory import keep_large_apart
     from forebay.proxy.serve import start_proxy
@@ -154,6 +155,8 @@ async def serve(
             link.listening(running.url, running.admin_url)
             where = f"worker {link.index} listens, its admin port is {running.admin_url}"
         say(LogEvent.LISTENING, where)
+        if not worker:
+            advise(config, say)
         systemd.ready(where)
         with short_collections():
             await running.stop.wait()

@@ -189,8 +189,6 @@ class AnswerReader:
         exchange.backend = headers.get("x-forebay-backend", exchange.backend)
         if "x-forebay-queue-ms" in headers:
             exchange.queue_ms = outcome.seconds_header(headers["x-forebay-queue-ms"], scale)
-        if (pieces := headers.get("x-forebay-piece-tokens", "")).isdecimal():
-            exchange.piece_tokens = int(pieces)
         for name, unit_s in (("retry-after", 1.0), ("retry-after-ms", 1e-3)):
             if name in headers:
                 wait_s = outcome.seconds_header(headers[name], scale * unit_s)
@@ -365,7 +363,7 @@ def _usage(usage: dict[str, Any], exchange: ClientExchange) -> int | None:
     if isinstance(details, dict):
         cached = outcome.token_count(details.get("cached_tokens"))
         if cached is not None:
-            exchange.cached_tokens = max(0, cached - exchange.piece_tokens)
+            exchange.cached_tokens = cached
     return counted
 
 

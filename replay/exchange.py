@@ -30,7 +30,6 @@ class ClientExchange:
     output_tokens: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    piece_tokens: int = 0  # computed ahead for this request, so they are no hits
     pieces: list[str] | None = None  # of the answer's text; None: it is not kept
     unread: Callable[[], None] | None = None  # reads what has come of the answer
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 MAX_LINE_BYTES = 64 << 10  # of the line with the size of a chunk, and of what follows the last one
 KEPT = frozenset(
     {b"content-type", b"content-length", b"transfer-encoding", b"x-forebay-backend"}
-    | {b"x-forebay-queue-ms", b"x-forebay-piece-tokens", b"retry-after", b"retry-after-ms"}
+    | {b"x-forebay-queue-ms", b"retry-after", b"retry-after-ms"}
 )
 _BETWEEN = -1  # the size of the next chunk has not come
 

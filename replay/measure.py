@@ -34,7 +34,7 @@ DEFINITIONS = {
     "queue_wait": "x-forebay-queue-ms of completed requests",
     "goodput": "requests that met every SLO (response time) / seconds arrivals went on",
     "attainment": "requests that met every SLO / intended (rejected, failed and never sent missed)",
-    "hit_ratio": "sum of cached_tokens, less those computed in pieces / sum of prompt_tokens",
+    "hit_ratio": "sum of cached_tokens / sum of prompt_tokens",
     "percentiles": "nearest rank from HdrHistograms of completed requests; null without samples, "
     "not to be trusted with fewer than 10 beyond; 'inf' where failures count as +inf",
 }

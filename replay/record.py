@@ -15,8 +15,7 @@ class Row:
     bucket: length bucket of the prompt.
     session, tenant, document: as in the trace.
     input_tokens: prompt length that the trace asks for.
-    prompt_tokens, output_tokens: as the server counted them.
-    cached_tokens: the same, less what the server computed for this request in pieces.
+    prompt_tokens, output_tokens, cached_tokens: as the server counted them.
     intended_s: when the request was due.
     sent_s: when it was sent.
     first_s, last_s: first and last output event.

@@ -198,11 +198,12 @@ def test_the_proxy_starts_without_a_backend_and_stops_with_0() -> None:
         [sys.executable, "-m", "forebay.proxy", *words], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        said = process.stdout.readline() + process.stdout.readline()
+        said = "".join(process.stdout.readline() for _ in range(3))
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     assert "listening on http://127.0.0.1:" in said
     assert "backend gpu0 is unreachable" in said
+    assert "gpu0: long prompts are computed whole" in said
 
 
 @pytest.mark.parametrize(

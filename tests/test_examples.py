@@ -75,14 +75,15 @@ def test_rag(name: str) -> None:
     assert [line.split(":")[0] for line in said.splitlines()] == ["cache", "cache"]
 
 
+FLAGGED = 'backends: [{url: "http://h:1", long_prefill_token_threshold: 2048}]\n'
 IMPATIENT = "buckets: [{name: chat, up_to: 5000, max_wait: 50ms}, {name: document, up_to: 131072}]"
 
 
-@pytest.mark.parametrize(("after", "status"), [("{}", 0), (IMPATIENT, 1)])
+@pytest.mark.parametrize(("after", "status"), [("", 0), (IMPATIENT, 1)])
 def test_the_gate(after: str, status: int, tmp_path: Path) -> None:
     """A configuration that rejects more is worse; the same one is not."""
-    (tmp_path / "before.yaml").write_text("{}")
-    (tmp_path / "after.yaml").write_text(after)
+    (tmp_path / "before.yaml").write_text(FLAGGED)
+    (tmp_path / "after.yaml").write_text(FLAGGED + after)
     words = ["bash", str(EXAMPLES / "ci-gate" / "gate.sh"), "before.yaml", "after.yaml", "out"]
     done = subprocess.run(
         words, cwd=tmp_path, capture_output=True, text=True, timeout=110,

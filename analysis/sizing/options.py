@@ -10,7 +10,6 @@ from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
     from forebay.analysis.sizing.workload import Users
-    from forebay.replay.engine.config import EngineConfig
     from forebay.replay.sim.scenario import Scenario
 
 SEEDS = 3  # at least
@@ -174,19 +173,17 @@ class SizeArguments:
         """One engine behind the proxy; the search sets the number of engines."""
         from forebay.proxy.config.schema import Config
         from forebay.proxy.config.sources import load_config
-        from forebay.replay.sim.scenario import Scenario
+        from forebay.replay.engine.config import EngineConfig
+        from forebay.replay.sim.scenario import Scenario, threshold_of
 
         proxy = Config() if self.config is None else load_config(self.config, {}, {})
-        return Scenario(self._engine(), 1, self.policy, proxy)
-
-    def _engine(self) -> "EngineConfig":
-        from forebay.replay.engine.config import EngineConfig
-
-        return EngineConfig(
+        engine = EngineConfig(
             max_model_len=self.max_model_len,
             calibration=self.calibration,
+            long_prefill_token_threshold=threshold_of(proxy),
             **self._engine_options(),
         )
+        return Scenario(engine, 1, self.policy, proxy)
 
     def _engine_options(self) -> dict[str, Any]:
         return {

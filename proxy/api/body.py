@@ -32,7 +32,7 @@ from forebay.proxy.api.prompt_text import (
     completion_text,
     responses_text,
 )
-from forebay.proxy.api.special_work import is_pure, only_whole
+from forebay.proxy.api.special_work import is_pure
 from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
 from forebay.proxy.core.model import CLASSES, Request, ServiceClass
 from forebay.proxy.http1.errors import ApiError, invalid_type
@@ -63,7 +63,6 @@ class ParsedBody:
             per token of text cannot be learned.
         streams: the client asked for a stream.
         dialect: the API that was asked.
-        block_bytes: bytes of the prompt in each block of `request`.
         hides_usage: the body asks for usage, which the client did not.
         previous_id: of the response that a request to /v1/responses goes on from.
         model: as the backends know it.
@@ -75,7 +74,6 @@ class ParsedBody:
     token_ids: bool
     streams: bool
     dialect: Dialect
-    block_bytes: int
     hides_usage: bool = False
     previous_id: str = ""
     model: str = ""
@@ -143,7 +141,6 @@ def read_fields(
         streams=(streams or answer_tokens == 1) and pure,  # one token: the end shows it
         tenant=tenant,
         service_class=_service_class(priority, headers),
-        whole=bool(text.media_tokens) or only_whole(fields, dialect),
         pure=pure,
         sequences=sequences,
         quota_tokens=quota_tokens,
@@ -153,8 +150,8 @@ def read_fields(
     previous_id = _previous_id(fields, dialect)
     teaches = not (text.token_ids or text.media_tokens or previous_id)
     return ParsedBody(
-        request, body, len(prompt) if teaches else 0, text.token_ids, streams, dialect, block_bytes,
-        hides_usage, previous_id, wanted.name,
+        request, body, len(prompt) if teaches else 0, text.token_ids, streams, dialect, hides_usage,
+        previous_id, wanted.name,
     )  # fmt: skip
 
 
@@ -172,19 +169,18 @@ def _cache_of(salt: str | None, wanted: Wanted) -> str | None:
     return f"{salt or ''}\0{wanted.name}" if wanted.name else salt
 
 
-async def parse_any(body: bytes, *, in_pieces: bool = False, ours: bool = False) -> dict[str, Any]:
+async def parse_any(body: bytes, *, in_pieces: bool = False) -> dict[str, Any]:
     """Parse a body, in steps if it takes long or may have a key twice; raises ApiError 400.
 
     Args:
         in_pieces: very long strings are each a LongText.
-        ours: it was checked before, and the proxy has added keys that may come again.
     """
     if len(body) < LARGE_BYTES and not is_dense(body):
         fields = parse(body)
-        if ours or not may_repeat(body, fields):
+        if not may_repeat(body, fields):
             return fields
     try:
-        return _fields(await loads_in_steps(body, in_pieces=in_pieces, ours=ours))
+        return _fields(await loads_in_steps(body, in_pieces=in_pieces))
     except TooMuchJson as error:
         raise ApiError(400, "too_many_items", f"The body holds {error}.") from None
     except RepeatedKey as repeated:

@@ -16,8 +16,7 @@ class Dialect:
         path: on the public port, and of vLLM.
         messages: the field with the messages; "": there is a `prompt` instead.
         limits: fields for the most tokens of an answer; the first one given counts.
-        classic: it knows `n`, `stream_options` and `logprobs`, its prompts can be computed in
-            pieces, and its streams end with `[DONE]`.
+        classic: it knows `n`, `stream_options` and `logprobs`, and its streams end with `[DONE]`.
         opens: types of events that come before the first token.
         ends: types of the last event of a stream.
     """

@@ -155,15 +155,14 @@ class _Counts:
             raise TooMuchJson(f"more than {MOST_VALUES:,} values")
 
 
-async def loads_in_steps(body: bytes, *, in_pieces: bool = False, ours: bool = False) -> Any:
+async def loads_in_steps(body: bytes, *, in_pieces: bool = False) -> Any:
     """Return what `orjson.loads` returns; raises TooMuchJson, RepeatedKey, and for invalid JSON
     FaultyJson or, where the whole was parsed, orjson's JSONDecodeError.
 
     Args:
         in_pieces: strings of LONG_BYTES and more are each a LongText.
-        ours: a key that comes again was added by the proxy, and counts.
     """
-    cut = await _cut_out(body, ours)
+    cut = await _cut_out(body)
     if cut is None:
         return orjson.loads(body)
     try:
@@ -172,7 +171,7 @@ async def loads_in_steps(body: bytes, *, in_pieces: bool = False, ours: bool = F
         raise FaultyJson from error
 
 
-async def _cut_out(body: bytes, ours: bool) -> tuple[bytes, dict[str, tuple[int, int]]] | None:
+async def _cut_out(body: bytes) -> tuple[bytes, dict[str, tuple[int, int]]] | None:
     """Return the body with a name in place of each long string, and the spans of these strings.
 
     Returns None if the rest is not short enough; raises TooMuchJson, RepeatedKey.
@@ -193,7 +192,7 @@ async def _cut_out(body: bytes, ours: bool) -> tuple[bytes, dict[str, tuple[int,
             counts.add(body, counted, start - 1)
             counted = end + 1
             may_be_key = counts.depth == 1 and end - start <= LONGEST_KEY
-            if may_be_key and not ours and _COLON.match(body, end + 1):
+            if may_be_key and _COLON.match(body, end + 1):
                 _add_key(keys, body[start:end])
             if end - start >= CUT_BYTES and body[end + 1 : end + 64].lstrip()[:1] != b":":
                 name = f"{mark}{len(spans)}"

@@ -85,17 +85,6 @@ def _text_of(
     return PromptText(_made(text), media_tokens=media)
 
 
-def whole_messages(fields: dict[str, Any], length: int) -> int:
-    """Return how many messages of a chat have their text in its first `length` bytes."""
-    text = bytearray()
-    _add_preamble(text, fields)
-    for index, message in enumerate(fields["messages"]):
-        _add_message(text, message, 0)
-        if len(text) > length:
-            return index
-    return len(fields["messages"])
-
-
 def _add_message(text: Text, message: dict[str, Any], items: int) -> tuple[int, int]:
     """Add a message; return `items` with its items added, and the estimated tokens of its media."""
     media = 0

@@ -4,31 +4,14 @@ from typing import Any
 
 from forebay.proxy.api.dialects import Dialect
 
-WHOLE_ONLY = frozenset(
-    ("echo", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "suffix")
-)
-"""Fields for which an engine needs the whole prompt in one request."""
-GRAMMARS = (
+_IMPURE = frozenset((
+    # An engine compiles a grammar before the first token.
     "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-    "guided_grammar",
-)  # fmt: skip
-"""Fields with a grammar, which an engine compiles before the first token."""
-_IMPURE = frozenset((*GRAMMARS, *WHOLE_ONLY, "tool_choice", "prompt_embeds", "kv_transfer_params"))
-
-
-def only_whole(fields: dict[str, Any], dialect: Dialect) -> bool:
-    """Return whether the prompt must be sent in one request (no split prefill)."""
-    if not dialect.classic:
-        return True
-    if "tool_choice" in fields and must_call(fields):
-        return True
-    if not WHOLE_ONLY.isdisjoint(fields) and (
-        any(fields.get(name) for name in WHOLE_ONLY) or fields.get("prompt_logprobs") == 0
-    ):
-        return True
-    if dialect.messages:
-        return list in [type(message.get("content")) for message in fields["messages"]]
-    return is_batch(fields)
+    "guided_grammar", "tool_choice",
+    "echo", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "suffix",
+    "prompt_embeds", "kv_transfer_params",
+))  # fmt: skip
+"""Fields by which an engine may do more than prefill before the first token."""
 
 
 def is_pure(fields: dict[str, Any], dialect: Dialect) -> bool:

@@ -58,11 +58,9 @@ MAX_CONCURRENCY = 640
 """Default bound of running requests on a backend. The real limit is the KV cache, which the policy
 models. At 512, 98.3 % of Azure's conversations are in time at 1.24 times the capacity, at 640 or
 1,024 99.8 %. At twice the capacity 0.8, 1.3 and 3.6 % of those admitted are late (six seeds)."""
-AUTO_PIECE_SHARE = 0.225  # of the shortest max_wait: what a chat that just missed a part waits for
 BURST_S = 60.0  # a tenant's default burst: the tokens its rate brings in this time
 
 ModelName = Annotated[str, Field(min_length=1)]
-PrefillPiece = Literal["auto"] | Seconds | None  # None: off
 
 
 class BackendConfig(Section):
@@ -71,12 +69,8 @@ class BackendConfig(Section):
     name: in logs, metrics and `buckets[].backends`; default: gpu0, gpu1, ... in order.
     url: base URL of the server, without /v1.
     max_concurrency: requests that may run there at once.
-    long_prefill_token_threshold: the server's flag of that name, if it is set. Shorter prefills
-    then overtake longer ones, so no server is reserved for short prompts.
-    prefill_piece: split prefill: auto, a time or off. While shorter prompts arrive, a long prompt
-    may take the last server without a long prefill only in parts of this length, and the shorter
-    ones run in between. The server must cache prefixes. off: such a prompt waits for another server
-    instead. auto: 0.225 of the shortest max_wait, and down to half of that beside short prompts.
+    long_prefill_token_threshold: the server's flag of that name, if it is set (recommended: 2048).
+    Shorter prefills then overtake longer ones, so no server is reserved for short prompts.
     priority: the server runs with --scheduling-policy priority. Requests then carry a `priority`
     that keeps Forebay's order of classes and tenants in the server's own queue.
     kv_events: endpoint of the server's --kv-events-config, as seen from here. An endpoint with `*`
@@ -91,17 +85,11 @@ class BackendConfig(Section):
     url: str
     max_concurrency: int = Field(MAX_CONCURRENCY, ge=1)
     long_prefill_token_threshold: int | None = Field(None, ge=1)
-    prefill_piece: PrefillPiece = "auto"
     priority: bool = False
     kv_events: str | None = None
     kv_replay: str | None = None
     models: tuple[ModelName, ...] = ()
     dns: bool = False
-
-    @field_validator("prefill_piece", mode="before")
-    @classmethod
-    def _off(cls, piece: object) -> object:
-        return None if piece is False or piece == "off" else piece  # YAML reads off as false
 
     @field_validator("kv_events", "kv_replay")
     @classmethod
@@ -340,17 +328,10 @@ class Config(Section):
                 b.max_concurrency,
                 size,
                 b.long_prefill_token_threshold or inf,
-                self.piece_s(b.prefill_piece),
                 b.priority,
             )
             for b in self.backends
         ]
-
-    def piece_s(self, prefill_piece: PrefillPiece = "auto") -> float:
-        """Seconds of prefill in one part of a split prompt; inf: prompts are not split."""
-        if prefill_piece == "auto":
-            return AUTO_PIECE_SHARE * min(b.max_wait for b in self.buckets)
-        return prefill_piece or inf
 
     def core_tenants(self) -> list[Tenant]:
         """The configured tenants; all others have `tenants.default_weight`."""

@@ -335,9 +335,7 @@ def send_past_queues(
     route: Route,
     now: float,
 ) -> Send:
-    """Send a whole request now where the route says, whatever runs there."""
-    request = waiting.request
-    request.whole = True
-    option = route(request, options, dispatcher.affinity, now)
+    """Send a request now where the route says, whatever runs there."""
+    option = route(waiting.request, options, dispatcher.affinity, now)
     backend = dispatcher.backends[option.backend]
     return dispatcher.send(waiting, backend, option.matched_tokens, now)

@@ -180,12 +180,9 @@ class OperatorChanges:
         return reject
 
     def _home(self, request: Request) -> str:
-        """Return the bucket that a running request counts for, or the request of a piece."""
-        if (running := self._dispatcher.running.get(request.id)) is not None:
-            request = running[1].request
-        return (
-            self._dispatcher.bucket_of(request.prompt_tokens) or self._dispatcher.by_length[-1]
-        ).name
+        """Return the bucket that a running request counts for."""
+        found = self._dispatcher.bucket_of(request.prompt_tokens)
+        return (found or self._dispatcher.by_length[-1]).name
 
     def _rebuild(self) -> None:
         """Renew what looks at all backends or buckets."""

@@ -5,7 +5,6 @@ The dispatcher carries out what the policy decides and keeps the state true: a s
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from math import inf
 
 from forebay.proxy.core.explain.recorder import DecisionRecorder
@@ -15,7 +14,6 @@ from forebay.proxy.core.model import (
     Bucket,
     Reject,
     RejectReason,
-    Request,
     Send,
 )
 from forebay.proxy.core.policy.admission import ReturnTimes, whole_s
@@ -208,7 +206,7 @@ class Dispatcher:
     def send(
         self, waiting: QueuedRequest, backend: Backend, matched_tokens: int, now: float
     ) -> Send:
-        """Send a request that waits in no queue, or the next piece of its prompt."""
+        """Send a request that waits in no queue."""
         if self.recorder is not None:
             self.recorder.starts(waiting, backend, self.forecast.gate, self.buckets, now)
         request, rank = waiting.request, waiting.own_rank
@@ -217,68 +215,25 @@ class Dispatcher:
         queue, gate = backend.prefill_queue, self.forecast.gate
         priority = gate.engine_priority(backend, waiting) if queue.ordered else None
         ahead_s = queue.ahead_s(uncached, now, priority)
-        fresh = (
-            waiting.piece_on == backend.name
-            and not request.whole  # else the backend did not keep the last piece
-            and round(matched_tokens / request.block_tokens) >= waiting.piece_blocks
-        )
-        piece = self.forecast.piece(backend, waiting, matched_tokens, now)
-        if piece is None:
-            sent = backend.send(
-                request, waiting.bucket, matched_tokens, now, waiting.output_tokens, rank,
-                fresh=fresh, priority=priority or 0,
-            )  # fmt: skip
-        else:
-            sent = self._send_piece(
-                waiting, piece, backend, matched_tokens, now, fresh=fresh, priority=priority or 0
-            )
+        sent = backend.send(
+            request, waiting.bucket, matched_tokens, now, waiting.output_tokens, rank,
+            priority=priority or 0,
+        )  # fmt: skip
         if self.precedence.on:
             self.precedence.sent(waiting, sent.prefill_s, now)
             self.queues.reorder()  # another tenant may be next
             self._note_use(request.tenant, sent.prefill_s, now)
         self.forecast.moved(backend)
         self.running[request.id] = backend, waiting
-        if not sent.request.streams:
+        if not request.streams:
             self.silent[backend.name] = backend
-        queued_s = min(now, waiting.began_at) - waiting.arrived_at
-        ttft_s = ahead_s + sent.prefill_s
-        blocks = len(piece.blocks) if piece is not None else 0
+        queued_s, ttft_s = now - waiting.arrived_at, ahead_s + sent.prefill_s
         send = Send(
-            request,
-            backend.name,
-            waiting.bucket,
-            queued_s,
-            ttft_s,
-            matched_tokens,
-            blocks,
-            priority,
+            request, backend.name, waiting.bucket, queued_s, ttft_s, matched_tokens, priority
         )
         if self.recorder is not None:
             self.recorder.sent(send, now)
         return send
-
-    def _send_piece(
-        self,
-        waiting: QueuedRequest,
-        piece: Request,
-        backend: Backend,
-        matched_tokens: int,
-        now: float,
-        *,
-        fresh: bool,
-        priority: int,
-    ) -> InFlight:
-        waiting.piece_blocks, waiting.piece_on = len(piece.blocks), backend.name
-        waiting.began_at = min(now, waiting.began_at)
-        sent = backend.send(
-            piece, waiting.bucket, matched_tokens, now, 1, waiting.own_rank,
-            piece=True, fresh=fresh, priority=priority,
-        )  # fmt: skip
-        backend.begin_split(waiting, sent)
-        # Its place among the waiting requests once the piece is computed: forecasts need it now.
-        waiting.deadline = now + self.buckets[waiting.bucket].max_wait_s
-        waiting.due = self._due(waiting, waiting.rest_s)
-        return sent
 
     def enqueue(self, waiting: QueuedRequest, option: Option, now: float) -> None:
         """Let a request wait where the option says."""
@@ -298,7 +253,6 @@ class Dispatcher:
         """Enter the backend's queue with this predicted prefill."""
         request = waiting.request
         waiting.work_s = prefill_s
-        waiting.next_s = backend.next_piece_s(request, prefill_s)
         waiting.backend = backend.name
         expected, leader = expected_tokens(backend, waiting)
         waiting.leader = leader
@@ -306,15 +260,9 @@ class Dispatcher:
         waiting.follows = leader is not None or must_follow(backend, request)
         # A follower is ordered as if it were cold: as a hit it would be in front of its leader.
         worth_s = backend.prefill_s(request, 0) if waiting.follows else prefill_s
-        waiting.due = self._due(waiting, worth_s)
+        waiting.due = due_at(waiting.arrived_at, waiting.deadline, worth_s)
         self.queues.enter(waiting, backend)
         self.forecast.moved(backend)
-
-    def _due(self, waiting: QueuedRequest, worth_s: float) -> float:
-        deadline = waiting.deadline
-        if waiting.began_at < inf:  # the later deadline of its next piece costs it no place
-            deadline = waiting.arrived_at + self.buckets[waiting.bucket].max_wait_s
-        return due_at(waiting.arrived_at, deadline, worth_s)
 
     def dequeue(self, request_id: str) -> Backend:
         """Take a waiting request out of its queue; return the backend it waited for."""
@@ -336,9 +284,8 @@ class Dispatcher:
         return []
 
     def better(self, waiting: QueuedRequest, options: list[Option], now: float) -> Option:
-        """Route a request that has waited; what is computed of its own prompt always counts."""
-        affinity = replace(self.affinity, min_match=0.0) if waiting.piece_on else self.affinity
-        return self.route(waiting.request, options, affinity, now)
+        """Route a request that has waited."""
+        return self.route(waiting.request, options, self.affinity, now)
 
     def reject(
         self, waiting: QueuedRequest, reason: RejectReason, now: float, wait_s: float = 0.0

@@ -19,10 +19,9 @@ Doubled (the whole): nothing is proven by less than all, shares of buckets never
 may fill a queue, and one request an engine."""
 SLACK: Final = 0.1
 """The share of a whole that changes nothing: scores of two backends that differ by so much of a
-cold prefill are equal, a piece of a split prompt may be so much longer if that saves one, so many
-untranslated blocks of a prompt are left as they are, more urgent work that takes so little of an
-engine leaves the order as it is, and a resource so much below its limit is calm. Doubled: load is
-balanced at the cost of longer waits."""
+cold prefill are equal, so many untranslated blocks of a prompt are left as they are, more urgent
+work that takes so little of an engine leaves the order as it is, and a resource so much below its
+limit is calm. Doubled: load is balanced at the cost of longer waits."""
 FULL: Final = 0.95
 """The share of a resource that can be used. Above it an engine preempts requests or lets them wait
 for KV cache, and a request behind more urgent ones would be predicted to wait for ever. It has no
@@ -86,8 +85,6 @@ class BackendSpec:
         chunk_tokens: `--long-prefill-token-threshold`: the engine computes at most so many tokens
             of one prompt per step while others wait, so shorter prefills pass longer ones;
             infinite: prefills are computed one after the other.
-        piece_s: long prompts are split into pieces of about so many seconds of prefill
-            (`policy/long_prefills.py`); infinite: they are sent whole.
         priority: `--scheduling-policy priority`: of the prefills that wait in the engine, the one
             with the lowest priority goes first; off: the one that came first.
     """
@@ -96,7 +93,6 @@ class BackendSpec:
     max_concurrency: int
     kv_tokens: float = inf
     chunk_tokens: float = inf
-    piece_s: float = inf
     priority: bool = False
 
 
@@ -165,7 +161,6 @@ class Request(_Value):
             it was predicted to.
         tenant: the tenant that it counts for; "" without tenants.
         service_class: its urgency.
-        whole: its prompt must not be split.
         pure: nothing but its prefill comes before its first token: no fetched image, no grammar.
         sequences: outputs that the engine generates side by side: n for each of its prompts.
         quota_tokens: what a quota is charged until the engine has counted the prompt; 0: the
@@ -191,7 +186,6 @@ class Request(_Value):
         "streams",
         "tenant",
         "timeout_s",
-        "whole",
     )
 
     def __init__(
@@ -205,7 +199,6 @@ class Request(_Value):
         streams: bool = True,
         tenant: str = "",
         service_class: ServiceClass = "standard",
-        whole: bool = False,
         pure: bool = True,
         sequences: int = 1,
         quota_tokens: int = 0,
@@ -222,7 +215,6 @@ class Request(_Value):
         self.streams = streams
         self.tenant = tenant
         self.service_class = service_class
-        self.whole = whole
         self.pure = pure
         self.sequences = sequences
         self.quota_tokens = quota_tokens
@@ -235,11 +227,6 @@ class Request(_Value):
         """Prompt tokens that a quota is charged when the request is admitted."""
         return max(self.prompt_tokens, self.quota_tokens)
 
-    @property
-    def splittable(self) -> bool:
-        """Whether the prompt can be split at block boundaries."""
-        return bool(self.blocks) and not self.whole
-
     def values(self) -> tuple[object, ...]:
         lengths = self.prompt_tokens, self.output_tokens, self.blocks, self.block_tokens
         kind = self.streams, self.tenant, self.service_class, self.sequences
@@ -249,8 +236,6 @@ class Request(_Value):
 class Send(_Value):
     """Send the request to `backend` now; it holds a slot until `finish`.
 
-    `piece_blocks`: send only so many leading blocks of its prompt, for one token that the client
-    does not see, and then call `piece_computed`; 0: send the request itself.
     `priority`: tell the engine so; None: the engine does not order by priority.
     """
 
@@ -258,7 +243,6 @@ class Send(_Value):
         "backend",
         "bucket",
         "matched_tokens",
-        "piece_blocks",
         "predicted_ttft_s",
         "priority",
         "queued_s",
@@ -273,7 +257,6 @@ class Send(_Value):
         queued_s: float,
         predicted_ttft_s: float,
         matched_tokens: int,
-        piece_blocks: int = 0,
         priority: int | None = None,
     ) -> None:
         self.request = request
@@ -282,11 +265,10 @@ class Send(_Value):
         self.queued_s = queued_s
         self.predicted_ttft_s = predicted_ttft_s
         self.matched_tokens = matched_tokens
-        self.piece_blocks = piece_blocks
         self.priority = priority
 
     def values(self) -> tuple[object, ...]:
-        predicted = self.predicted_ttft_s, self.matched_tokens, self.piece_blocks
+        predicted = self.predicted_ttft_s, self.matched_tokens
         return self.request, self.backend, self.bucket, self.queued_s, *predicted, self.priority
 
 

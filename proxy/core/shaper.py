@@ -17,7 +17,6 @@ from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Tenant
 from forebay.proxy.core.peers import Peering
 from forebay.proxy.core.policy.admission import Admit, refuse
-from forebay.proxy.core.policy.long_prefills import kept_last_piece
 from forebay.proxy.core.policy.routing import Affinity, Route, warm_or_least_work
 from forebay.proxy.core.policy.start import DISPATCH_AHEAD_S
 from forebay.proxy.core.state.backend import Backend
@@ -115,41 +114,6 @@ class Shaper:
         if dispatcher.quotas.any and prefilled is None and not waiting.settled:
             self._charge(waiting.request, waiting.request.quota_tokens, now)
         return dispatcher.freed(backend, prefilled, now)
-
-    def piece_computed(
-        self, request_id: str, now: float, cached_tokens: int | None = None, prompt_tokens: int = 0
-    ) -> list[Action]:
-        """Let a split prompt wait for its next turn: the piece that was sent is computed.
-
-        Args:
-            cached_tokens: of the piece, as the engine reports; None if unknown.
-            prompt_tokens: of the piece, as the engine counts; 0 if unknown.
-        """
-        dispatcher = self._dispatcher
-        dispatcher.pass_time(now)
-        if dispatcher.recorder is not None:
-            dispatcher.recorder.piece_computed(request_id, now)
-        backend, waiting = dispatcher.running.pop(request_id)
-        piece = backend.in_flight[request_id]
-        taken_s = backend.prefill_queue.computed_s(piece, now)
-        if not kept_last_piece(piece, cached_tokens, prompt_tokens, taken_s):
-            waiting.request.whole = True
-        backend.cache.reported(piece.visit, cached_tokens, prompt_tokens, backend.kv_tokens)
-        backend.piece_computed(request_id, now)
-        return self._next_turn(backend, waiting, now)
-
-    def not_split(self, request_id: str, now: float) -> list[Action]:
-        """Let a prompt wait for a turn as a whole: its piece could not be computed."""
-        dispatcher = self._dispatcher
-        dispatcher.pass_time(now)
-        if dispatcher.recorder is not None:
-            dispatcher.recorder.not_split(request_id)
-        backend, waiting = dispatcher.running.pop(request_id)
-        waiting.request.whole = True
-        if dispatcher.fairness.on:
-            dispatcher.refund_prefill(backend, waiting, now)
-        backend.finished(request_id, now)
-        return self._next_turn(backend, waiting, now)
 
     def used(
         self,
@@ -339,13 +303,6 @@ class Shaper:
             return [dispatcher.reject(waiting, "queue_full", now, option.wait_s)]
         dispatcher.enqueue(waiting, option, now)
         return []
-
-    def _next_turn(self, backend: Backend, waiting: QueuedRequest, now: float) -> list[Action]:
-        """Let a split prompt wait for what is left to be sent."""
-        dispatcher = self._dispatcher
-        dispatcher.forecast.moved(backend)
-        waiting.deadline = inf  # as far away again as on arrival: it has begun
-        return dispatcher.requeue(waiting, now) + dispatcher.dispatch_all(now)
 
     def _learn_length(self, sent: InFlight, waiting: QueuedRequest, output_tokens: int) -> None:
         sent.output_tokens = output_tokens

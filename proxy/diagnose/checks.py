@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
+from forebay.proxy.config.advice import COMPUTED_WHOLE, THRESHOLD_REMEDY
 from forebay.proxy.diagnose.scene import Scene
 
 Severity = Literal["error", "warning"]
@@ -145,22 +146,21 @@ def token_details(scene: Scene) -> Found:
             )
 
 
-def reserved(scene: Scene) -> Found:
-    """Documents do not wait for a backend that is reserved for chats."""
-    if all(b["long_prefill_token_threshold"] for b in scene.backends().values()):
+def long_prompts(scene: Scene) -> Found:
+    """Long prompts keep no short ones waiting, and wait for no reserved backend."""
+    names = [name for name, b in scene.backends().items() if b.get("long_prompts_block")]
+    if not names:
         return
+    text = f"{', '.join(names)}: {COMPUTED_WHOLE}"
     waits = scene.by("forebay_wait_seconds_total", "reason")
     kept_s, all_s = waits.get("reserved_for_chats", 0.0), sum(waits.values())
     now = scene.total("forebay_waiting_requests", reason="reserved_for_chats")
-    if (kept_s < 1.0 or kept_s < MANY * all_s) and not now:
-        return
-    yield (
-        "warning",
-        f"documents waited {kept_s:.1f} s for the backend that is reserved for chats, "
-        f"{kept_s / max(all_s, 1e-9):.0%} of all time in the queue; {now:.0f} wait for it now",
-        "start vLLM with --long-prefill-token-threshold 2048, and set "
-        "long_prefill_token_threshold: 2048 at every backend (`forebay fleet up` does both)",
-    )
+    if now or kept_s >= max(1.0, MANY * all_s):
+        text += (
+            f"; documents waited {kept_s:.1f} s for the backend that is reserved for chats, "
+            f"{kept_s / max(all_s, 1e-9):.0%} of all time in the queue; {now:.0f} wait for it now"
+        )
+    yield "warning", text, f"{THRESHOLD_REMEDY} at every backend (`forebay fleet up` does both)"
 
 
 def models(scene: Scene) -> Found:
@@ -372,7 +372,7 @@ CHECKS: Mapping[str, Callable[[Scene], Found]] = {
     "predictions": predictions,
     "prefix caching": prefix_caching,
     "cached tokens in answers": token_details,
-    "reserved backend": reserved,
+    "long prompts": long_prompts,
     "models": models,
     "vLLM versions": versions,
     "other clients": other_clients,

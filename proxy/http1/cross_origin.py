@@ -15,8 +15,8 @@ from forebay.proxy.http1.headers import request_id
 PREFLIGHT_S = 600
 OWN_SITES = ("same-origin", "none")  # none: typed or bookmarked
 _READABLE = (
-    "x-request-id, x-forebay-queue-ms, x-forebay-bucket, x-forebay-piece-tokens, retry-after, "
-    "retry-after-ms, x-should-retry"
+    "x-request-id, x-forebay-queue-ms, x-forebay-bucket, retry-after, retry-after-ms, "
+    "x-should-retry"
 )
 
 

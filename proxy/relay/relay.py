@@ -16,12 +16,10 @@ from aiohttp import web
 from forebay.proxy.api.body import ParsedBody
 from forebay.proxy.api.dialects import RESPONSES
 from forebay.proxy.api.members import with_member
-from forebay.proxy.api.prefix_request import prefix_body
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends import Backends
 from forebay.proxy.driver import Grant, Rejected
 from forebay.proxy.http1.byte_budget import RequestMemory
-from forebay.proxy.http1.faults import AnswerTooLarge
 from forebay.proxy.http1.headers import to_backend
 from forebay.proxy.kv_events.tokenize import Translator
 from forebay.proxy.probes import Upstream
@@ -31,7 +29,7 @@ from forebay.proxy.relay.kept_responses import KeptResponses
 from forebay.proxy.relay.retries import Tries
 from forebay.proxy.relay.stream import Stream, StreamListener
 from forebay.proxy.relay.timeouts import Watchdog
-from forebay.proxy.relay.whole_answer import WHOLE_BYTES, LargeAnswer
+from forebay.proxy.relay.whole_answer import LargeAnswer
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.record import RequestRecord
 
@@ -98,9 +96,7 @@ class Relay:
             while True:
                 upstream = self._backends.upstreams[grant.send.backend]
                 try:
-                    if not grant.send.piece_blocks:
-                        return await self._send(shaped, grant, upstream, tries)
-                    await self._send_prefix(shaped, grant, upstream, tries)
+                    return await self._send(shaped, grant, upstream, tries)
                 except Failure as failure:
                     self._metrics.upstream_error(upstream.name, failure.kind)
                     # A fleet that is busy as a whole must not get every request twice.
@@ -187,67 +183,6 @@ class Relay:
         finally:
             if not relaying:
                 response.close()
-
-    # Split prefill: leading parts of a long prompt are computed before the request itself.
-
-    async def _send_prefix(
-        self, shaped: ShapedRequest, grant: Grant, upstream: Upstream, tries: Tries
-    ) -> None:
-        """Have a backend compute a leading part of the prompt, then wait for the next slot.
-
-        Raises Failure; Rejected when there is no next slot.
-        """
-        counts = await self._compute_prefix(shaped, grant, upstream, tries)
-        if counts is None:
-            shaped.record.prefix_computed(None, 0)
-            send = await grant.cannot_split()
-        else:
-            cached_tokens, prompt_tokens = counts
-            shaped.record.prefix_computed(cached_tokens, prompt_tokens)
-            send = await grant.prefix_computed(cached_tokens, prompt_tokens)
-        shaped.record.sent(send, self._clock())
-
-    async def _compute_prefix(
-        self, shaped: ShapedRequest, grant: Grant, upstream: Upstream, tries: Tries
-    ) -> tuple[int | None, int] | None:
-        """Ask for one token after a leading part of the prompt; raises Failure.
-
-        Returns its cached tokens and all its tokens; None and 0 where the backend does not report
-        them. Returns None if the prompt cannot be cut there, or if the backend rejects the part: a
-        client error may concern the whole prompt, so the backend must see that.
-        """
-        parsed = shaped.parsed
-        length = grant.send.piece_blocks * parsed.block_bytes
-        body = await prefix_body(_body(shaped, grant), length, chat=bool(parsed.dialect.messages))
-        if body is None:
-            return None
-        with self._attempts.start_shaped(grant, upstream, tries, shows_first_token=True) as attempt:
-            asking = self._ask_for_prefix(shaped, upstream, body)
-            response = await self._attempts.within_limit(attempt, asking)
-        if response.status != 200:
-            return None
-        assert isinstance(response.body, bytes)
-        tokens, cached_tokens, _ = usage_tokens(check_whole(200, response.body).get("usage"))
-        return cached_tokens, tokens
-
-    async def _ask_for_prefix(
-        self, shaped: ShapedRequest, upstream: Upstream, body: bytes
-    ) -> web.Response:
-        response = await self._backends.open(
-            "POST", upstream, shaped.path, body, _request_headers(shaped),
-            shaped.parsed.request.model,
-        )  # fmt: skip
-        try:
-            check_head(response)
-            check_type(response, False)
-            answer = await self._attempts.read_whole(
-                shaped.incoming, upstream, response, {}, shaped.memory, StreamListener()
-            )
-            if isinstance(answer, LargeAnswer):
-                raise AnswerTooLarge(WHOLE_BYTES)
-            return answer
-        finally:
-            response.close()
 
     # What responses teach.
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 
+from forebay.proxy.config.advice import advise
 from forebay.proxy.config.schema import Config
 from forebay.proxy.http1.listen import listen, listen_fault, url_host
 from forebay.proxy.http1.server import HttpServer
@@ -69,6 +70,7 @@ async def serve_with_workers(
                 f"{count} workers"
             )
             say(LogEvent.LISTENING, where)
+            advise(config, say)
             systemd.ready(where)
 
         return await workers.run(listening, lambda: patience_s(config, load))

@@ -31,6 +31,10 @@ class LogEvent(Enum):
     BACKEND_MODELS = "backend_models", INFO, "the backends serve different models; one of them says"
     BACKEND_RESTARTED = "backend_restarted", INFO, "KV events show that the backend has restarted"
     BACKEND_REMOVED = "backend_removed", INFO, "a backend that left the configuration is empty"
+    LONG_PROMPTS_BLOCK = (
+        *("long_prompts_block", WARNING),
+        "short prompts wait for long ones on this backend: a flag of vLLM is missing",
+    )
     ROUTING_FAILED = "routing_failed", WARNING, "a plug-in failed to route: the default policy does"
     NO_BACKEND = "no_backend", ERROR, "the last backend went down: requests get 503"
     RELOAD_APPLIED = "reload_applied", INFO, "the new configuration is in force"

@@ -35,7 +35,6 @@ MOST_SLOWEST = 100
 EVENTS = {
     "queued": "queued for {backend}: {why}",
     "sent": "sent to {backend}",
-    "computed": "{backend} has computed a part of the prompt",
     "failed": "{backend} failed",
     "first_token": "first token from {backend}",
     "ended": "ended",

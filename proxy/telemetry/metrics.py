@@ -19,7 +19,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from forebay.proxy.core.learn.prefix_cache import PrefixError
-from forebay.proxy.core.model import Action, RejectReason, Send
+from forebay.proxy.core.model import Action, RejectReason
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.telemetry.counters import BucketHistogram, Counter
@@ -207,7 +207,7 @@ class ProxyMetrics:
 
     def decided(self, now: float, action: Action) -> None:
         """Note how long a request had waited when the shaper decided."""
-        if action.bucket and not (isinstance(action, Send) and action.piece_blocks):
+        if action.bucket:
             self.queue.of[(action.bucket,)].observe(action.queued_s)
 
     def rejected(self, bucket: str, reason: RejectReason) -> None:

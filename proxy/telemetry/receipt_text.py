@@ -155,7 +155,7 @@ def main_reason(receipt: Receipt) -> str:
     waits = receipt.waits
     if queued_s >= after_s and waits:
         return f"waited {_spoken(queued_s)}: {WAITS[max(waits, key=lambda why: waits[why])]}"
-    predicted_s = receipt.predicted_s  # on dispatch; of a split prompt piece by piece
+    predicted_s = receipt.predicted_s  # on dispatch
     if receipt.chosen is not None and receipt.chosen.backend == receipt.backend:
         predicted_s = min(predicted_s, receipt.chosen.ttft_s)
     if after_s > FAR_LATER * predicted_s + INSTANT_S:
@@ -184,9 +184,6 @@ def _course(receipt: Receipt, now: float) -> str:
     failed = [step.backend for step in receipt.steps if step.kind == "failed"]
     if failed:
         where += f", after {', '.join(failed)} had failed"
-    if receipt.pieces:
-        count = "one part" if receipt.pieces == 1 else f"{receipt.pieces} parts"
-        where += f", {count} of its prompt first (split prefill)"
     queued_s = receipt.sent_at - receipt.arrived_at
     if queued_s < 0.0005:
         return f"Sent at once to {where}."

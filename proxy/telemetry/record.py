@@ -31,8 +31,7 @@ class RequestRecord:
         held_s: waited before it entered the queue from which it was sent (`hold`).
         token_ids: the prompt came as token ids.
         reason: code of the error that was returned.
-        cached_tokens: prompt tokens found in the backend's cache, parts of a split prefill aside.
-        computed_tokens: prompt tokens computed by parts of a split prefill on this backend.
+        cached_tokens: prompt tokens found in the backend's cache.
     """
 
     id: str
@@ -50,7 +49,6 @@ class RequestRecord:
     first_token_at: float | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    computed_tokens: int = 0
     output_tokens: int = 0
     reason: str = ""
     request: Request | None = None
@@ -59,8 +57,6 @@ class RequestRecord:
 
     def sent(self, send: Send, now: float) -> None:
         """The request has been sent to a backend, perhaps again after a failure."""
-        if send.backend != self.backend:
-            self.computed_tokens = 0  # those are on another backend
         self.bucket, self.backend = send.bucket, send.backend
         self.queued_s, self.sent_at = self.held_s + send.queued_s, now
         self.predicted_ttft_s = send.predicted_ttft_s
@@ -72,15 +68,10 @@ class RequestRecord:
         if self.span is not None:
             self.span.first_token()
 
-    def prefix_computed(self, cached_tokens: int | None, prompt_tokens: int) -> None:
-        """A part of a split prefill has ended; `cached_tokens` is None if not reported."""
-        if cached_tokens is not None:
-            self.computed_tokens += prompt_tokens - cached_tokens
-
     def used(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
         """Take the usage that the backend reported."""
         self.prompt_tokens = prompt_tokens
-        self.cached_tokens = max(0, cached_tokens - self.computed_tokens)
+        self.cached_tokens = cached_tokens
         self.output_tokens = output_tokens
 
     def decision_headers(self, *, debug: bool) -> dict[str, str]:
@@ -94,8 +85,6 @@ class RequestRecord:
             headers["x-forebay-bucket"] = self.bucket
         if self.queued_s is not None:
             headers["x-forebay-queue-ms"] = f"{self.queued_s * 1e3:.1f}"
-        if self.computed_tokens:
-            headers["x-forebay-piece-tokens"] = str(self.computed_tokens)
         if debug and self.predicted_ttft_s is not None:
             headers["x-forebay-backend"] = self.backend
             headers["x-forebay-predicted-ms"] = f"{self.predicted_ttft_s * 1e3:.1f}"

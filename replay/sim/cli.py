@@ -50,7 +50,11 @@ class SimulateArguments:
         typer.Option(help="NAME=VALUE,VALUE: gpus, policy, rate, load, seed or an engine option"),
     ] = None
     config: Annotated[
-        Path | None, typer.Option(help="the proxy's YAML: buckets, affinity, admission, routing")
+        Path | None,
+        typer.Option(
+            help="the proxy's YAML: buckets, affinity, admission, routing, and the backends' "
+            "long_prefill_token_threshold"
+        ),
     ] = None
     rate: Annotated[float | None, typer.Option(help="mean requests a second")] = None
     load: Annotated[
@@ -121,7 +125,7 @@ class SimulateArguments:
     def scenario(self, *, sweeps_policy: bool) -> "Scenario":
         """Make the scenario; the routing of --config counts only while --policy is the default."""
         from forebay.replay.engine.config import EngineConfig
-        from forebay.replay.sim.scenario import Scenario, split_gpus
+        from forebay.replay.sim.scenario import Scenario, split_gpus, threshold_of
 
         first, mix = split_gpus(self.gpu)
         proxy = _proxy_config(self.config)
@@ -129,7 +133,9 @@ class SimulateArguments:
         if self.config is not None and policy == DEFAULT_POLICY and not sweeps_policy:
             policy = proxy.routing
         return Scenario(
-            EngineConfig(model=self.model, gpu=first),
+            EngineConfig(
+                model=self.model, gpu=first, long_prefill_token_threshold=threshold_of(proxy)
+            ),
             self.gpus,
             policy,
             proxy,

@@ -33,16 +33,12 @@ class SimOutcome:
         backend, sent_s: the engine that got it, and when, in seconds of the trace.
         matched_tokens: prompt tokens that the policy expected to be cached when it sent them.
         served: the request in the engine; None before it is sent.
-        prefix_part: the last request of a split prefill, which computes only part of the prompt.
-        piece_tokens: computed by such parts on this backend, so they are no hits.
         reject: the rejection, if there was one.
     """
 
     __slots__ = (
         "backend",
         "matched_tokens",
-        "piece_tokens",
-        "prefix_part",
         "reject",
         "request",
         "sent_s",
@@ -53,9 +49,8 @@ class SimOutcome:
         self.request = request
         self.backend: str | None = None
         self.sent_s: float | None = None
-        self.matched_tokens = self.piece_tokens = 0
+        self.matched_tokens = 0
         self.served: SimRequest | None = None
-        self.prefix_part: SimRequest | None = None
         self.reject: Reject | None = None
 
     @property
@@ -68,7 +63,7 @@ class SimOutcome:
 
     @property
     def cached_tokens(self) -> int:
-        return max(0, self.served.cached_tokens - self.piece_tokens) if self.served else 0
+        return self.served.cached_tokens if self.served else 0
 
     @property
     def stall_s(self) -> float:
@@ -104,13 +99,6 @@ def sim_request(row: TraceRequest) -> SimRequest:
     return SimRequest(
         row.id, row.input_tokens, row.output_tokens, row.blocks or (), row.block_tokens
     )
-
-
-def prefix_request(row: TraceRequest, blocks: int) -> SimRequest:
-    """Convert the first `blocks` of the prompt to a request of a split prefill."""
-    assert row.blocks is not None
-    tokens = blocks * row.block_tokens
-    return SimRequest(row.id, tokens, 1, row.blocks[:blocks], row.block_tokens)
 
 
 class EngineTimer:
@@ -212,17 +200,9 @@ class Fleet:
         assert engine is not None
         first, finished = engine.advance(now)
         for request in first:
-            if request is not outcomes[request.id].prefix_part:
-                self._carry_out(policy.first_token(request.id, now), now)
+            self._carry_out(policy.first_token(request.id, now), now)
         for request in finished:
             outcome, cached_tokens = outcomes[request.id], request.cached_tokens
-            if request is outcome.prefix_part:
-                assert isinstance(policy, Shaper)
-                known = cached_tokens if self._tells_cached else None
-                tokens = request.prompt_tokens
-                outcome.piece_tokens += tokens - cached_tokens
-                self._carry_out(policy.piece_computed(request.id, now, known, tokens), now)
-                continue
             # Usage is reported only where it changes decisions: output lengths are known here
             # from the start, and an expected cache hit corrects nothing.
             lengths = policy.wants_usage
@@ -258,12 +238,6 @@ class Fleet:
             outcome = self._outcomes[action.request.id]
             if isinstance(action, Send):
                 request, timer = sim_request(outcome.request), self._timers[action.backend]
-                outcome.prefix_part = None
-                if action.backend != outcome.backend:
-                    outcome.piece_tokens = 0  # those are on another backend
-                if action.piece_blocks:
-                    request = prefix_request(outcome.request, action.piece_blocks)
-                    outcome.prefix_part = request
                 if action.priority is not None:
                     request.priority = action.priority
                 outcome.backend, outcome.sent_s, outcome.served = action.backend, now, request

@@ -45,7 +45,7 @@ class Scenario:
         policy: name of a routing policy of the proxy, DIRECT, a model of another router, or
             ALL_KNOWING.
         proxy: the proxy's configuration: buckets, affinity, admission. All engines get the number
-            of slots and the split prefill of its first backend.
+            of slots of its first backend.
         tenants: weights and quotas of the trace's tenants, in place of the configuration's.
         exact: compute every engine step one by one; the same times, slowly.
         explained: keep a receipt of every decision (proxy/core/explain/recorder.py).
@@ -114,15 +114,16 @@ class Scenario:
         options["route"] = route_of(self.policy)
         options["tenants"] = self.tenants or options["tenants"]
         chunk_tokens = self.engine.long_prefill_token_threshold or inf
-        first = self.proxy.backends[0] if self.proxy.backends else None
-        piece_s = self.proxy.piece_s(first.prefill_piece if first else "auto")
         ordered = self.engine.scheduling_policy == "priority"
-        backends = [
-            BackendSpec(name, self.slots, inf, chunk_tokens, piece_s, ordered) for name in names
-        ]
+        backends = [BackendSpec(name, self.slots, inf, chunk_tokens, ordered) for name in names]
         recorder = DecisionRecorder(sys.maxsize) if self.explained else None
         buckets = self.proxy.core_buckets()
         return Shaper(backends, buckets, **options, admit=admit, recorder=recorder)
+
+
+def threshold_of(proxy: Config) -> int:
+    """Return the --long-prefill-token-threshold of a configuration's first backend, or 0."""
+    return (proxy.backends[0].long_prefill_token_threshold or 0) if proxy.backends else 0
 
 
 def check_policy(name: str) -> None:

@@ -142,13 +142,6 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
             (f"{CORE}.policy.forecast", "kv_wait_s", _returns(0.0)),
         ),
     ),
-    "pieces": (
-        Config(backends=(BackendConfig(url="http://h:1", prefill_piece="off"),)),
-        "warm_or_least_work", (),
-    ),
-    "whole while another engine is clear": (
-        Config(), "warm_or_least_work", ((LongPrefills, "another_clear", _returns(False)),),
-    ),
     "who waits keeps its hit": (
         Config(), "warm_or_least_work", ((f"{CORE}.dispatcher", "loses_hit", _returns(False)),),
     ),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from arena_policies import AUTO, FOREBAY, MODELS, POSSIBLE, new_policy, possible_of
+from arena_policies import FOREBAY, MODELS, POSSIBLE, new_policy, possible_of
 from arena_score import Played, joined, of_outcomes
 from arena_workloads import ENGINE, ENGINES, LOADS, Load, Rows, at_load
 from overload import capacity, mix, poisson
@@ -106,7 +106,7 @@ class Search:
             return possible_of(rows, seed)
         engine = replace(ENGINE, long_prefill_token_threshold=self.chunk)
         names = [f"gpu{number}" for number in range(ENGINES)]
-        with new_policy(self.policy, _load(self.load), engine, names, AUTO) as policy:
+        with new_policy(self.policy, _load(self.load), engine, names) as policy:
             fleet = Fleet(policy, {name: served_engine(engine) for name in names})
             return of_outcomes(fleet.run(rows), seed)
 

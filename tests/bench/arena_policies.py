@@ -16,7 +16,6 @@ from forebay.replay.sim.scenario import ALL_KNOWING, DIRECT, Scenario
 from forebay.traces.schema import TraceRequest
 
 FOREBAY = "forebay"
-AUTO = "auto"
 MODELS = {DIRECT: "model of round-robin (nginx, plain)"} | {
     n: what for n, (_, what) in ROUTER_MODELS.items()
 }
@@ -27,13 +26,13 @@ STANDARD = (FOREBAY, *MODELS, ALL_KNOWING, FLOOR, POSSIBLE)
 
 @contextmanager
 def new_policy(
-    name: str, load: Load, engine: EngineConfig, names: Sequence[str], piece: str
+    name: str, load: Load, engine: EngineConfig, names: Sequence[str]
 ) -> Iterator[Policy]:
     if name in WITHOUT:
         with switched_off(name, engine, names) as policy:
             yield policy
     elif name == FOREBAY:
-        yield Scenario(engine=engine, proxy=proxy_of(load, piece)).new_policy(names)
+        yield Scenario(engine=engine, proxy=proxy_of(load)).new_policy(names)
     else:
         yield Scenario(engine=engine, policy=name).new_policy(names)
 

@@ -230,9 +230,9 @@ LOADS = (
 )
 
 
-def proxy_of(load: Load, piece: str) -> Config:
-    """The proxy's configuration for a workload, with this `prefill_piece`."""
-    backends = [{"url": "http://127.0.0.1", "prefill_piece": piece}]
+def proxy_of(load: Load) -> Config:
+    """The proxy's configuration for a workload."""
+    backends = [{"url": "http://127.0.0.1"}]
     return Config.model_validate(
         {**load.proxy.model_dump(exclude_unset=True), "backends": backends}
     )

@@ -22,7 +22,7 @@ from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.replay.sim.served import served_engine
 
 USERS, TOKENS, ENGINES = (10, 20, 50, 200), (20_000, 60_000, 100_000), (1, 2, 4, 8)
-MODES = ("default", "flag", "off")
+MODES = ("default", "flag")
 APART_S, PHASE_S, MOST = 0.02, 200.0, 1.05
 
 
@@ -39,8 +39,7 @@ def played(users: int, tokens: int, engines: int, mode: str, policy: str = "") -
         for number, row in enumerate(asked)
     ]
     engine = EngineConfig(long_prefill_token_threshold=2_048 if mode == "flag" else 0)
-    piece = "off" if mode == "off" else "auto"
-    proxy = Config.model_validate({"backends": [{"url": "http://h", "prefill_piece": piece}]})
+    proxy = Config.model_validate({"backends": [{"url": "http://h"}]})
     scenario = Scenario(engine=engine, proxy=proxy)
     if policy:
         scenario = replace(scenario, policy=policy)

@@ -4,8 +4,8 @@
     python tests/bench/decisions.py --write  keep the hashes of today
 
 A hash covers each action of a run: its time, kind, request and all values, to the last bit. The
-runs are each workload of `arena_workloads` for three seeds in three modes (whole prompts; split
-prefill; an engine that chunks long prefills), and `scrambled` runs, in which a shaper meets random
+runs are each workload of `arena_workloads` for three seeds in two modes (whole prompts, and an
+engine that chunks long prefills), and `scrambled` runs, in which a shaper meets random
 events: tenants, classes, quotas, silent requests, retries, cancellations, trials, other proxies,
 backends and buckets that come, change and go. Scrambled runs also hash the records that explain
 the decisions.
@@ -41,7 +41,7 @@ from forebay.replay.sim.served import served_engine
 
 KEPT = DATA / "decisions.json"
 PUBLIC = SHARED / "data"
-MODES = {"whole": (0, "off"), "split": (0, "auto"), "flag": (2_048, "auto")}
+MODES = {"whole": 0, "flag": 2_048}  # --long-prefill-token-threshold
 SEEDS = range(3)
 SCRAMBLED = range(40)
 
@@ -58,7 +58,6 @@ class Digest:
         values: tuple[Any, ...]
         if isinstance(action, Send):
             values = "send", action.backend, action.predicted_ttft_s, action.matched_tokens
-            values += (action.piece_blocks,)
         else:
             values = "reject", action.reason, action.retry_after_s, action.hopeless
         self.text(repr((now, request.id, action.bucket, action.queued_s, *values)))
@@ -74,10 +73,10 @@ class Digest:
 def simulated(load_name: str, seed: int, mode: str) -> str:
     """The hash of one workload's decisions in virtual time."""
     load = next(one for one in LOADS if one.name == load_name)
-    chunk, piece = MODES[mode]
+    chunk = MODES[mode]
     listed = [replace(engine, long_prefill_token_threshold=chunk) for engine in load.engines]
     engines = {f"gpu{number}": served_engine(engine) for number, engine in enumerate(listed)}
-    policy = Scenario(engine=listed[0], proxy=proxy_of(load, piece)).new_policy(list(engines))
+    policy = Scenario(engine=listed[0], proxy=proxy_of(load)).new_policy(list(engines))
     digest = Digest()
     Fleet(policy, engines, digest.add).run(rows_of(load, seed, PUBLIC))
     return str(digest)
@@ -120,9 +119,8 @@ class Scramble:
 
     def spec(self) -> BackendSpec:
         name, self.gpus = f"gpu{self.gpus}", self.gpus + 1
-        kind = self.dice.random()
-        chunk = 2_048.0 if kind < 0.3 else inf
-        return BackendSpec(name, self.slots, self.kv, chunk, 1.2 if kind > 0.7 else inf)
+        chunk = 2_048.0 if self.dice.random() < 0.3 else inf
+        return BackendSpec(name, self.slots, self.kv, chunk)
 
     def buckets(self, most: int = 131_072) -> list[Bucket]:
         long = Bucket("document", most, self.dice.choice([8, 64]), 30.0, 1)
@@ -166,9 +164,7 @@ class Scramble:
                 continue
             self.sent[name] = action
             took_s = action.predicted_ttft_s * self.dice.lognormvariate(0.0, 0.3) + 0.001
-            if action.piece_blocks:
-                self.at(took_s, self.dice.choice(["computed"] * 9 + ["not in pieces"]), name)
-            elif self.dice.random() < 0.03:
+            if self.dice.random() < 0.03:
                 self.at(self.dice.random() * took_s, self.dice.choice(["retry", "finish"]), name)
             else:
                 self.at(took_s, "first", name)
@@ -220,14 +216,6 @@ class Scramble:
             return
         if kind == "first" and self.sent[of].request.streams:
             self.do(shaper.first_token(of, now))
-        elif kind == "computed":
-            self.queued.add(of)
-            tokens = self.sent.pop(of).matched_tokens if dice.random() < 0.9 else 0
-            self.do(shaper.piece_computed(of, now, dice.choice([None, tokens]), 0))
-        elif kind == "not in pieces":
-            self.queued.add(of)
-            del self.sent[of]
-            self.do(shaper.not_split(of, now))
         elif kind == "retry":
             self.queued.add(of)
             del self.sent[of]

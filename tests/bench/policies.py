@@ -42,7 +42,7 @@ from arena_highest import (
     search_all,
 )
 from arena_highest_page import shown_load, write_docs
-from arena_policies import AUTO, FLOOR, FOREBAY, MODELS, POSSIBLE, STANDARD, new_policy, possible_of
+from arena_policies import FLOOR, FOREBAY, MODELS, POSSIBLE, STANDARD, new_policy, possible_of
 from arena_score import (
     SLO_S,
     Played,
@@ -79,7 +79,6 @@ class Cell:
     policy: str
     seed: int
     chunk: int
-    piece: str
     data: Path
     file: Path
 
@@ -97,7 +96,7 @@ def play(cells: Sequence[Cell]) -> None:
             part = possible_of(rows, cell.seed)
         else:
             engines = {f"gpu{number}": served_engine(e) for number, e in enumerate(listed)}
-            with new_policy(cell.policy, load, engine, list(engines), cell.piece) as policy:
+            with new_policy(cell.policy, load, engine, list(engines)) as policy:
                 part = of_outcomes(Fleet(policy, engines).run(rows), cell.seed)
         unfinished = cell.file.with_suffix(f".{os.getpid()}.npz")
         np.savez(unfinished, **{name: getattr(part, name) for name in Played.__slots__})
@@ -118,7 +117,6 @@ def cells(
     policies: Sequence[str],
     seeds: int,
     chunk: int,
-    piece: str,
     data: Path,
     out: Path,
 ) -> dict[tuple[str, str], list[Cell]]:
@@ -133,10 +131,8 @@ def cells(
             by = made_by.get(policy, core)
             name = re.sub(r"[^a-z0-9.]+", "_", f"{load.name}-{policy}".lower())
             name += f"-{chunk}" if chunk else ""
-            own = piece if policy == FOREBAY else AUTO
-            name += f"-{own}" if own != AUTO else ""
             found[load.name, policy] = [
-                Cell(load.name, policy, seed, chunk, own, data, out / f"{name}-{seed}-{by}.npz")
+                Cell(load.name, policy, seed, chunk, data, out / f"{name}-{seed}-{by}.npz")
                 for seed in range(seeds)
             ]
     return found
@@ -291,8 +287,6 @@ def main() -> None:
     parser.add_argument("--policy", action="append", help="only these [default: all]")
     parser.add_argument("--chunk", type=int, default=0, metavar="TOKENS",
         help="of the engines: --long-prefill-token-threshold [default: 0, off]")  # fmt: skip
-    parser.add_argument("--piece", default=AUTO, metavar="TIME",
-        help="Forebay's prefill_piece: auto, off, or seconds [default: auto]")  # fmt: skip
     parser.add_argument("--ablation", action="store_true", help="Forebay without one part each")
     parser.add_argument("--highest-load", action="store_true",
         help="the highest load with 99 %% in time, of each policy; into --results")  # fmt: skip
@@ -323,9 +317,7 @@ def main() -> None:
         policies = [FOREBAY, *(options.policy or WITHOUT)]
         loads = [x for x in loads if x.kind != "sessions"]  # they need another configuration
     options.out.mkdir(parents=True, exist_ok=True)
-    played = cells(
-        loads, policies, options.seeds, options.chunk, options.piece, options.data, options.out
-    )
+    played = cells(loads, policies, options.seeds, options.chunk, options.data, options.out)
     todo = [cell for listed in played.values() for cell in listed if not cell.file.exists()]
     together: dict[tuple[str, int], list[Cell]] = {}
     for cell in todo:

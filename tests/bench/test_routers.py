@@ -354,10 +354,6 @@ def test_every_router_gets_every_engine_and_waits_by_the_clock_of_the_engines(
     plain = yaml.safe_load((tmp_path / "forebay.yaml").read_text())
     CONTENDERS["forebay"].command(replace(at, chunk=2_048))
     chunked = yaml.safe_load((tmp_path / "forebay.yaml").read_text())
-    CONTENDERS["forebay in pieces"].command(at)
-    pieces = yaml.safe_load((tmp_path / "forebay.yaml").read_text())
-    assert {one.pop("prefill_piece") for one in pieces["backends"]} == {"300ms"}
-    assert pieces == plain
     for backend in plain["backends"]:
         backend["long_prefill_token_threshold"] = 2_048
     assert chunked == plain
@@ -442,9 +438,7 @@ def test_bad_options_are_told_in_a_line(
         assert stopped.value.code == 2
         return capsys.readouterr().err
 
-    assert "--routers: 'nope' is none of forebay, forebay in pieces, direct" in said(
-        "--routers", "nope"
-    )
+    assert "--routers: 'nope' is none of forebay, direct" in said("--routers", "nope")
     assert "--workloads: 'nope' is none of" in said("--workloads", "nope")
     assert "--seeds and --attempts 1 or more" in said("--seeds", "0")
 

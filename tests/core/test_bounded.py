@@ -105,11 +105,6 @@ class Life:
         """Let one of the things happen that may happen to a request that was sent."""
         send, shaper, now = self.sent.pop(id_), self.shaper, self.now
         request, name = send.request, send.backend
-        if send.piece_blocks:
-            self.waiting.add(id_)
-            self.health.answered(name, id_, now)
-            self.do(shaper.piece_computed(id_, now, 0, request.prompt_tokens))
-            return
         match self.dice.randrange(8):
             case 0:
                 self.health.left(name, id_)

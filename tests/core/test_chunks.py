@@ -149,7 +149,7 @@ class TestShaper:
 
 @pytest.mark.parametrize("chunk", [0, CHUNK])
 def test_chats_beside_documents_that_no_engine_can_be_kept_clear_of(chunk: int) -> None:
-    """Two fully loaded engines; no document is asked about twice."""
+    """Two fully loaded engines; no document is asked about twice. vLLM's flag alone helps."""
     engine = replace(EngineConfig(), long_prefill_token_threshold=chunk)
     names = ["a", "b"]
     rows = list(chat_beside_documents(ChatBesideDocuments(
@@ -158,7 +158,8 @@ def test_chats_beside_documents_that_no_engine_can_be_kept_clear_of(chunk: int) 
     engines = {name: served_engine(engine) for name in names}
     outcomes = Fleet(Scenario(engine=engine).new_policy(names), engines).run(rows)
     chats = [o for o in outcomes if o.request.input_tokens <= 5_000]
-    assert not [one for one in chats if _ttft_s(one) > 2.0]
+    late = [one for one in chats if _ttft_s(one) > 2.0]
+    assert bool(late) == (chunk == 0)
 
 
 def _ttft_s(outcome: SimOutcome) -> float:

@@ -5,7 +5,6 @@ from core_requests import document
 
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.coalescing import SplitPrompts
 from forebay.proxy.core.state.queue import QueuedRequest
 
 DOCUMENT = Bucket("document", 200_000, 100, 30.0, prefills_per_backend=1)
@@ -117,22 +116,6 @@ def test_a_copy_is_begun_at_once_or_not_at_all(busy_too: bool) -> None:
     assert sent(actions) == ([] if busy_too else [("beginning", "b2")])
     if busy_too:
         assert place(shaper, "beginning") == "b1"
-
-
-def test_a_head_awaits_nobody_behind_it() -> None:
-    """Two split prefills move to one engine: the queue would wait for its own end."""
-    head = QueuedRequest(asks("head", 5), "document", 0.0, 30.0, order=1)
-    behind = QueuedRequest(asks("behind", 5), "document", 1.0, 31.0, order=2)
-    head.due, behind.due = 10.0, 11.0
-    head.backend = behind.backend = "b"
-    begun = SplitPrompts()
-    begun.add(behind)
-    assert begun.promised(head.request)
-    assert not begun.promised(head.request, head)
-    head.due = 12.0
-    assert begun.promised(head.request, head)
-    head.due, behind.backend = 10.0, ""  # a piece of it runs
-    assert begun.promised(head.request, head)
 
 
 def test_nobody_leads_with_a_short_prompt() -> None:

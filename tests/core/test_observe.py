@@ -16,21 +16,21 @@ BUCKETS = [Bucket("chat", 5_000, 100, 2.0), Bucket("document", 131_072, 100, 30.
 
 def observing(count: int = 2, tenants: tuple[Tenant, ...] = ()) -> tuple[Shaper, DecisionRecorder]:
     recorder = DecisionRecorder(1_000)
-    specs = [BackendSpec(f"b{i}", 4, piece_s=0.45) for i in range(count)]
+    specs = [BackendSpec(f"b{i}", 4) for i in range(count)]
     shaper = Shaper(specs, BUCKETS, recorder=recorder, tenants=tenants, observed=least_connections)
     for spec in specs:
         shaper.backend_up(spec.name, 0.0)
     return shaper, recorder
 
 
-def test_whatever_comes_is_sent_at_once_and_whole() -> None:
+def test_whatever_comes_is_sent_at_once() -> None:
     """Beyond every slot, queue and deadline; in turn to the backend with the fewest requests."""
     shaper, _ = observing()
     sent = Counter[str]()
     for i in range(60):
         (action,) = shaper.arrive(document(str(i), first=1_000 * i), i / 100)
         assert isinstance(action, Send)
-        assert (action.piece_blocks, action.queued_s) == (0, 0.0)
+        assert action.queued_s == 0.0
         sent[action.backend] += 1
     assert set(sent.values()) == {30}
     assert not list(shaper.waiting())

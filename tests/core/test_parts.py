@@ -295,14 +295,6 @@ class TestBacklog:
         backend.first_token("r", 10.0 + whole)
         assert backend.prefill_queue.backlog_s(11.0 + whole) == 0.0
 
-    def test_what_is_known_to_be_cached_is_not_taken_for_more_than_the_rest(self) -> None:
-        """Otherwise nothing would be sent shortly before the end of a part of a long prompt."""
-        backend = self.backend()
-        flight = backend.send(Request("r", 100_000), "document", 90_000, now=0.0, fresh=True)
-        whole = flight.prefill_s
-        assert backend.prefill_queue.backlog_s(whole) == pytest.approx(OVERDUE_SHARE * whole)
-        assert backend.prefill_queue.below_at(0.3) == pytest.approx(whole - 0.3)
-
     def test_an_answer_that_does_not_stream_leaves_the_line_when_it_should(self) -> None:
         backend = self.backend()
         flight = backend.send(Request("r", 100_000, streams=False), "document", 0, now=0.0)

@@ -19,7 +19,7 @@ def test_a_waiting_request_is_rejected_when_its_patience_ends(
     machine = ShaperMachine()
     machine.start(
         slots=[1], kv_tokens=inf, prefills=inf, max_queue=5, route="warm_or_least_work",
-        tenants=("",), chunks=[inf], piece_s=inf,
+        tenants=("",), chunks=[inf],
     )  # fmt: skip
     machine.arrive(500, None, inf, True, 0, "standard")  # takes the only slot and keeps it
     for _ in range(5):

@@ -119,6 +119,16 @@ class TestTheLastClearEngine:
         assert made.wake_at() == pytest.approx(ready_at)
         assert list(sent(made.wake(made.wake_at()))) == ["second"]
 
+    def test_an_engine_that_has_no_other_beside_it_is_not_kept_clear(self) -> None:
+        """However many chats come in: the document is sent whole, and at once."""
+        made = shaper("a")
+        for number in range(10):
+            made.arrive(Request(f"chat {number}", 500, 8), number / 10)
+            made.first_token(f"chat {number}", number / 10 + 0.05)
+        assert sent(made.arrive(Request("document", 100_000, 8), 1.0)) == {"document": "a"}
+        (prefill,) = made.backends["a"].prefills.values()
+        assert prefill.request.prompt_tokens == 100_000
+
     def test_not_beside_one_that_is_late(self) -> None:
         """The prediction has proved wrong: the prefill may go on for long."""
         made, done_at = self.occupied()

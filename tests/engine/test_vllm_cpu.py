@@ -26,7 +26,7 @@ from vllm_server import (
     vllm_process,
     write_model,
 )
-from vllm_stage import answered, body_of, ended_amid_answers, failures, running, until, waits, words
+from vllm_stage import body_of, ended_amid_answers, failures, running, until, waits, words
 
 from forebay.replay.engine.calibration.fit_run import hit_ratio, predict, read_runs
 from forebay.replay.engine.config import EngineConfig
@@ -179,36 +179,6 @@ def test_the_newer_apis_through_the_proxy(vllm: str, api: str, stream: bool) -> 
             cached = details.get("cached_tokens") or usage.get("cache_read_input_tokens")
             assert cached is not None
             assert cached >= 256
-            scene.assert_nothing_held()
-
-    asyncio.run(main())
-
-
-# A prefill that is longer than a chat may wait is long.
-HASTY = [
-    {"name": "chat", "up_to": 5_000, "max_wait": 0.02},
-    {"name": "document", "up_to": 131_072, "max_wait": 30.0},
-]
-
-
-@pytest.mark.parametrize("chat", [False, True])
-def test_a_long_prompt_in_pieces(vllm: str, chat: bool) -> None:
-    """The whole finds its pieces cached, and is answered as it would be at once."""
-
-    async def main() -> None:
-        async with stage([vllm], each={"prefill_piece": "50ms"}, buckets=HASTY) as scene:
-            short = body_of(words(f"short {chat}", 50), chat=chat)
-            for _ in range(2):  # chats flow
-                await usage_of(scene.client, scene.url, short, stream=True)
-            long = body_of(words(f"pieces {chat}", 12_000), chat=chat)
-            before = await answered(scene.client, vllm)
-            usage = await usage_of(scene.client, scene.url, long, stream=True)
-            pieces = await answered(scene.client, vllm) - before - 1
-            assert pieces >= 2
-            assert usage["cached_tokens"] > 4_000  # how much is left depends on the learned speed
-            direct = await usage_of(scene.client, vllm, long, stream=True)
-            assert usage["prompt_tokens"] == direct["prompt_tokens"]
-            assert usage["completion_tokens"] == direct["completion_tokens"]
             scene.assert_nothing_held()
 
     asyncio.run(main())

@@ -272,20 +272,11 @@ def test_a_whole_answer_has_a_multiple_of_the_first_token(
     assert load_config(None, {**ONE, "timeouts": timeouts}, {}).timeouts.whole_answer == whole_s
 
 
-@pytest.mark.parametrize(
-    ("given", "chat_s", "piece_s"),
-    [
-        (None, 2.0, inf),
-        ("off", 2.0, inf),
-        (False, 2.0, inf),  # `off` in YAML
-        ("1200ms", 2.0, 1.2),
-        ("auto", 1.0, 0.225),
-        ("auto", 10.0, 2.25),
-    ],
-)
-def test_how_long_prompts_are_split(given: object, chat_s: float, piece_s: float) -> None:
-    chat = {"name": "chat", "up_to": 5_000, "max_wait": chat_s}
-    config = Config.model_validate(
-        {"backends": [{"url": "http://h:1", "prefill_piece": given}], "buckets": [chat]}
+@pytest.mark.parametrize("given", ["auto", "1200ms", "off", False])
+def test_a_removed_key_says_what_to_do_instead(given: object) -> None:
+    with pytest.raises(InputError) as error:
+        load_config(None, {"backends": [{"url": "http://h:1", "prefill_piece": given}]}, {})
+    assert str(error.value) == (
+        "command line: backends.0.prefill_piece was removed: start vLLM with "
+        "--long-prefill-token-threshold 2048 and set long_prefill_token_threshold: 2048"
     )
-    assert config.core_backends()[0].piece_s == pytest.approx(piece_s)

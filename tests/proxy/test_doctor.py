@@ -20,6 +20,7 @@ from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
 from forebay.replay.sim.clock import run
 
+CHUNKED = {"long_prefill_token_threshold": 2_048}
 WORD = "word "  # about 1.25 tokens by the first estimate of a proxy
 
 
@@ -78,10 +79,14 @@ def found_in(
     **keys: Any,
 ) -> list[Finding]:
     """Return the findings for two engines, the second of which has these options."""
+    keys.setdefault("each", CHUNKED)
 
     async def main() -> list[Finding]:
         async with AsyncExitStack() as stack:
-            first: dict[str, Any] = {"seed": 1, "served_model_name": "tiny"}
+            threshold = keys["each"].get("long_prefill_token_threshold", 0)
+            first: dict[str, Any] = {
+                "seed": 1, "served_model_name": "tiny", "long_prefill_token_threshold": threshold,
+            }  # fmt: skip
             engines = [
                 await stack.enter_async_context(start_engine(EngineConfig(**first))),
                 await stack.enter_async_context(
@@ -129,8 +134,8 @@ async def much_work(engine: RunningEngine) -> None:
          "b1 does not list its models"),
         ({"second": {}, "beside": much_work}, "other clients",
          "b1 has 12 requests, and the proxy sent it 0"),
-        ({"second": {}, "work": documents_beside_chats, "each": {"prefill_piece": "off"}},
-         "reserved backend", "s for the backend that is reserved for chats"),
+        ({"second": {}, "work": documents_beside_chats, "each": {}},
+         "long prompts", "s for the backend that is reserved for chats"),
         ({"second": {}, "work": hasty}, "rejections",
          "2 of 64 requests were rejected: 2 deadline_unattainable"),
     ],
@@ -153,14 +158,15 @@ def test_a_backend_that_dies_and_one_that_fails() -> None:
         async with AsyncExitStack() as stack:
             good = await stack.enter_async_context(RawBackend().running())
             dying = RawBackend()
-            async with stage([good.url, "http://127.0.0.1:9"], wait_up=1) as on:
+            urls = [good.url, "http://127.0.0.1:9"]
+            async with stage(urls, wait_up=1, each=CHUNKED) as on:
                 found = examine(await scene_of(on))
             assert {one.check for one in found} == {"backends take work", "backends answer"}
             assert found[0].severity == "error"
             assert any("b1 has been down for" in one.text for one in found)
             assert any("answers none of /version, /v1/models" in one.text for one in found)
             dying.healthy = None
-            async with dying.running(), stage([dying.url], wait_up=0) as on:
+            async with dying.running(), stage([dying.url], wait_up=0, each=CHUNKED) as on:
                 await asyncio.sleep(1.0)
                 found = examine(await scene_of(on))
             assert any("no backend takes work" in one.text for one in found)
@@ -223,6 +229,8 @@ def of_case(case: Case) -> Scene:
 CASES: list[Case] = [
     ("a has been ejected for 9 s", status(backend("a", up=False, state="ejected", why="late")),
      (), ()),
+    ("b: long prompts are computed whole, so every chat behind one waits for it",
+     status(backend("a"), backend("b", long_prompts_block=True)), (), ()),
     ("first tokens of a took 2.0 times as long as predicted (40 requests)", status(), (), [
         sample("backend_time_to_first_token_seconds_count", 40.0, backend="a"),
         sample("backend_time_to_first_token_seconds_sum", 20.0, backend="a"),
@@ -299,7 +307,7 @@ def test_backends_of_other_models_may_be_slower() -> None:
 
 def test_every_check_has_a_case() -> None:
     met = {one.check for case in CASES for one in examine(of_case(case))}
-    live = {"backends answer", "speed of backends", "reserved backend", "models", "other clients"}
+    live = {"backends answer", "speed of backends", "models", "other clients"}
     assert set(CHECKS) == met | live
     assert examine(Scene(status(), [fact("a"), fact("b")], SERVED)) == []
 

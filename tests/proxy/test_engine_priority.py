@@ -50,22 +50,6 @@ def test_it_is_forebays_whatever_the_client_says(
     on_stage(scene, None, **ORDERED)
 
 
-def test_pieces_have_it_too() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
-        for _ in range(2):  # chats flow
-            async with on.post({"prompt": "hi", "max_tokens": 3}) as response:
-                assert response.status == 200
-        prompt = "".join(f"{number:9} " for number in range(20_000))
-        headers = {"x-forebay-class": "interactive"}
-        async with on.post({"prompt": prompt, "max_tokens": 3}, headers=headers) as response:
-            assert response.status == 200
-        told = [json.loads(call.body)["priority"] for call in backends[0].calls]
-        assert len(told) > 3
-        assert told == [0, 0, *[-1_000] * (len(told) - 2)]
-
-    on_stage(scene, None, each={"priority": True, "prefill_piece": "500ms"})
-
-
 def test_it_stands_beside_a_cache_salt() -> None:
     async def scene(on: Stage, backends: list[RawBackend]) -> None:
         async with on.post(BODY) as response:

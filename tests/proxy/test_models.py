@@ -24,10 +24,8 @@ from proxy_stage import (
 )
 from pydantic import SecretStr
 
-from forebay.proxy.api.body import parse, read_fields, with_model
+from forebay.proxy.api.body import parse, read_fields
 from forebay.proxy.api.dialects import COMPLETIONS
-from forebay.proxy.api.members import with_member
-from forebay.proxy.api.prefix_request import prefix_body
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.config.schema import BackendConfig
@@ -515,16 +513,3 @@ class TestForms:
         began = time.process_time()
         assert run(prepared(body, self.TYPE, "", None, self.MODELS)) == (body, "")
         assert time.process_time() - began < 2.0
-
-
-def test_a_long_prompt_for_another_name_goes_in_pieces() -> None:
-    body = b'{"model":"gpt","prompt":"%b"}' % (b"word " * 20_000)
-    for sent in (body, body.replace(b"word", b"w" * 200)):  # small, and parsed in steps
-        fields = parse(sent)
-        made, wanted = with_model(fields, sent, TestForms.MODELS)
-        assert wanted.name == "gpt"
-        made = with_member(made, "model", '"large"')
-        piece = run(prefix_body(made, 4_096, chat=False))
-        assert piece is not None
-        assert json.loads(piece)["model"] == "large"
-        assert json.loads(piece)["max_tokens"] == 1

@@ -228,8 +228,7 @@ def test_an_answer_without_any_output_meets_no_target(tmp_path: Path) -> None:
 
 def test_the_proxys_headers_are_kept(tmp_path: Path) -> None:
     headers = {"x-forebay-backend": "gpu1", "x-forebay-queue-ms": "12.5"}
-    pieces = {"x-forebay-piece-tokens": "20"}
-    behaviour = streams(text(" abc"), usage(100, 1, 25), DONE, **headers, **pieces)
+    behaviour = streams(text(" abc"), usage(100, 1, 5), DONE, **headers)
     summary, _ = run_one(tmp_path / "run", rows(20), Server(behaviour))
     assert summary.values["prompt_tokens_per_backend"] == {"gpu1": 2000}
     assert summary.values["queue_ms"]["chat"]["p50"] == pytest.approx(12.5, rel=2e-3)

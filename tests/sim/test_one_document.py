@@ -18,7 +18,7 @@ from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.replay.sim.served import served_engine
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 
-MODES = ("whole", "flag", "auto")
+MODES = ("whole", "flag")
 OUTPUT_TOKENS = 32
 STEP_S = 0.05  # a follower may be computed a step after its leader
 
@@ -60,10 +60,7 @@ def played(
     gpu = replace(gpu, peak_flops=speed * gpu.peak_flops, bandwidth=speed * gpu.bandwidth)
     engine = EngineConfig(gpu=gpu, long_prefill_token_threshold=2_048 if mode == "flag" else 0)
     names = [f"gpu{number}" for number in range(engines)]
-    piece = "off" if mode == "whole" else "auto"
-    proxy = Config.model_validate(
-        {"backends": [{"url": "http://127.0.0.1", "prefill_piece": piece}]}
-    )
+    proxy = Config.model_validate({"backends": [{"url": "http://127.0.0.1"}]})
     scenario = Scenario(engine=engine, proxy=proxy)
     if policy:
         scenario = replace(scenario, policy=policy)
@@ -168,7 +165,7 @@ def copied_late(outcomes: Sequence[SimOutcome], begun: dict[str, Send]) -> list[
     users=st.integers(2, 12),
     apart_s=st.sampled_from([0.0, 0.05, 0.3]),
     engines=st.integers(2, 4),
-    mode=st.sampled_from(["whole", "flag"]),
+    mode=st.sampled_from(MODES),
     speed=st.sampled_from([1.0, 3.0]),
     chat_gap_s=st.sampled_from([0.0, 0.1, 1.0]),
 )
@@ -216,7 +213,7 @@ def test_fifty_at_once_wait_no_longer_than_with_engines_in_turn(
 ) -> None:
     """50 users begin at most one copy for each engine, and all hits are computed in one step."""
     rows = questions(50, document_tokens, 0.02)
-    ours, in_turn = (played(rows, engines, "auto", policy=name) for name in ("", DIRECT))
+    ours, in_turn = (played(rows, engines, "whole", policy=name) for name in ("", DIRECT))
     assert sum(map(cold, ours)) <= engines
     assert worst_s(ours) <= 1.05 * worst_s(in_turn)
     assert median(map(ttft_s, ours)) <= median(map(ttft_s, in_turn)) + 3 * STEP_S

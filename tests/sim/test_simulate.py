@@ -121,11 +121,9 @@ def test_summary_counts_what_the_outcomes_say() -> None:
     assert sum(summary["prompt_tokens_per_backend"].values()) == summary["prompt_tokens"]
 
 
-@pytest.mark.parametrize("policy", [Scenario().policy, DIRECT])
-def test_what_is_computed_in_pieces_is_no_hit(policy: str) -> None:
+def test_the_hit_ratio_of_one_engine_is_the_ideal() -> None:
     trace = list(chat_beside_documents(ChatBesideDocuments(duration_s=10.0)))
-    done = simulate(trace, Scenario(gpus=1, policy=policy))
-    assert any(o.piece_tokens for o in done.outcomes) == (policy != DIRECT)
+    done = simulate(trace, Scenario(gpus=1, policy=DIRECT))
     assert summarise(done, SLOS, 10.0)["hit_ratio"] == describe_requests(trace).ideal_hit_ratio
 
 
@@ -341,6 +339,17 @@ def test_a_proxy_configuration_is_used(
     result = told(capsys, trace_file, "--config", config, "--slo", "everything.ttft=3s")
     assert set(result["ttft_ms"]) == {"all", "everything"}
     assert result["rejected"]["queue_full"] > 0
+
+
+def test_engines_have_the_flag_that_the_configuration_names(
+    trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "proxy.yaml"
+    config.write_text('backends: [{url: "http://h:1", long_prefill_token_threshold: 2048}]\n')
+    flagged = told(capsys, trace_file, "--config", config)
+    config.write_text('backends: [{url: "http://h:1"}]\n')
+    plain = told(capsys, trace_file, "--config", config)
+    assert flagged["ttft_ms"] != plain["ttft_ms"]
 
 
 @pytest.mark.parametrize(

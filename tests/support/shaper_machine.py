@@ -40,7 +40,6 @@ class ShaperMachine(RuleBasedStateMachine):
         route=st.sampled_from(sorted(ROUTES)),
         tenants=st.sampled_from([("",), ("a",), ("a", "b", "c"), ("", "a", "limited")]),
         chunks=st.lists(st.sampled_from([inf, inf, 2_048.0]), min_size=3, max_size=3),
-        piece_s=st.sampled_from([inf, 0.5]),
         models=st.sampled_from([None, None, ("x", "y"), ("xy", "y"), ("y", "x", "x")]),
     )
     def start(
@@ -52,7 +51,6 @@ class ShaperMachine(RuleBasedStateMachine):
         route: str,
         tenants: tuple[str, ...],
         chunks: list[float],
-        piece_s: float,
         models: tuple[str, ...] | None = None,
     ) -> None:
         self.tenants = tenants
@@ -68,13 +66,11 @@ class ShaperMachine(RuleBasedStateMachine):
         self.patience_s: dict[str, tuple[float, float]] = {}  # of that wait: shortest, longest
         self.running: dict[str, tuple[Request, str, str]] = {}
         self.no_token: set[str] = set()
-        self.pieces: set[str] = set()  # of those that run, whose prompt was sent in part
-        self.splits: set[str] = set()
         self.retried: set[str] = set()
         self.arrived = self.left = 0
         self.shaper = Shaper(
             [
-                BackendSpec(name, n, kv_tokens, chunk, piece_s)
+                BackendSpec(name, n, kv_tokens, chunk)
                 for (name, n), chunk in zip(self.slots.items(), chunks, strict=False)
             ],
             [
@@ -126,11 +122,6 @@ class ShaperMachine(RuleBasedStateMachine):
                 assert action.bucket == self.bucket(request)
                 self.running[request.id] = request, action.backend, action.bucket
                 self.no_token.add(request.id)
-                self.pieces.discard(request.id)
-                if action.piece_blocks:
-                    assert action.piece_blocks < len(request.blocks)
-                    self.pieces.add(request.id)
-                    self.splits.add(request.id)
             else:
                 self.left += 1
                 self.check(action, newcomer == request.id)
@@ -231,20 +222,7 @@ class ShaperMachine(RuleBasedStateMachine):
     def first_token(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.no_token)))
         self.no_token.remove(request_id)
-        if request_id in self.pieces:
-            self.computed(request_id, data.draw(st.sampled_from([None, 0, 10**6, -1])))
-        else:
-            self.apply(self.shaper.first_token(request_id, self.now))
-
-    def computed(self, request_id: str, cached_tokens: int | None) -> None:
-        request, _, _ = self.running.pop(request_id)
-        self.begin_to_wait(request)
-        self.retried.add(request_id)
-        if cached_tokens == -1:
-            actions = self.shaper.not_split(request_id, self.now)
-        else:
-            actions = self.shaper.piece_computed(request_id, self.now, cached_tokens)
-        self.apply(actions, newcomer=request_id)
+        self.apply(self.shaper.first_token(request_id, self.now))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -341,18 +319,13 @@ class ShaperMachine(RuleBasedStateMachine):
                 assert backend.prefill_queue.backlog_s(self.now) == 0.0
 
     @invariant()
-    def who_has_begun_and_who_follows(self) -> None:
+    def who_leads_and_who_follows(self) -> None:
         for name, backend in self.shaper.backends.items():
             queued = {w.request.id: w for w in self.shaper.waiting() if w.backend == name}
-            pieces = {i for i in self.pieces if self.running.get(i, ("", ""))[1] == name}
-            begun = {w.request.id for w in backend.splits.by_id.values()}
-            assert pieces == begun - set(queued)
             assert set(backend.followers) == {i for i, w in queued.items() if w.follows}
             leaders = {w.request.id for w in backend.leaders.by_id.values()}
             assert leaders == {
-                i
-                for i, w in queued.items()
-                if not w.follows and i not in begun and w.request.prompt_tokens > 2_048
+                i for i, w in queued.items() if not w.follows and w.request.prompt_tokens > 2_048
             }
 
     @invariant()
@@ -372,8 +345,7 @@ class ShaperMachine(RuleBasedStateMachine):
             assert self.shaper.queued(bucket) == len(mates)
             for model in {r.model for r in mates}:
                 alike = [r for r in mates if r.model == model]
-                under_way = sum(r.id in self.splits for r in alike)  # these come back
-                assert len(alike) <= self.max_queue + under_way
+                assert len(alike) <= self.max_queue
 
     @invariant()
     def prefill_limit_holds(self) -> None:

@@ -25,7 +25,7 @@ class Step:
     """One event of a request.
 
     Attributes:
-        kind: queued, sent, computed, failed, first_token, ended, left or refused.
+        kind: queued, sent, failed, first_token, ended, left or refused.
         why: for "queued": what keeps it waiting, a `Block` or "turn".
     """
 
@@ -50,7 +50,6 @@ class Receipt:
         waits: seconds in the queue by what kept it there.
         state: queued, prefilling, streaming, ended, left or refused.
         predicted_s: predicted seconds from the last dispatch to the first token.
-        pieces: pieces of its prompt that were computed.
         engine_tokens: its prompt as the engine counts.
         would: what would have been decided, where requests are only observed.
         status, reason: the answer that the client got, reported by the relay.
@@ -72,7 +71,6 @@ class Receipt:
         "max_wait_s",
         "options",
         "output_tokens",
-        "pieces",
         "predicted_s",
         "prompt_tokens",
         "queued",
@@ -123,7 +121,6 @@ class Receipt:
         self.matched_tokens = 0
         self.predicted_s = 0.0
         self.first_token_at = -1.0
-        self.pieces = 0
         self.ended_at = -1.0
         self.cached_tokens = -1
         self.engine_tokens = 0

@@ -159,35 +159,17 @@ class DecisionRecorder:
             self.hindsight.starts(waiting, backend, gate, buckets, now)
 
     def sent(self, send: Send, now: float) -> None:
-        """Record that a request, or a piece of its prompt, was sent."""
+        """Record that a request was sent."""
         receipt = self._under_way.get(send.request.id)
         if receipt is not None:
             receipt.waits_for("", now)
             receipt.step(now, "sent", send.backend)
             receipt.state = "prefilling"
             receipt.backend = send.backend
-            if receipt.pieces:
-                receipt.predicted_s += send.predicted_ttft_s
-            else:
-                receipt.sent_at = now
-                receipt.tries += 1
-                receipt.matched_tokens = send.matched_tokens
-                receipt.predicted_s = send.predicted_ttft_s
-
-    def piece_computed(self, request_id: str, now: float) -> None:
-        """Record that a piece of a split prompt is computed."""
-        receipt = self._under_way.get(request_id)
-        if receipt is not None:
-            receipt.step(now, "computed", receipt.backend)
-            receipt.state = "queued"
-            receipt.pieces += 1
-
-    def not_split(self, request_id: str) -> None:
-        """Record that a piece could not be computed: the prompt is sent whole."""
-        receipt = self._under_way.get(request_id)
-        if receipt is not None:
-            receipt.state = "queued"
-            receipt.tries -= not receipt.pieces  # the next one is the first that counts
+            receipt.sent_at = now
+            receipt.tries += 1
+            receipt.matched_tokens = send.matched_tokens
+            receipt.predicted_s = send.predicted_ttft_s
 
     def failed(self, request_id: str, now: float) -> None:
         """Record that a backend failed before the first byte."""
@@ -195,7 +177,6 @@ class DecisionRecorder:
         if receipt is not None:
             receipt.step(now, "failed", receipt.backend)
             receipt.state = "queued"
-            receipt.pieces = 0
 
     def first_token(self, request_id: str, now: float) -> None:
         """Record the first token and how far it was from the promise and the prediction."""

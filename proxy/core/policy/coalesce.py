@@ -2,7 +2,6 @@
 
 Fifty users who open one document need its prefill once (single-flight). A request follows
  - a prefill in the engine that computes its prefix: sent now, it would compute the rest again;
- - a prompt that is sent in pieces and will be computed completely;
  - a waiting request with a long prompt that shares more with it than the cache does (`leader`).
 A follower is a cache hit once its leader's prefill has ended.
 """
@@ -29,43 +28,33 @@ users who ask at once have their document computed four times instead of once.""
 def expected_tokens(backend: Backend, waiting: QueuedRequest) -> tuple[int, QueuedRequest | None]:
     """Return the tokens expected to be cached at dispatch, and the leader that will cache them.
 
-    The leader is None if no other waiting request computes more than is cached already, and for
-    a prompt that is itself being sent in pieces.
+    The leader is None if no other waiting request computes more than is cached already.
     """
     request = waiting.request
     matched = backend.matched_tokens(request)
-    if waiting.piece_on or not (backend.leaders.by_id or backend.splits.by_id):
+    if not backend.leaders.by_id:
         return matched, None
     known = int(matched / request.block_tokens)
-    blocks, leader = longest_run(
-        request, chain(backend.leaders.by_id.values(), backend.splits.by_id.values()), known
-    )
+    blocks, leader = longest_run(request, backend.leaders.by_id.values(), known)
     expected = tokens_in(blocks, request)
     return (expected, leader) if expected > matched else (matched, None)
 
 
 def still_leads(backend: Backend, leader: QueuedRequest | None) -> bool:
-    """Return whether this request, or the rest of its prompt, is still to be sent here."""
-    if leader is None:
-        return False
-    return leader.request.id in backend.leaders.by_id or leader.request.id in backend.splits.by_id
+    """Return whether this request still waits to be sent here."""
+    return leader is not None and leader.request.id in backend.leaders.by_id
 
 
-def must_follow(backend: Backend, request: Request, head: QueuedRequest | None = None) -> bool:
+def must_follow(backend: Backend, request: Request) -> bool:
     """Return whether the request's prefix is being computed here for another request.
 
     Sent now, the request would compute once more what is not cached yet.
-
-    Args:
-        head: as of `SplitPrompts.promised`.
     """
-    if not backend.prefills and not backend.splits.by_id:
+    if not backend.prefills:
         return False
     blocks = request.blocks
     matched = backend.cache.prefixes.match(blocks)
-    if backend.splits.by_id and backend.splits.promised(request, head) > matched:
-        return True
-    if not matched or not backend.prefills:
+    if not matched:
         return False
     most_s = inf
     if backend.prefill_queue.chunked:
@@ -85,14 +74,7 @@ def keeps_back(backend: Backend, waiting: QueuedRequest) -> bool:
     the leader's blocks when it begins the follower, in the step that ends the leader's prefill at
     the earliest. So there the follower is sent as soon as any hit would be (`dispatch_ahead`).
     """
-    request = waiting.request
-    head = waiting if waiting.backend == backend.name else None
-    if backend.prefill_queue.chunked:
-        return must_follow(backend, request, head)
-    splits = backend.splits
-    return bool(splits) and splits.promised(request, head) > backend.cache.prefixes.match(
-        request.blocks
-    )
+    return backend.prefill_queue.chunked and must_follow(backend, waiting.request)
 
 
 def freed_followers(backend: Backend) -> Iterator[tuple[QueuedRequest, float]]:
@@ -157,11 +139,7 @@ def hits_elsewhere(
     for home in list(queues.backends.values()):
         if home is backend:
             continue
-        for waiting in [
-            *home.leaders.by_id.values(),
-            *home.splits.by_id.values(),
-            *home.followers.values(),
-        ]:
+        for waiting in [*home.leaders.by_id.values(), *home.followers.values()]:
             request = waiting.request
             if waiting.backend != home.name:
                 continue

@@ -5,7 +5,7 @@ A forecast reads state and changes none. It notes arrivals, for `long_prefills.p
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import inf, sqrt
+from math import sqrt
 from typing import Final
 
 from forebay.proxy.core.model import MAJORITY, Bucket, Request
@@ -16,7 +16,7 @@ from forebay.proxy.core.policy.coalesce import (
     must_follow,
     others_want,
 )
-from forebay.proxy.core.policy.long_prefills import LongPrefills, next_piece
+from forebay.proxy.core.policy.long_prefills import LongPrefills
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.precedence import Before, Precedence
 from forebay.proxy.core.policy.rendezvous import Rendezvous, prefer
@@ -186,22 +186,6 @@ class Forecast:
             or self.gate.may_start(backends[o.backend], waiting, now)
         ]
 
-    def piece(
-        self, backend: Backend, waiting: QueuedRequest, matched_tokens: int, now: float
-    ) -> Request | None:
-        """Return the piece of a long prompt to send while more urgent requests arrive, or None."""
-        long_s = self.long_prefills.long_s(waiting.bucket, backend, now)
-        if backend.piece_s == inf or long_s == inf:
-            return None
-        if not waiting.piece_on and backend.prefill_s(waiting.request, matched_tokens) <= long_s:
-            return None
-        if self.long_prefills.another_clear(backend, waiting.request.model, long_s):
-            return None  # requests in a hurry go there
-        before = waiting.piece_blocks if waiting.piece_on == backend.name else 0
-        beside_s = backend.prefill_queue.total_s  # computed in the same step
-        piece_s = max(backend.piece_s / 2, backend.piece_s - beside_s)
-        return next_piece(waiting.request, matched_tokens, before, backend.cost, piece_s)
-
     def next_moment(self, heads: Iterable[QueuedRequest], now: float) -> float:
         """Return when a head may be able to start without an event; later than `now`."""
         room_at = self._shortlist.room_after(now, beside_others=self.gate.beside_others(now))
@@ -227,14 +211,14 @@ class Forecast:
             prefill_s = backend.cost.predict_s(prompt_tokens - matched, prompt_tokens)
         uncached = prompt_tokens - matched
         before = NOTHING_BEFORE
-        if backend.queued or backend.splits.by_id:
+        if backend.queued:
             deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
             worth_s = cold_s if must_follow(backend, request) else prefill_s
             due = due_at(waiting.arrived_at, deadline, worth_s)
             before = self._precedence.before(backend, waiting, deadline, due, now)
         wait_s = self._wait_s(backend, waiting, uncached, before, now)
         long_s = self.long_prefills.long_s(waiting.bucket, backend, now)
-        if backend.next_piece_s(request, prefill_s) > long_s and not backend.prefill_queue.chunked:
+        if prefill_s > long_s and not backend.prefill_queue.chunked:
             wait_s = max(
                 wait_s,
                 self.long_prefills.clear_at(backend, waiting, prefill_s, long_s, now) - now,

@@ -1,28 +1,23 @@
-"""How are short prompts protected from long prefills? One of three answers, by backend.
+"""How are short prompts protected from long prefills? One of two answers, by backend.
 
 A prefill that takes longer than a chat is willing to wait blocks every chat behind it:
  1. The backend chunks long prefills itself (BackendSpec.chunk_tokens): nothing else is needed.
- 2. Split prefill (BackendSpec.piece_s): on the last backend without a long prefill, the proxy sends
-    the beginning of a long prompt alone, for one token, then a longer beginning, of which only the
-    end is new, and at last the prompt itself. The engine's prefix cache keeps what was computed;
-    chats get in between two pieces.
- 3. One backend is kept clear: a long prefill may not take the last backend without one until
-    another will soon be clear, or until its own patience ends.
-The last two apply only while requests of a more urgent bucket flow (`long_s`): for `RECENT_S` after
-each, but not after the first in a while (`LOAD_TIME_S`). Pieces make a document 7 % slower, which a
-lone request, such as a start-up probe, is not worth.
+ 2. One backend is kept clear: a long prefill may not take the last backend without one until
+    another will soon be clear, or until its own patience ends. A backend that has no other beside
+    it cannot be kept clear: there, only vLLM's `--long-prefill-token-threshold` helps.
+The second applies only while requests of a more urgent bucket flow (`long_s`): for `RECENT_S` after
+each, but not after the first in a while (`LOAD_TIME_S`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import ceil, fsum, inf
+from math import fsum, inf
 from typing import Final
 
-from forebay.proxy.core.learn.cost import CostModel
+from forebay.proxy.core.learn.cost import FULL_STEP_TOKENS
 from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S
-from forebay.proxy.core.model import HISTORY, MAJORITY, SLACK, Bucket, Request, serves
+from forebay.proxy.core.model import HISTORY, BackendSpec, Bucket, serves
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.in_flight import InFlight
 from forebay.proxy.core.state.queue import QueuedRequest
 
 OVERLAP_SHARE: Final = 0.4
@@ -105,14 +100,6 @@ class LongPrefills:
                 most = max(most, flow.rejected_share)
         return most
 
-    def another_clear(self, backend: Backend, model: str, long_s: float) -> bool:
-        """Return whether another backend of the model is clear of long prefills."""
-        return any(
-            other.up and other is not backend and not other.prefill_queue.blocks_for(long_s)
-            for other in self._backends
-            if serves(other.models, model)
-        )
-
     def clear_at(
         self, backend: Backend, waiting: QueuedRequest, prefill_s: float, long_s: float, now: float
     ) -> float:
@@ -177,77 +164,15 @@ class LongPrefills:
         return least
 
 
-def next_piece(
-    request: Request, matched_tokens: int, before_blocks: int, cost: CostModel, piece_s: float
-) -> Request | None:
-    """Return the next piece of a split prompt as a request for one token; None: send it whole.
+def blocks_short_prompts(spec: BackendSpec, buckets: Iterable[Bucket]) -> bool:
+    """True if this backend's engine lets requests of a more urgent bucket wait for long prompts.
 
-    The uncached rest is cut into pieces of equal time, not of equal length: attention makes later
-    tokens dearer.
-
-    Args:
-        matched_tokens: prompt tokens believed to be cached.
-        before_blocks: size of the piece before, 0 for the first one.
+    A long prompt takes several engine steps.
     """
-    tokens, blocks = request.prompt_tokens, request.blocks
-    if not request.splittable:
-        return None
-    left_s = cost.predict_s(tokens - matched_tokens, tokens)
-    fixed_s = cost.predict_s(0, 0)  # of every piece
-    if piece_s <= fixed_s:
-        return None
-    piece_s = max(piece_s, 2.0 * fixed_s)  # so that pieces at most double the time of a prompt
-    pieces_left = ceil((left_s - fixed_s) / (piece_s - fixed_s) - SLACK)
-    if pieces_left <= 1:
-        return None
-    each_s = (left_s + (pieces_left - 1) * fixed_s) / pieces_left
-    matched_blocks = round(matched_tokens / request.block_tokens)
-    if matched_blocks < before_blocks:
-        return None  # the cache has lost the last piece: computing the rest at once is cheaper
-    count = max(
-        matched_blocks + 1,
-        int(_end(matched_tokens, tokens, cost, each_s) / request.block_tokens),
-    )
-    if count >= len(blocks):
-        return None
-    return Request(
-        request.id,
-        int(count * request.block_tokens),
-        1,
-        blocks[:count],
-        request.block_tokens,
-        request.timeout_s,
-        True,  # one token: its first token is its end
-        request.tenant,
-        request.service_class,
-    )
-
-
-def kept_last_piece(
-    piece: InFlight, cached_tokens: int | None, prompt_tokens: int, taken_s: float
-) -> bool:
-    """Return whether the engine still held what was computed before this piece.
-
-    Args:
-        cached_tokens: as the engine reports; None if it does not, then the time decides.
-        prompt_tokens: of the piece, as the engine counts; 0 if unknown.
-        taken_s: time since the engine began to compute it.
-    """
-    if not piece.matched_tokens:
-        return True
-    if cached_tokens is None:
-        return taken_s < (piece.prefill_s + piece.cold_s) / 2  # nearer to a hit than to a miss
-    tokens = piece.request.prompt_tokens
-    return cached_tokens * tokens >= MAJORITY * piece.matched_tokens * (prompt_tokens or tokens)
-
-
-def _end(begin: int, most: int, cost: CostModel, piece_s: float) -> int:
-    """Return the token up to which a prefill from `begin` takes `piece_s`, by binary search."""
-    low, high = begin, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if cost.predict_s(middle - begin, middle) <= piece_s:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    if spec.chunk_tokens < inf:
+        return False
+    allowed = [b for b in buckets if not b.backends or spec.name in b.backends]
+    longest = max(allowed, key=lambda bucket: bucket.up_to, default=None)
+    if longest is None or longest.up_to <= FULL_STEP_TOKENS:
+        return False
+    return any(bucket.max_wait_s < longest.max_wait_s for bucket in allowed)

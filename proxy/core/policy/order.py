@@ -50,7 +50,7 @@ def engine_priority(backend: Backend, waiting: QueuedRequest, behind_s: float) -
         behind_s: `Fairness.behind_s` of its tenant.
     """
     rank, turns = waiting.rank, backend.turns
-    if turns.ranked and turns.classes.due(CLASSES[waiting.own_rank], waiting.next_s):
+    if turns.ranked and turns.classes.due(CLASSES[waiting.own_rank], waiting.work_s):
         rank = 0
     return round(1e3 * (rank - STANDARD - behind_s))
 
@@ -71,7 +71,7 @@ def _place(
     backend: Backend, head: QueuedRequest, rank: int, now: float, by_class: bool
 ) -> tuple[bool, int, bool, float, int]:
     turns = backend.turns
-    class_due = by_class and turns.classes.due(CLASSES[head.own_rank], head.next_s)
-    owed = turns.buckets.due(head.bucket, head.next_s)
+    class_due = by_class and turns.classes.due(CLASSES[head.own_rank], head.work_s)
+    owed = turns.buckets.due(head.bucket, head.work_s)
     bucket_due = owed and backend.queues[head.bucket].late_at() <= now
     return not class_due, rank, not bucket_due, head.deadline, head.order

@@ -96,9 +96,6 @@ class Precedence:
             found.seconds += owed_s
             found.in_order = found.overtaken < SLACK and owed_s == 0.0
             found.mates = 1 + backend.queues[bucket].cold
-        if backend.splits.by_id:
-            rest_s, rests = backend.splits.ahead_of(waiting, deadline, due)
-            found.seconds, found.count = found.seconds + rest_s, found.count + rests
         if waiting.backend == backend.name:
             found.seconds = max(0.0, found.seconds - waiting.work_s)
             found.count -= 1
@@ -159,8 +156,8 @@ class Precedence:
             owed = backend.turns.buckets.owed_s(other.name)
             owed += wait_s * BUCKETS_SHARE / len(self.buckets)
             for head in queue.heads():
-                if most < head.next_s <= max_wait_s and owed >= head.next_s:
-                    most = head.next_s
+                if most < head.work_s <= max_wait_s and owed >= head.work_s:
+                    most = head.work_s
         return most
 
     def beside_s(

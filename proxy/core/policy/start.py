@@ -103,14 +103,14 @@ class StartGate:
         if limited and counts(request, uncached):
             return "prefill_limit"
         if long_s < inf and not chunked:  # a chunking engine lets chats pass
-            next_s = backend.next_piece_s(request, backend.prefill_s(request, matched))
-            return self._partition(backend, waiting, next_s, long_s, now)
+            return self._partition(backend, waiting, matched, long_s, now)
         return ""
 
     def _partition(
-        self, backend: Backend, waiting: QueuedRequest, next_s: float, long_s: float, now: float
+        self, backend: Backend, waiting: QueuedRequest, matched: int, long_s: float, now: float
     ) -> Block:
-        clear_at = self._long_prefills.clear_at(backend, waiting, next_s, long_s, now)
+        prefill_s = backend.prefill_s(waiting.request, matched)
+        clear_at = self._long_prefills.clear_at(backend, waiting, prefill_s, long_s, now)
         return "partition" if clear_at > now else ""
 
     def divide(self, backend: Backend, now: float) -> None:

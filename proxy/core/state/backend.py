@@ -12,7 +12,7 @@ from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S, Average, DecayedSum
 from forebay.proxy.core.learn.prefix_cache import PrefixCache
 from forebay.proxy.core.model import MAJORITY, STANDARD, BackendSpec, Bucket, Request, serves
-from forebay.proxy.core.state.coalescing import Leaders, SplitPrompts
+from forebay.proxy.core.state.coalescing import Leaders
 from forebay.proxy.core.state.elsewhere import Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight
 from forebay.proxy.core.state.kv_budget import Holding, Holdings, KvBudget, reserved
@@ -32,11 +32,9 @@ class Backend:
         strict: it takes only requests that name one of them.
         draining: it will be removed; `up` stays False until then.
         most_prefills: below infinity during a trial or while it reports that it is full.
-        least_patience_s: the shortest `max_wait_s` of all buckets.
         queues: waiting requests by bucket; `queued` is their number, `queued_s` their prefills.
         in_flight: running requests by id; `sequences`: the outputs that they generate together.
         holdings: what each tenant has of its slots and KV cache.
-        splits: prompts that come to it in pieces.
         leaders: waiting requests that others may follow.
         followers: waiting requests that wait for a prefill of another request here.
         review: a prefill has ended that followers may have waited for.
@@ -72,16 +70,13 @@ class Backend:
         self.cost = CostModel()
         self.cache = PrefixCache()
         fair = fairness or Fairness((), 1.0)
-        listed = list(buckets)
         self.holdings = Holdings(fair)
-        self.queues = {bucket.name: BucketQueue(self.holdings.turn) for bucket in listed}
-        self.least_patience_s = min(bucket.max_wait_s for bucket in listed)
+        self.queues = {bucket.name: BucketQueue(self.holdings.turn) for bucket in buckets}
         self.turns = Turns(self.queues)
         self.queued = 0
         self.queued_s = 0.0
         self.in_flight: dict[str, InFlight] = {}
         self.sequences = 0
-        self.splits = SplitPrompts()
         self.leaders = Leaders()
         self.followers: dict[str, QueuedRequest] = {}
         self.review = False
@@ -131,11 +126,6 @@ class Backend:
         running = self.sequences
         return running if self.elsewhere is None else running + self.elsewhere.running
 
-    @property
-    def piece_s(self) -> float:
-        """BackendSpec.piece_s; inf if the engine chunks long prefills itself."""
-        return inf if self.prefill_queue.chunked else self.spec.piece_s
-
     def matched_tokens(self, request: Request) -> int:
         """Return the prompt tokens that the engine probably holds; never the last one."""
         return self.cache.matched_tokens(request)
@@ -144,21 +134,13 @@ class Backend:
         """Return the predicted seconds of a prefill with so many cached tokens."""
         return self.cost.predict_s(request.prompt_tokens - matched_tokens, request.prompt_tokens)
 
-    def next_piece_s(self, request: Request, prefill_s: float) -> float:
-        """Return the seconds of a prefill that are computed without a break."""
-        if prefill_s <= self.least_patience_s or not request.splittable:
-            return prefill_s
-        return min(prefill_s, self.piece_s)
-
     # Waiting requests.
 
     def enqueue(self, waiting: QueuedRequest) -> None:
         """Let a request wait for this backend."""
-        if waiting.piece_on == self.name:
-            self.splits.add(waiting)
         if waiting.follows:
             self.followers[waiting.request.id] = waiting
-        elif waiting.piece_on != self.name:
+        else:
             self.leaders.add(waiting)
         self.queues[waiting.bucket].push(waiting)
         self.turns.joined(waiting)
@@ -170,7 +152,6 @@ class Backend:
         self.followers.pop(waiting.request.id, None)
         self.review |= self.leaders.drop(waiting.request.id)
         waiting.leader = None
-        self._end_split(waiting.request.id)
         self.queues[waiting.bucket].remove(waiting)
         if self.starving is waiting:
             self.starving = None
@@ -192,8 +173,6 @@ class Backend:
         reserved_tokens: int | None = None,
         rank: int = STANDARD,
         *,
-        piece: bool = False,
-        fresh: bool = False,
         priority: int = 0,
     ) -> InFlight:
         """Enter a request that is sent here: it takes a slot, KV cache and a place in the queue.
@@ -202,8 +181,7 @@ class Backend:
             reserved_tokens: expected output; by default the most it may generate. At most half of
                 the KV pool is reserved.
             rank: of its class among its tenant's requests.
-            piece: a piece of a split prompt, which does not count as a prompt sent.
-            fresh, priority: as of InFlight.
+            priority: as of InFlight.
         """
         if reserved_tokens is None:
             reserved_tokens = request.output_tokens
@@ -216,7 +194,7 @@ class Backend:
         uncached_tokens = tokens - matched_tokens
         sent = InFlight(
             request, bucket, prefill_s, cold_s, uncached_tokens, reserved_tokens,
-            fresh=fresh, priority=priority,
+            priority=priority,
         )  # fmt: skip
         sent.sent_at = now
         if self.prefill_queue.head is None:
@@ -246,28 +224,11 @@ class Backend:
                 reserved_tokens / pool,
             )
             self.holdings.take(request.tenant, sent.holding)
-        if not piece:
-            self.sent_prompt_tokens += tokens
+        self.sent_prompt_tokens += tokens
         self.worked[bucket].add(prefill_s, now)
         if self.elsewhere is not None:
             self.fresh_tokens += uncached_tokens + request.output_tokens
         return sent
-
-    def begin_split(self, waiting: QueuedRequest, piece: InFlight) -> None:
-        """Note that more pieces of this prompt will follow."""
-        request, tokens = waiting.request, piece.request.prompt_tokens
-        waiting.rest_s = self.cost.predict_s(request.prompt_tokens - tokens, request.prompt_tokens)
-        self.splits.add(waiting)
-
-    def _end_split(self, request_id: str) -> None:
-        if self.splits.drop(request_id):
-            self.review = True
-
-    def piece_computed(self, request_id: str, now: float) -> None:
-        """Take out a piece of a split prompt: it is in the prefix cache now."""
-        self._end_split(request_id)
-        self.first_token(request_id, now)
-        give_back(self, self.in_flight.pop(request_id))
 
     def first_token(self, request_id: str, now: float) -> InFlight | None:
         """End the prefill of a request; return it if it was in the prefill queue."""
@@ -281,7 +242,7 @@ class Backend:
         if prefilling:
             self._end_prefill(sent, now)
             if sent.request.pure:
-                self.observer.answered(sent, self.prefill_queue, now, split=bool(self.splits.by_id))
+                self.observer.answered(sent, self.prefill_queue, now)
         if not sent.request.pure:
             self.observer.answered_impurely(sent, now)
         return sent if prefilling else None
@@ -293,7 +254,6 @@ class Backend:
         """
         sent = self.in_flight.pop(request_id)
         self._tried.discard(request_id)
-        self._end_split(request_id)
         prefilling = None
         if request_id in self.prefills:
             prefilling = sent
@@ -302,7 +262,7 @@ class Backend:
             self._end_prefill(sent, now)
             if sent.output_tokens and sent.request.pure:
                 # It was answered completely before its first token was due.
-                self.observer.answered(sent, self.prefill_queue, now, split=bool(self.splits.by_id))
+                self.observer.answered(sent, self.prefill_queue, now)
             else:
                 # It ended without a first token: the time measured so far means nothing.
                 self.observer.begin(now, self.elsewhere)
@@ -360,9 +320,7 @@ class Backend:
     def rebucket(self, buckets: Iterable[Bucket], home: Callable[[Request], str]) -> None:
         """Change the buckets while no request waits; `home` gives a request's new bucket."""
         assert not self.queued
-        listed = list(buckets)
-        self.queues = {bucket.name: BucketQueue(self.holdings.turn) for bucket in listed}
-        self.least_patience_s = min(bucket.max_wait_s for bucket in listed)
+        self.queues = {bucket.name: BucketQueue(self.holdings.turn) for bucket in buckets}
         self.turns = Turns(self.queues)
         for sent in self.in_flight.values():
             sent.bucket = home(sent.request)

@@ -197,8 +197,6 @@ def free_rank(backend: Backend) -> float:
         free_at = max(queue.head_since, elsewhere.since) + own_s + others_s
     elif backend.prefills or backend.queued:
         free_at = queue.head_since + queue.total_s + backend.queued_s
-        if backend.splits.by_id:
-            free_at += backend.splits.rest_s()
     else:
         free_at = backend.load.rank if backend.load.amount else 0.0
         if not full:

@@ -33,8 +33,6 @@ class InFlight:
         holding: what it takes of the backend; None without a tenant.
         output_tokens: length of its answer; 0 while unknown.
         sent_at: when it was sent; `first_token_at`: None before the first token.
-        fresh: its cached prefix was computed just now, by an earlier piece of its prompt.
-        miss_s: predicted prefill if the cached prefix has been evicted.
         ends_at: predicted end of a prefill whose first token cannot be seen; else inf.
         counts: it counts towards `prefills_per_backend`; cache hits do not.
         overdue_s: least seconds its prefill counts for until its first token.
@@ -47,9 +45,7 @@ class InFlight:
         "counts",
         "ends_at",
         "first_token_at",
-        "fresh",
         "holding",
-        "miss_s",
         "output_tokens",
         "overdue_s",
         "prefill_s",
@@ -70,7 +66,6 @@ class InFlight:
         uncached_tokens: int,
         reserved_tokens: int,
         *,
-        fresh: bool = False,
         priority: int = 0,
     ) -> None:
         self.request = request
@@ -87,15 +82,7 @@ class InFlight:
         self.first_token_at: float | None = None
         self.ends_at = inf
         self.counts = counts(request, uncached_tokens)
-        # The whole prompt may turn out uncached, unless the cached prefix is certain.
-        self.fresh = fresh
-        self.miss_s = prefill_s if fresh else cold_s
-        self.overdue_s = OVERDUE_SHARE * self.miss_s
-
-    @property
-    def matched_tokens(self) -> int:
-        """Prompt tokens believed to be cached when the request was sent."""
-        return self.request.prompt_tokens - self.uncached_tokens
+        self.overdue_s = OVERDUE_SHARE * cold_s  # the whole prompt may turn out uncached
 
 
 def passing(

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from math import fsum, inf
 from typing import Final
 
-from forebay.proxy.core.learn.cost import FULL_STEP_TOKENS, UNPROVEN, CostModel, Vector, features
+from forebay.proxy.core.learn.cost import UNPROVEN, CostModel, Vector, features
 from forebay.proxy.core.model import ENOUGH, INSTANT_S, SLACK
 from forebay.proxy.core.state.elsewhere import SILENT_S, Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight, passing
@@ -36,9 +36,6 @@ class PrefillQueue:
         head: the first of them; None if the queue is empty.
         tokens: uncached tokens of all.
         total_s: sum of prefill_s of all.
-        step_s: predicted seconds of the engine's current step. It computes the head and, if a piece
-            of a split prompt shares the step, all prefills up to that piece. While the head is
-            late, the others are being computed.
         silent: how many have a first token that cannot be seen.
         chunk_tokens: see BackendSpec; set by `chunk`.
         chunked: the engine chunks long prefills, so shorter ones pass longer ones.
@@ -57,7 +54,6 @@ class PrefillQueue:
         self.head_since = 0.0
         self.tokens = 0
         self.total_s = 0.0
-        self.step_s = 0.0
         self.silent = 0
         self.elsewhere: Elsewhere | None = None
 
@@ -83,12 +79,12 @@ class PrefillQueue:
         head = self.head
         if head is None:
             return 0.0
-        left, floor = self.step_s - elapsed_s, 0.0
+        left, floor = head.prefill_s - elapsed_s, 0.0
         if head.request.streams:
             floor = head.overdue_s
-            if elapsed_s > (1.0 + UNPROVEN) * self.step_s + INSTANT_S:
-                left = head.miss_s - elapsed_s  # the engine had evicted what seemed to be cached
-        return self.total_s - self.step_s + max(left, floor)
+            if elapsed_s > (1.0 + UNPROVEN) * head.prefill_s + INSTANT_S:
+                left = head.cold_s - elapsed_s  # the engine had evicted what seemed to be cached
+        return self.total_s - head.prefill_s + max(left, floor)
 
     def ahead_s(self, uncached_tokens: float, now: float, priority: float | None = None) -> float:
         """Return the predicted seconds that a prefill sent now would wait in the engine.
@@ -150,7 +146,7 @@ class PrefillQueue:
         head = self.head
         if head is None:
             return others_at
-        rest = self.total_s - self.step_s
+        rest = self.total_s - head.prefill_s
         floor = head.overdue_s if head.request.streams else 0.0
         if rest + floor >= limit_s:
             return self.silent_ends_at()
@@ -220,7 +216,6 @@ class PrefillQueue:
         self.prefills_of[prefill.bucket] += prefill.counts
         self.tokens += prefill.uncached_tokens
         self.total_s += prefill.prefill_s
-        self.step_s = self._step_s()
 
     def leave(self, prefill: InFlight, now: float) -> None:
         """Remove a prefill: its first token came, or its request ended."""
@@ -235,21 +230,6 @@ class PrefillQueue:
         self.tokens -= prefill.uncached_tokens
         self.silent -= not prefill.request.streams
         self.total_s = self.total_s - prefill.prefill_s if self.prefills else 0.0
-        self.step_s = self._step_s()
-
-    def _step_s(self) -> float:
-        head, seconds, tokens = self.head, 0.0, 0
-        if head is None:
-            return 0.0
-        if head.miss_s > head.prefill_s:
-            return head.prefill_s  # a late hit may have been a miss
-        for prefill in self.prefills.values():
-            seconds += prefill.prefill_s
-            tokens += prefill.uncached_tokens
-            if prefill.fresh:
-                over = max(0, tokens - FULL_STEP_TOKENS) / max(1, prefill.uncached_tokens)
-                return max(head.prefill_s, seconds - min(1.0, over) * prefill.prefill_s)
-        return head.prefill_s
 
     def _next(self) -> InFlight | None:
         """Return the prefill that the engine begins next."""
@@ -329,13 +309,8 @@ class PrefillObserver:
         self._learn(self._terms, self._answered_at - self._since)
         self._answered_at = inf
 
-    def answered(self, prefill: InFlight, queue: PrefillQueue, now: float, *, split: bool) -> None:
-        """Learn from a prefill that is over and has left the queue.
-
-        Args:
-            split: a prompt is being sent in pieces: short prefills are computed beside them, as
-                they are beside chunks.
-        """
+    def answered(self, prefill: InFlight, queue: PrefillQueue, now: float) -> None:
+        """Learn from a prefill that is over and has left the queue."""
         elsewhere = queue.elsewhere
         if now - self._answered_at > SLACK * INSTANT_S:  # of a later step
             self.begin(self._answered_at, elsewhere)
@@ -354,7 +329,7 @@ class PrefillObserver:
             if not queue.prefills or elapsed_s >= SILENT_S:
                 self._learn_shared(elsewhere, elapsed_s)
                 self.begin(now, elsewhere)
-        elif not queue.prefills or (elapsed_s >= INSTANT_S and self._mostly_ended(queue, split)):
+        elif not queue.prefills or (elapsed_s >= INSTANT_S and self._mostly_ended(queue)):
             if elapsed_s > 0:
                 self._answered_at = now
             if not queue.prefills or elsewhere is not None:  # their later work is not part of it
@@ -382,10 +357,9 @@ class PrefillObserver:
         self._impure.clear()
         self._cost.observe(terms, elapsed_s)
 
-    def _mostly_ended(self, queue: PrefillQueue, split: bool) -> bool:
+    def _mostly_ended(self, queue: PrefillQueue) -> bool:
         """Return whether most of the elapsed time went to prefills that have ended."""
-        one_by_one = not queue.chunked and not split
-        return one_by_one or self._cost.total_s(self._terms) >= LEARN_FROM * queue.total_s
+        return not queue.chunked or self._cost.total_s(self._terms) >= LEARN_FROM * queue.total_s
 
     def _others_worked(self, elsewhere: Elsewhere) -> bool:
         """Return whether the engine also computed other proxies' prefills since the start."""

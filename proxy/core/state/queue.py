@@ -26,20 +26,16 @@ class QueuedRequest:
             nothing was charged.
         output_tokens: expected length of its answer.
         paid: its tokens count against its tenant's quota, and it was not sent yet.
-        work_s: predicted seconds of its prefill; `next_s`: of the piece that is sent next;
-            `rest_s`: of the pieces after the one that was sent.
+        work_s: predicted seconds of its prefill.
         cold: its prefill counts (`in_flight.counts`): it is no cache hit.
         follows: it waits for a prefill that its backend computes, or will compute for `leader`.
         leader: the waiting request whose prefill it waits for.
-        began_at: when the first piece of its split prompt was sent; inf before.
-        piece_blocks: size in blocks of the piece sent last, to the backend `piece_on`.
         looks_again_at: other backends may take it over from this time on.
     """
 
     __slots__ = (
         "arrived_at",
         "backend",
-        "began_at",
         "bucket",
         "cold",
         "deadline",
@@ -49,16 +45,12 @@ class QueuedRequest:
         "follows",
         "leader",
         "looks_again_at",
-        "next_s",
         "order",
         "output_tokens",
         "own_rank",
         "paid",
-        "piece_blocks",
-        "piece_on",
         "rank",
         "request",
-        "rest_s",
         "settled",
         "work_s",
     )
@@ -80,16 +72,12 @@ class QueuedRequest:
         self.flow = (rank, request.tenant, own_rank)
         self.output_tokens = request.output_tokens
         self.paid = self.settled = False
-        self.began_at = inf
-        self.piece_blocks = 0
-        self.piece_on = ""
         self.bucket = bucket
         self.arrived_at = arrived_at
         self.deadline = deadline
         self.due = deadline
         self.order = order
-        self.work_s = self.next_s = work_s
-        self.rest_s = 0.0
+        self.work_s = work_s
         self.cold = True
         self.follows = False
         self.leader: QueuedRequest | None = None

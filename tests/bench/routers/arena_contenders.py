@@ -24,7 +24,6 @@ PER_ENGINE = 64  # requests at once on one engine, wherever a router can be told
 QUEUE_S = 15.0  # longest wait in a router's own queue: the first-token target of a document
 CHAT_QUEUE_S = 2.0  # and that of a chat
 LONG_BYTES = 20_000  # 5,000 tokens: where documents begin
-PIECE_S = 1.2  # as README advises
 PREFIX_BYTES = 8192  # what is hashed: past a shared instruction of 4 KB, inside a document
 
 
@@ -37,7 +36,6 @@ class Contender:
         note: its settings in a sentence, and what they cannot do.
         core: among the first to be measured.
         slow: starts slowly or costs much, so it comes last.
-        unchunked: is for engines without --long-prefill-token-threshold; elsewhere another's twin.
         time_scale: the most it may be run at; CPU that it burns counts so many times.
     """
 
@@ -46,7 +44,6 @@ class Contender:
     note: str
     core: bool = False
     slow: bool = False
-    unchunked: bool = False
     time_scale: float = 8.0
 
     def install(self) -> str:
@@ -152,20 +149,10 @@ backend {name}
 
 
 def _forebay(at: Setting) -> Sequence[str]:
-    return _forebay_with(at, {})
-
-
-def _forebay_in_pieces(at: Setting) -> Sequence[str]:
-    return _forebay_with(at, {"prefill_piece": f"{PIECE_S / at.time_scale * 1e3:.0f}ms"})
-
-
-def _forebay_with(at: Setting, each: dict[str, object]) -> Sequence[str]:
-    """`each`: settings of every backend."""
-    if at.chunk:  # as `forebay fleet up` would write: what the engines were started with
-        each = {**each, "long_prefill_token_threshold": at.chunk}
     told = yaml.safe_load(proxy_config(at.urls, at.time_scale))
-    for backend in told["backends"]:
-        backend |= each
+    for backend in told["backends"] if at.chunk else ():
+        # As `forebay fleet up` would write: what the engines were started with.
+        backend["long_prefill_token_threshold"] = at.chunk
     config = at.write("forebay.yaml", yaml.safe_dump(told, sort_keys=False))
     ports = ["--port", str(at.port), "--admin-port", str(at.side_port)]
     return [sys.executable, "-m", "forebay.proxy", "proxy", "--config", config, *ports]
@@ -242,12 +229,6 @@ def _listed() -> Sequence[Contender]:
             "forebay", replace(known["forebay"], command=_forebay, version=_forebay_version),
             "the defaults; nothing is set for a workload, but each engine's "
             "--long-prefill-token-threshold is told where it has one", core=True,
-        ),
-        Contender(
-            "forebay in pieces",
-            replace(known["forebay"], command=_forebay_in_pieces, version=_forebay_version),
-            f"the same with prefill_piece {PIECE_S * 1e3:.0f}ms: for engines without the flag",
-            unchunked=True,
         ),
         Contender(DIRECT, None, "the client asks the engines in turn", core=True),
         Contender(

@@ -11,7 +11,7 @@ from statistics import fmean
 from arena_contenders import CONTENDERS
 from arena_courses import COURSES, CPU_COURSES
 from arena_plan import Record
-from arena_results import Comparison, Entry, Estimate, Group, comparisons, groups
+from arena_results import OURS, Comparison, Entry, Estimate, Group, comparisons, groups
 
 from forebay.analysis.units import NEVER, NONE
 
@@ -191,8 +191,8 @@ def in_course_order(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def ranked(entries: Sequence[Entry]) -> list[Entry]:
-    """In the order in which routers are listed; ours first."""
-    known = list(CONTENDERS)
+    """In the order in which routers are listed; ours first, also those that are no more."""
+    known = list(dict.fromkeys((*OURS, *CONTENDERS)))
     return sorted(
         entries, key=lambda one: known.index(one.router) if one.router in known else len(known)
     )

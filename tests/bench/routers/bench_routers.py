@@ -156,10 +156,6 @@ def run_all(settings: Settings) -> None:
         {name: courses[name].core for name in settings.workloads},
         {name: (CONTENDERS[name].core, CONTENDERS[name].slow) for name in settings.routers},
     )
-    wanted = [
-        cell for cell in wanted
-        if not (CONTENDERS[cell.router].unchunked and courses[cell.workload].chunk)
-    ]  # fmt: skip
     records = read_records(settings.results)
     with (
         tempfile.TemporaryDirectory(prefix="forebay-fleet-") as folder,

@@ -1,0 +1,24 @@
+"""Say where vLLM's flag for chunked prefills is missing, and what to do about it."""
+
+from typing import Final
+
+from forebay.proxy.config.schema import Config
+from forebay.proxy.core.policy.long_prefills import blocks_short_prompts
+from forebay.proxy.telemetry.events import LogEvent, Say
+
+THRESHOLD_REMEDY: Final = (
+    "start vLLM with --long-prefill-token-threshold 2048 and set long_prefill_token_threshold: 2048"
+)
+COMPUTED_WHOLE: Final = (
+    "long prompts are computed whole, so every chat behind one waits for it (8 s behind 120,000 "
+    "tokens of an 8B model on an H200)"
+)
+
+
+def advise(config: Config, say: Say) -> None:
+    """Log each backend on which short prompts wait for long ones."""
+    buckets = config.core_buckets()
+    for spec in config.core_backends():
+        if blocks_short_prompts(spec, buckets):
+            line = f"{spec.name}: {COMPUTED_WHOLE}: {THRESHOLD_REMEDY}"
+            say(LogEvent.LONG_PROMPTS_BLOCK, line, spec.name)
