@@ -234,7 +234,8 @@ class NewRequests:
             uncached = request.prompt_tokens - option.matched_tokens
             queue, gate = backend.prefill_queue, dispatcher.forecast.gate
             priority = gate.engine_priority(backend, waiting) if queue.ordered else None
-            option.wait_s = queue.ahead_s(uncached, now, priority)
+            ahead_s = queue.ahead_s(uncached, now, priority)
+            option.wait_s = backend.wait_s(ahead_s, request.prompt_tokens, now)
             option.margin_s = 0.0
         return place
 

@@ -215,6 +215,7 @@ class Dispatcher:
         queue, gate = backend.prefill_queue, self.forecast.gate
         priority = gate.engine_priority(backend, waiting) if queue.ordered else None
         ahead_s = queue.ahead_s(uncached, now, priority)
+        wait_s = backend.wait_s(ahead_s, request.prompt_tokens, now)
         sent = backend.send(
             request, waiting.bucket, matched_tokens, now, waiting.output_tokens, rank,
             priority=priority or 0,
@@ -227,7 +228,7 @@ class Dispatcher:
         self.running[request.id] = backend, waiting
         if not request.streams:
             self.silent[backend.name] = backend
-        queued_s, ttft_s = now - waiting.arrived_at, ahead_s + sent.prefill_s
+        queued_s, ttft_s = now - waiting.arrived_at, wait_s + sent.prefill_s
         send = Send(
             request, backend.name, waiting.bucket, queued_s, ttft_s, matched_tokens, priority
         )
@@ -252,7 +253,9 @@ class Dispatcher:
     def _take_place(self, waiting: QueuedRequest, backend: Backend, prefill_s: float) -> None:
         """Enter the backend's queue with this predicted prefill."""
         request = waiting.request
-        waiting.work_s = prefill_s
+        # Hits of a long prompt keep the API server busy for longer than the engine.
+        server_s = backend.api_server.model.before_s(request.prompt_tokens)
+        waiting.work_s = max(prefill_s, server_s)
         waiting.backend = backend.name
         expected, leader = expected_tokens(backend, waiting)
         waiting.leader = leader

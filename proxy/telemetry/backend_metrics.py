@@ -19,6 +19,7 @@ WAIT_REASONS = {  # of core/policy/start.py, and "turn"
     "down": "backend_down",
     "slots": "max_concurrency",
     "trial": "half_open",
+    "tokenizer": "tokenizing",
     "line": "busy",
     "kv": "kv_full",
     "leader": "shared_prefix",

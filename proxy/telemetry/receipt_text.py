@@ -15,6 +15,7 @@ WAITS = {
     "down": "its backend was down",
     "slots": "all slots of its backend were in use",
     "trial": "its backend was on trial after a failure, or had reported that it was full",
+    "tokenizer": "the API server of its backend was tokenizing texts that came before",
     "line": "its backend was still processing earlier requests",
     "prefill_limit": "its bucket had its limit of prefills there (prefills_per_backend)",
     "leader": "another request was computing the same document there",

@@ -236,7 +236,8 @@ class Forecast:
     def _wait_s(
         self, backend: Backend, waiting: QueuedRequest, uncached: int, before: Before, now: float
     ) -> float:
-        """Return the predicted wait: in the engine, in the queues, for a slot, for KV cache."""
+        """Return the predicted wait: in the API server and the engine, in the queues, for a slot,
+        for KV cache."""
         queue = backend.prefill_queue
         priority = self.gate.engine_priority(backend, waiting) if queue.ordered else None
         wait_s = queue.ahead_s(uncached, now, priority)
@@ -245,7 +246,8 @@ class Forecast:
         if backend.elsewhere is not None and backend.elsewhere.queued_s:
             wait_s += self._precedence.elsewhere_s(backend, waiting, before.seconds, now)
         wait_s += slots_wait_s(backend, waiting, before.count)
-        return max(wait_s, kv_wait_s(backend, waiting, before.mates, uncached))
+        wait_s = max(wait_s, kv_wait_s(backend, waiting, before.mates, uncached))
+        return backend.wait_s(wait_s, waiting.request.prompt_tokens, now)
 
     def _margin_s(
         self,

@@ -9,7 +9,7 @@ from math import fsum, inf, isclose
 from typing import Final, Literal
 
 from forebay.proxy.core.learn.cost import FULL_STEP_TOKENS
-from forebay.proxy.core.model import FULL, MAJORITY, Bucket
+from forebay.proxy.core.model import FULL, INSTANT_S, MAJORITY, Bucket
 from forebay.proxy.core.policy.coalesce import keeps_back
 from forebay.proxy.core.policy.long_prefills import LongPrefills
 from forebay.proxy.core.policy.order import engine_priority
@@ -32,6 +32,7 @@ Block = Literal[
     "down",  # the backend takes no work
     "slots",  # of max_concurrency sequences that run there too few are free
     "trial",  # it is on trial or reported that it is full: few prefills at once
+    "tokenizer",  # its API server tokenizes texts that were sent before
     "line",  # its backlog is longer than `dispatch_ahead`
     "kv",  # its KV cache would not hold the request
     "leader",  # its prefix is being computed there for another request
@@ -178,6 +179,8 @@ class StartGate:
             return "slots"
         if not backend.takes_another:
             return "trial"
+        if not below(backend.api_server.wait_s(now), INSTANT_S):
+            return "tokenizer"
         queue = backend.prefill_queue
         if below(queue.drain_s(0.0, now, priority), ahead_s):
             return ""

@@ -12,6 +12,7 @@ from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S, Average, DecayedSum
 from forebay.proxy.core.learn.prefix_cache import PrefixCache
 from forebay.proxy.core.model import MAJORITY, STANDARD, BackendSpec, Bucket, Request, serves
+from forebay.proxy.core.state.api_server import ApiServerQueue
 from forebay.proxy.core.state.coalescing import Leaders
 from forebay.proxy.core.state.elsewhere import Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight
@@ -26,6 +27,7 @@ class Backend:
     """One backend.
 
     Attributes:
+        api_server: the texts that its API server has yet to tokenize.
         index: its place among the backends.
         kv_tokens: size of its KV pool; infinite while unknown.
         models: those that it serves; None while unknown.
@@ -88,7 +90,8 @@ class Backend:
         self.decode_s = {name: Average(1.0) for name in self.queues}
         self.decode_all_s = Average(1.0)
         self.elsewhere: Elsewhere | None = None
-        self.observer = PrefillObserver(self.cost)
+        self.api_server = ApiServerQueue()
+        self.observer = PrefillObserver(self.cost, self.api_server.model)
         self.load = DecayedSum()
         self.worked = {name: DecayedSum(RECENT_S) for name in self.queues}
         self.fresh_tokens = 0.0
@@ -133,6 +136,15 @@ class Backend:
     def prefill_s(self, request: Request, matched_tokens: int) -> float:
         """Return the predicted seconds of a prefill with so many cached tokens."""
         return self.cost.predict_s(request.prompt_tokens - matched_tokens, request.prompt_tokens)
+
+    def wait_s(self, ahead_s: float, prompt_tokens: int, now: float) -> float:
+        """Return the wait besides the prefill, for a request sent now.
+
+        In the engine it is `ahead_s`; meanwhile the API server tokenizes the prompt.
+        """
+        server = self.api_server
+        reaches_s = server.wait_s(now) + server.model.before_s(prompt_tokens)
+        return max(ahead_s, reaches_s) + server.model.after_s(prompt_tokens)
 
     # Waiting requests.
 
@@ -197,6 +209,7 @@ class Backend:
             priority=priority,
         )  # fmt: skip
         sent.sent_at = now
+        sent.reached_at = self.api_server.join(tokens, now)
         if self.prefill_queue.head is None:
             self.observer.begin(now, self.elsewhere)
         self.prefill_queue.join(sent, now)
@@ -235,6 +248,7 @@ class Backend:
         sent = self.in_flight.get(request_id)
         if sent is None:
             return None
+        self.api_server.answered(sent.reached_at, now)
         prefilling = request_id in self.prefills
         if prefilling or not sent.request.pure:
             sent.first_token_at = now

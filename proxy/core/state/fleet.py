@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from math import ceil, inf
 from typing import Final
 
+from forebay.proxy.core.model import INSTANT_S
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 
@@ -179,8 +180,11 @@ class Shortlist:
         for index in self._moved:
             backend = self._backends[index]
             backend.rank = free_rank(backend)
-            backend.room_at = backend.prefill_queue.below_at(self._dispatch_ahead_s)
-            backend.room_beside_at = backend.prefill_queue.below_at(self._beside_others_s)
+            tokenized_at = backend.api_server.free_at - INSTANT_S
+            room_at = backend.prefill_queue.below_at(self._dispatch_ahead_s)
+            backend.room_at = max(room_at, tokenized_at)
+            room_at = backend.prefill_queue.below_at(self._beside_others_s)
+            backend.room_beside_at = max(room_at, tokenized_at)
             backend.silent_at = backend.prefill_queue.silent_ends_at()
         self._moved.clear()
 

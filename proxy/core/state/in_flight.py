@@ -32,6 +32,7 @@ class InFlight:
         reserved_tokens: KV cache reserved for its output.
         holding: what it takes of the backend; None without a tenant.
         output_tokens: length of its answer; 0 while unknown.
+        reached_at: when the engine gets it, as predicted: the API server tokenizes it first.
         sent_at: when it was sent; `first_token_at`: None before the first token.
         ends_at: predicted end of a prefill whose first token cannot be seen; else inf.
         counts: it counts towards `prefills_per_backend`; cache hits do not.
@@ -50,6 +51,7 @@ class InFlight:
         "overdue_s",
         "prefill_s",
         "priority",
+        "reached_at",
         "request",
         "reserved_tokens",
         "sent_at",
@@ -77,7 +79,7 @@ class InFlight:
         self.reserved_tokens = reserved_tokens
         self.priority = priority
         self.output_tokens = 0
-        self.sent_at = 0.0
+        self.sent_at = self.reached_at = 0.0
         self.holding: Holding | None = None
         self.first_token_at: float | None = None
         self.ends_at = inf

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from math import fsum, inf
 from typing import Final
 
-from forebay.proxy.core.learn.cost import UNPROVEN, CostModel, Vector, features
+from forebay.proxy.core.learn.api_server import ServerModel
+from forebay.proxy.core.learn.cost import MOST_OFF, UNPROVEN, CostModel, Vector, features
 from forebay.proxy.core.model import ENOUGH, INSTANT_S, SLACK
 from forebay.proxy.core.state.elsewhere import SILENT_S, Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight, passing
@@ -196,7 +197,7 @@ class PrefillQueue:
         """Return the share of this prefill that is computed, as predicted."""
         if prefill is not self.head:
             return 0.0
-        return min(1.0, (now - self.head_since) / max(1e-9, prefill.prefill_s))
+        return min(1.0, self.computed_s(prefill, now) / max(1e-9, prefill.prefill_s))
 
     # Changes.
 
@@ -205,12 +206,12 @@ class PrefillQueue:
         request = prefill.request
         if self.head is None:
             self.head = prefill
-            self.head_since = now
+            self.head_since = max(now, prefill.reached_at)
             if self.elsewhere is not None:
                 self.head_since += self.elsewhere.prefill_s(now)
         if not request.streams:
             ahead_s = self.ahead_s(prefill.uncached_tokens, now)
-            prefill.ends_at = now + ahead_s + prefill.prefill_s
+            prefill.ends_at = max(now + ahead_s, prefill.reached_at) + prefill.prefill_s
             self.silent += 1
         self.prefills[request.id] = prefill
         self.prefills_of[prefill.bucket] += prefill.counts
@@ -221,8 +222,8 @@ class PrefillQueue:
         """Remove a prefill: its first token came, or its request ended."""
         del self.prefills[prefill.request.id]
         if prefill is self.head:
-            self.head_since = now
             self.head = self._next()
+            self.head_since = now if self.head is None else max(now, self.head.reached_at)
         elif self.chunked and self.head is not None:
             # It passed the head: the time it took was no progress of the head.
             self.head_since = min(now, self.head_since + prefill.prefill_s)
@@ -271,14 +272,21 @@ class PrefillObserver:
     An observation begins when the engine begins to prefill and ends with its answer. Prefills of
     one step answer together and are measured together, with the work that other proxies had there:
     while others are in the engine, it waits for answers of the same step before it is learned from.
+    The API server's time is no work of the engine: it is subtracted, or learned if it is most of
+    the time, as with the hit of a long prompt.
 
     Attributes:
         work: cost terms of all prefills done while there were other proxies, for them to learn.
     """
 
-    def __init__(self, cost: CostModel) -> None:
+    def __init__(self, cost: CostModel, server: ServerModel) -> None:
         self.work: Vector = (0.0, 0.0, 0.0)
         self._cost = cost
+        self._server = server
+        # Of the present observation: seconds in the API server, and whether one prefill found the
+        # engine empty and left it so.
+        self._before_s = self._after_s = 0.0
+        self._alone = False
         self._terms: Vector = (0.0, 0.0, 0.0)
         self._since = 0.0
         self._others_before: Vector = (0.0, 0.0, 0.0)  # their work done when the observation began
@@ -290,6 +298,8 @@ class PrefillObserver:
         if self._answered_at < inf:
             self._end_step()
         self._terms = (0.0, 0.0, 0.0)
+        self._before_s = self._after_s = 0.0
+        self._alone = False
         self._since = now
         if elsewhere is not None:
             self._others_before = elsewhere.work
@@ -309,12 +319,21 @@ class PrefillObserver:
         self._learn(self._terms, self._answered_at - self._since)
         self._answered_at = inf
 
+    def _next_step(self, elsewhere: Elsewhere | None) -> None:
+        """Learn from the last step and begin the next: the engine went on after the last one."""
+        self.begin(self._answered_at - self._after_s, elsewhere)
+
     def answered(self, prefill: InFlight, queue: PrefillQueue, now: float) -> None:
         """Learn from a prefill that is over and has left the queue."""
         elsewhere = queue.elsewhere
         if now - self._answered_at > SLACK * INSTANT_S:  # of a later step
-            self.begin(self._answered_at, elsewhere)
-        fixed, linear, pairs = features(prefill.uncached_tokens, prefill.request.prompt_tokens)
+            self._next_step(elsewhere)
+        prompt_tokens = prefill.request.prompt_tokens
+        if self._terms[0] == 0.0:  # the first answer: the engine may have waited for its text
+            self._before_s = max(0.0, prefill.reached_at - self._since)
+        self._alone = self._since == prefill.sent_at and not queue.prefills
+        self._after_s = self._server.after_s(prompt_tokens)
+        fixed, linear, pairs = features(prefill.uncached_tokens, prompt_tokens)
         a, b, c = self._terms
         self._terms = a + fixed, b + linear, c + pairs
         if elsewhere is not None:
@@ -355,7 +374,12 @@ class PrefillObserver:
 
     def _learn(self, terms: Vector, elapsed_s: float) -> None:
         self._impure.clear()
-        self._cost.observe(terms, elapsed_s)
+        engine_s, server_s = self._cost.total_s(terms), self._before_s + self._after_s
+        if server_s > engine_s:
+            if self._alone:
+                self._server.observe(server_s, elapsed_s - engine_s)
+        else:
+            self._cost.observe(terms, max(elapsed_s - server_s, engine_s / MOST_OFF))
 
     def _mostly_ended(self, queue: PrefillQueue) -> bool:
         """Return whether most of the elapsed time went to prefills that have ended."""

@@ -1,0 +1,46 @@
+"""Learn how long requests pass through a backend's API server: seconds by the whole prompt.
+
+vLLM's API server reads and tokenizes a text before the engine sees it, and decodes the prompt once
+before the first token leaves. Both times grow with the whole prompt, cached or not, and one text
+waits for another. So they are kept apart from the cost model, whose work is the engine's.
+"""
+
+from math import exp, log
+from typing import Final
+
+from forebay.proxy.core.learn.cost import MOST_OFF
+from forebay.proxy.core.model import ENOUGH
+
+PRIOR_SERVER_S_PER_TOKEN: Final = 3.8e-6
+"""vLLM 0.26 beside an H200. Doubled: the first hits of long prompts are predicted twice as late."""
+BEFORE_SHARE: Final = 0.65
+"""Of that time, the part in which the next text waits: reading and tokenizing. Doubled (all of it):
+hits of one long document are sent half as fast again as the server takes them."""
+
+
+class ServerModel:
+    """Predicts the seconds of one API server.
+
+    Attributes:
+        token_s: seconds of each prompt token, before and after the engine.
+    """
+
+    __slots__ = ("_observations", "token_s")
+
+    def __init__(self) -> None:
+        self.token_s = PRIOR_SERVER_S_PER_TOKEN
+        self._observations = 0
+
+    def before_s(self, prompt_tokens: float) -> float:
+        """Return the seconds until the engine gets a prompt, with an idle server."""
+        return BEFORE_SHARE * self.token_s * prompt_tokens
+
+    def after_s(self, prompt_tokens: float) -> float:
+        """Return the seconds from the end of a prefill to its first token."""
+        return (1.0 - BEFORE_SHARE) * self.token_s * prompt_tokens
+
+    def observe(self, predicted_s: float, elapsed_s: float) -> None:
+        """Learn that what was predicted to take `predicted_s` in the server took `elapsed_s`."""
+        off = max(1.0 / MOST_OFF, min(MOST_OFF, elapsed_s / predicted_s))
+        self._observations = min(ENOUGH, self._observations + 1)
+        self.token_s *= exp(log(off) / self._observations)

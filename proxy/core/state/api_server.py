@@ -1,0 +1,37 @@
+"""The API server of one backend: when does the engine get what is sent now?
+
+The server tokenizes one text after the other, so whatever is sent behind a long text waits for it,
+whatever the engine does. The proxy keeps this queue short (`policy/start.py`): the next request
+goes out when the texts before it are nearly done, and then the most urgent one goes first.
+"""
+
+from forebay.proxy.core.learn.api_server import ServerModel
+
+
+class ApiServerQueue:
+    """The texts that a backend's API server has yet to tokenize, as predicted.
+
+    Attributes:
+        model: the seconds that each text takes.
+        free_at: when the last of them is through.
+    """
+
+    __slots__ = ("free_at", "model")
+
+    def __init__(self) -> None:
+        self.model = ServerModel()
+        self.free_at = 0.0
+
+    def wait_s(self, now: float) -> float:
+        """Return the seconds until the server begins a text that is sent now."""
+        return max(0.0, self.free_at - now)
+
+    def join(self, prompt_tokens: int, now: float) -> float:
+        """Add a request that is sent now; return when the engine gets it."""
+        self.free_at = max(self.free_at, now) + self.model.before_s(prompt_tokens)
+        return self.free_at
+
+    def answered(self, reached_at: float, now: float) -> None:
+        """Note an answer to a request that was to reach the engine at `reached_at`."""
+        if reached_at > now:  # the server is faster, and all texts behind this one come earlier
+            self.free_at -= reached_at - now
