@@ -158,6 +158,7 @@ class Admin:
         except ApiError as error:
             return error_response(error, request_id(request.headers))
         now = self._driver.clock()
+        self._driver.shaper.settle(now)
         receipt = self._driver.shaper.preview(asked, now)
         fields = receipt_fields(receipt, now, self._receipts.keep)
         fields["request"] = "dry run"

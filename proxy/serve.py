@@ -19,7 +19,7 @@ from forebay.proxy.app import App
 from forebay.proxy.backends import Backends
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.explain.recorder import DecisionRecorder
-from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.observe import ObservingShaper
 from forebay.proxy.discovery import Discovery
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.handover import stop_listening
@@ -149,7 +149,7 @@ async def start_proxy(
     security = Security(config, environ)
     security.say_notes(say)
     recorder = DecisionRecorder(config.metrics.receipts)
-    shaper = Shaper(
+    shaper = ObservingShaper(
         config.core_backends(),
         config.core_buckets(),
         **live_options(config, say),

@@ -138,20 +138,16 @@ class NewRequests:
         return receipt
 
     def _observe(self, request: Request, route: Route, now: float) -> Action:
-        """Send a request at once where `route` says, and record what would have been decided."""
+        """Send a request at once where `route` says; what is charged is up to the forecast."""
         dispatcher = self._dispatcher
-        would = self.preview(request, now)
         bucket = dispatcher.bucket_of(request.prompt_tokens) or dispatcher.by_length[-1]
         waiting = self._enter(request, bucket, now)
         options = dispatcher.forecast.options(waiting, now, everywhere=True)
         if not options:
             return dispatcher.reject(waiting, "no_backend_available", now)
-        if would.state != "refused":
-            self._charge(waiting, now)
-        else:
-            waiting.settled = True  # nothing was charged, so nothing is corrected
+        waiting.settled = True  # nothing was charged, so nothing is corrected
         if dispatcher.recorder is not None:
-            dispatcher.recorder.observed(request, bucket, would, now)
+            dispatcher.recorder.observed(request, bucket, now)
         return send_past_queues(dispatcher, waiting, options, route, now)
 
     def _fill_in(self, receipt: Receipt, request: Request, bucket: Bucket, now: float) -> None:

@@ -51,7 +51,7 @@ class OperatorChanges:
             backend.kv_tokens = spec.kv_tokens
         if moved:
             backend.restarted()
-        dispatcher.forecast.moved(backend)
+        self._rebuild()
         return dispatcher.dispatch_all(now)
 
     def set_models(
@@ -80,6 +80,7 @@ class OperatorChanges:
         self._dispatcher.pass_time(now)
         backend = self._dispatcher.backends[name]
         backend.draining = True
+        self._rebuild()
         return self.take_out(backend, now)
 
     def remove_backend(self, name: str, now: float) -> list[Action]:

@@ -1,4 +1,4 @@
-"""Mode observe: every request is sent at once, and what would have been decided is counted."""
+"""Mode observe: every request is sent at once, and a forecast says what mode shape would do."""
 
 from collections import Counter
 
@@ -7,17 +7,21 @@ from core_requests import document
 
 from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send, Tenant
+from forebay.proxy.core.observe import ObservingShaper
 from forebay.proxy.core.policy.routing import Route, least_connections
-from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.telemetry.receipt_text import verdict
 
 BUCKETS = [Bucket("chat", 5_000, 100, 2.0), Bucket("document", 131_072, 100, 30.0, 1)]
 
 
-def observing(count: int = 2, tenants: tuple[Tenant, ...] = ()) -> tuple[Shaper, DecisionRecorder]:
+def observing(
+    count: int = 2, tenants: tuple[Tenant, ...] = ()
+) -> tuple[ObservingShaper, DecisionRecorder]:
     recorder = DecisionRecorder(1_000)
     specs = [BackendSpec(f"b{i}", 4) for i in range(count)]
-    shaper = Shaper(specs, BUCKETS, recorder=recorder, tenants=tenants, observed=least_connections)
+    shaper = ObservingShaper(
+        specs, BUCKETS, recorder=recorder, tenants=tenants, observed=least_connections
+    )
     for spec in specs:
         shaper.backend_up(spec.name, 0.0)
     return shaper, recorder
@@ -38,11 +42,15 @@ def test_whatever_comes_is_sent_at_once() -> None:
 
 
 def test_what_would_have_been_decided_is_counted() -> None:
+    """A request that would wait is counted when it would be sent."""
     shaper, recorder = observing()
     for i in range(40):
         shaper.arrive(document(str(i), first=1_000 * i), i / 100)
     counts = recorder.receipts.tally("document").observed
-    assert sum(counts.values()) == 40
+    assert "queues" not in counts
+    waiting = 40 - sum(counts.values())
+    shaper.settle(60.0)
+    assert counts["queues"] == waiting > 0
     assert counts["starts"] >= 2
     assert counts["max_wait"] > 20
     assert counts.keys() <= {"starts", "queues", "max_wait", "idle"}
@@ -151,3 +159,109 @@ def test_a_backend_that_is_full_or_on_trial_gets_no_more_than_else() -> None:
     (action,) = shaper.arrive(document("later", first=9_000), 1.0)
     assert isinstance(action, Send)
     assert action.backend == "b0"
+
+
+def test_rejections_make_room_in_the_forecast() -> None:
+    """The traffic fills the engines for minutes; mode shape would reject some, and serve others."""
+    shaper, recorder = observing(1)
+    for i in range(100):
+        shaper.arrive(document(str(i), first=1_000 * i), 5.0 * i)
+    shaper.settle(600.0)
+    counts = recorder.receipts.tally("document").observed
+    assert 40 < counts["max_wait"] < 60  # a document takes about 10 s
+    receipts = [recorder.receipts.under_way[str(i)].would for i in range(100)]
+    waits = [r.first_token_at - r.arrived_at for r in receipts if r and r.first_token_at > 0.0]
+    assert max(waits) < 45.0
+
+
+def test_it_learns_the_speed_of_the_servers_from_the_traffic() -> None:
+    """Ten times slower than the prior: of documents that the prior serves, most are rejected."""
+    shaper, recorder = observing(1)
+    for i in range(30):
+        at = 100.0 * i
+        shaper.arrive(document(f"slow {i}", first=1_000 * i), at)
+        shaper.first_token(f"slow {i}", at + 60.0)
+        shaper.finish(f"slow {i}", at + 61.0)
+    counts = recorder.receipts.tally("document").observed
+    assert counts.get("max_wait", 0) == 0
+    for i in range(10):
+        shaper.arrive(document(str(i), first=50_000 + 1_000 * i), 3_000.0 + i)
+    assert counts["max_wait"] >= 8
+
+
+def test_a_client_that_leaves_leaves_the_forecast() -> None:
+    shaper, recorder = observing(1)
+    for i in range(3):
+        shaper.arrive(document(str(i), first=1_000 * i), 0.0)
+    for i in reversed(range(3)):
+        shaper.finish(str(i), 0.1)
+    would = [recorder.receipts.ended[str(i)].would for i in range(3)]
+    assert [receipt.state for receipt in would if receipt] == ["ended", "left", "left"]
+
+
+def test_a_backend_that_fails_takes_nothing_in_the_forecast() -> None:
+    shaper, recorder = observing()
+    for i in range(3):
+        shaper.arrive(document(str(i), first=1_000 * i), 0.0)
+    shaper.backend_down("b0", 0.1)
+    shaper.settle(100.0)
+    for i in range(3):
+        would = recorder.receipts.under_way[str(i)].would
+        assert would is not None
+        assert would.backend == "b1"
+        assert would.state == "ended"
+    shaper.backend_up("b0", 100.0)
+    shaper.arrive(document("later", first=9_000), 100.0)
+    would = recorder.receipts.under_way["later"].would
+    assert would is not None
+    assert would.backend
+
+
+def test_new_rules_begin_the_forecast_anew() -> None:
+    shaper, recorder = observing(1)
+    for i in range(8):
+        shaper.arrive(document(str(i), first=1_000 * i), 0.0)
+    dispatcher = shaper._dispatcher
+    shaper.changes.reconfigure(
+        [Bucket("all", 131_072, 100, 60.0)],
+        0.1,
+        dispatch_ahead_s=0.3,
+        route=dispatcher.route,
+        affinity=dispatcher.affinity,
+        observed=least_connections,
+    )
+    shaper.arrive(document("first", first=9_000), 0.1)
+    assert recorder.receipts.tally("all").observed == {"starts": 1}
+    shaper.changes.add_backend(BackendSpec("b1", 4), 0.2)
+    shaper.backend_up("b1", 0.2)
+    shaper.changes.drain_backend("b0", 0.3)
+    shaper.arrive(document("second", first=10_000), 0.4)
+    would = recorder.receipts.under_way["second"].would
+    assert would is not None
+    assert would.backend == "b1"
+
+
+def test_the_forecast_holds_no_more_than_its_queues() -> None:
+    shaper, _ = observing(1)
+    for i in range(3_000):
+        shaper.arrive(Request(str(i), 4_000, 50), i / 1_000)
+    shadow = shaper._shadow
+    assert shadow is not None
+    assert len(shadow._undecided) == len(list(shadow.shaper.waiting())) <= 100
+    shaper.settle(100.0)
+    assert not shadow._undecided
+    assert not shadow._finishes
+    assert all(backend.idle for backend in shadow.shaper.backends.values())
+
+
+def test_beside_other_proxies_there_is_no_forecast() -> None:
+    """Their requests would be missing in it."""
+    shaper, recorder = observing(1)
+    other, _ = observing(1)
+    shaper.peering.reported("other", other.peering.report(0.0), 0.0)
+    shaper.arrive(document("d"), 0.1)
+    assert not recorder.receipts.tally("document").observed
+    assert recorder.receipts.under_way["d"].would is None
+    shaper.peering.gone("other", 1.0)
+    shaper.arrive(document("e", first=1_000), 1.0)
+    assert recorder.receipts.tally("document").observed == {"starts": 1}

@@ -84,14 +84,21 @@ class DecisionRecorder:
         if receipt.rule != "tenant_share":
             self.hindsight.rejected(waiting, receipt, option, now)
 
-    def observed(self, request: Request, bucket: Bucket, would: Receipt, now: float) -> None:
-        """Record a request that is sent at once, and what would have been decided about it."""
-        receipt = self.receipts.open(request, bucket.name, now)
-        receipt.rule = "observed"
-        receipt.would = would
-        receipt.options = would.options
-        receipt.max_wait_s, receipt.target_s = would.max_wait_s, would.target_s
-        counts = self.receipts.tally(bucket.name).observed
+    def observed(self, request: Request, bucket: Bucket, now: float) -> None:
+        """Record a request that is sent at once."""
+        self.receipts.open(request, bucket.name, now).rule = "observed"
+
+    def foreseen(self, request_id: str, would: Receipt) -> None:
+        """Record what mode shape would do with a request that is sent at once."""
+        receipt = self._under_way.get(request_id)
+        if receipt is not None:
+            receipt.would = would
+            receipt.options = would.options
+            receipt.max_wait_s, receipt.target_s = would.max_wait_s, would.target_s
+
+    def foreseen_end(self, bucket: str, would: Receipt) -> None:
+        """Count by which rule mode shape would send or reject a request."""
+        counts = self.receipts.tally(bucket).observed
         counts[would.rule] = counts.get(would.rule, 0) + 1
 
     # Waiting.

@@ -44,4 +44,5 @@ The policy reads facts in `state/` and estimates in `learn/`. `shaper.py` has th
 after admission (`wake`, `retry`), what is learned from an answer (`used`). `arrival.py` has the way
 of a new request, `dispatcher.py` the steps that all events share: work stealing (`_better_here`),
 requests pulled to a computed prefix (`_gather`). `explain/` observes and decides nothing.
+`observe.py` plays all this beside traffic that is sent at once.
 """

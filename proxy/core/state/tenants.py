@@ -45,10 +45,10 @@ class Fairness:
     """The counters of all tenants; `on` once a request has named a tenant."""
 
     def __init__(self, tenants: Iterable[Tenant], default_weight: float) -> None:
-        listed = list(tenants)
+        self.tenants = listed = list(tenants)
         self._weights = {tenant.name: tenant.weight for tenant in listed}
         self._classes = {tenant.name: tenant.classes for tenant in listed if tenant.classes}
-        self._default_weight = default_weight
+        self.default_weight = default_weight
         self._accounts: dict[str, Account] = {}
         self._queueing: dict[str, Account] = {}
         self._highest_sent = 0.0  # highest counter at which a tenant was sent
@@ -64,10 +64,10 @@ class Fairness:
         The new weights apply to a counter's distance from the lowest one only. Else a tenant
         would have to make up for the whole past.
         """
-        listed = list(tenants)
+        self.tenants = listed = list(tenants)
         self._weights = {tenant.name: tenant.weight for tenant in listed}
         self._classes = {tenant.name: tenant.classes for tenant in listed if tenant.classes}
-        self._default_weight = default_weight
+        self.default_weight = default_weight
         lowest = self._highest_sent = self._lowest_waiting()
         for account in self._accounts.values():
             weight = self._weights.get(account.name, default_weight)
@@ -77,7 +77,7 @@ class Fairness:
     def account(self, name: str) -> Account:
         account = self._accounts.get(name)
         if account is None:
-            account = Account(name, self._weights.get(name, self._default_weight))
+            account = Account(name, self._weights.get(name, self.default_weight))
             self._accounts[name] = account
         return account
 
@@ -169,7 +169,7 @@ class Fairness:
         return service_class in self._classes.get(name, ())
 
     def weight(self, name: str) -> float:
-        return self._weights.get(name, self._default_weight)
+        return self._weights.get(name, self.default_weight)
 
     def shared(self, now: float) -> bool:
         """Return whether more than one tenant is active."""
