@@ -27,8 +27,6 @@ BESIDE_OTHERS: Final = 1 / 4
 """Share of that backlog while several tenants are active: what waits in the engine delays the next
 prompt of a light tenant. Doubled: its p99 is 2.8 instead of 2.4 times that alone."""
 
-ROUNDING_S: Final = 1e-6  # a clock that began months ago is this fine; doubled: the same
-
 Block = Literal[
     "",  # it may start
     "down",  # the backend takes no work
@@ -224,7 +222,7 @@ def shares_step(backend: Backend, uncached_tokens: float, ahead_s: float) -> boo
 
 def below(left_s: float, limit_s: float) -> bool:
     """Return whether `left_s` has fallen to the limit; a timer for that moment must find it so."""
-    return left_s < limit_s or isclose(left_s, limit_s, abs_tol=ROUNDING_S)
+    return left_s < limit_s or isclose(left_s, limit_s, rel_tol=1e-6)  # a clock of months is coarse
 
 
 def kept_for(backend: Backend, waiting: QueuedRequest) -> QueuedRequest | None:
