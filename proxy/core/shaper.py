@@ -186,6 +186,8 @@ class Shaper:
         failed, waiting = dispatcher.running.pop(request_id)
         if dispatcher.fairness.on:
             dispatcher.refund_prefill(failed, waiting, now)
+        # Its API server has answered, or has never seen the text.
+        failed.api_server.answered(failed.in_flight[request_id].reached_at, now)
         failed.finished(request_id, now)
         dispatcher.forecast.moved(failed)
         waiting.excluded |= {failed.name}

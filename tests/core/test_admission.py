@@ -3,6 +3,7 @@
 from math import inf
 
 import pytest
+from api_servers import without_api_server
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -315,6 +316,7 @@ class Desk:
             **options,  # type: ignore[arg-type]
         )
         self.shaper.backend_up("gpu0", 0.0)
+        without_api_server(self.shaper)
 
     def ask(
         self, tenant: str = "", service_class: ServiceClass = "standard", tokens: int = 4_000

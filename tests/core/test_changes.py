@@ -58,6 +58,7 @@ class ChangingMachine(ShaperMachine):
     def take_back(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.going())))
         self.slots[name] += 1
+        self.restarted(name)
         self.apply(self.shaper.changes.add_backend(BackendSpec(name, self.slots[name]), self.now))
 
     @precondition(lambda self: self.slots)
@@ -66,6 +67,8 @@ class ChangingMachine(ShaperMachine):
         name = data.draw(st.sampled_from(sorted(self.slots)))
         self.slots[name] += more
         spec = BackendSpec(name, self.slots[name], data.draw(st.sampled_from([inf, 150_000.0])))
+        if more == 2:
+            self.restarted(name)
         self.apply(self.shaper.changes.change_backend(spec, self.now, moved=more == 2))
 
     @precondition(lambda self: self.up != set(self.slots) - self.going())

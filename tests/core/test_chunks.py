@@ -4,6 +4,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from api_servers import without_api_server
 
 from forebay.proxy.core.learn.cost import PRIOR_FIXED_S, CostModel, features
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
@@ -60,6 +61,7 @@ class TestLine:
     def backend(self, chunk: float = CHUNK) -> Backend:
         backend = Backend(BackendSpec("a", 8, chunk_tokens=chunk), BUCKETS)
         backend.up = True
+        without_api_server(backend)
         return backend
 
     def test_a_chat_waits_for_chunks_and_a_document_for_everything(self) -> None:
@@ -116,6 +118,7 @@ class TestShaper:
         made = Shaper(specs, BUCKETS)
         for name in "ab":
             made.backend_up(name, 0.0)
+        without_api_server(made)
         return made
 
     @staticmethod

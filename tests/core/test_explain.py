@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import inf
 
 import pytest
+from api_servers import without_api_server
 from parity_scene import NAMES, a_shaper, a_trace
 
 from forebay.proxy.core.explain.receipt import ERROR_S, DecisionTally, Receipt, Receipts
@@ -246,6 +247,7 @@ class TestWaits:
 
     def test_behind_a_prefill_that_it_does_not_pass(self) -> None:
         made = explained(chunk_tokens=2_048)
+        without_api_server(made)
         fill(made, 20_000, "long")
         fill(made, 1_000, "a")  # passes it
         fill(made, 20_000, "b")

@@ -23,9 +23,15 @@ def one_engine() -> Shaper:
 
 
 def test_a_follower_is_a_hit_once_its_document_is_computed() -> None:
-    """The follower does not wait for the shorter document, whose prefill is due earlier."""
+    """The follower does not wait for the shorter document, whose prefill is due earlier.
+
+    The shorter document waits only for the API server to tokenize the follower's text.
+    """
     shaper = one_engine()
-    assert names(shaper.first_token("leader", 7.0)) == ["follower", "shorter"]
+    assert names(shaper.first_token("leader", 7.0)) == ["follower"]
+    at = shaper.wake_at()
+    assert 7.0 < at < 7.5
+    assert names(shaper.wake(at)) == ["shorter"]
 
 
 def test_a_follower_is_as_long_as_its_document_if_that_is_not_computed() -> None:

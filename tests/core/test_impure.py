@@ -1,6 +1,7 @@
 """The speed of an engine is learned from prefills, whatever else its first tokens wait for."""
 
 import pytest
+from api_servers import without_api_server
 
 from forebay.proxy.core.model import ENOUGH, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
@@ -11,6 +12,7 @@ TOKENS = 4_000
 def one_backend() -> Shaper:
     shaper = Shaper([BackendSpec("a", 64)], [Bucket("all", 100_000)])
     shaper.backend_up("a", 0.0)
+    without_api_server(shaper)
     return shaper
 
 

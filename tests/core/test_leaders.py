@@ -3,7 +3,15 @@
 import pytest
 from core_requests import document
 
-from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
+from forebay.proxy.core.model import (
+    INSTANT_S,
+    Action,
+    BackendSpec,
+    Bucket,
+    Reject,
+    Request,
+    Send,
+)
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.queue import QueuedRequest
 
@@ -50,8 +58,15 @@ def test_who_asks_about_a_waiting_document_waits_where_it_does() -> None:
     assert backend.queued_s < 1.3 * backend.prefill_s(asks("leader", 5), 0)
     shaper.first_token(f"first {home[1]}", 8.0)
     assert "leader" in backend.prefills
-    followers = [(f"follower {i}", home) for i in range(5)]
-    assert sent(shaper.first_token("leader", 12.0))[:5] == followers
+    # The followers go one after the other, each when the text before it is nearly tokenized.
+    now, hits = 12.0, sent(shaper.first_token("leader", 12.0))
+    assert len(hits) == 1
+    while len(hits) < 5:
+        now = shaper.wake_at()
+        hits += sent(shaper.wake(now))
+    assert hits == [(f"follower {i}", home) for i in range(5)]
+    before_s = backend.api_server.model.before_s(60_000)
+    assert now == pytest.approx(12.0 + 4 * before_s - INSTANT_S)
 
 
 def test_who_alone_is_asked_about_keeps_its_turn() -> None:

@@ -1,6 +1,7 @@
 """The predicted wait in a prefill queue, and its margin."""
 
 import pytest
+from api_servers import without_api_server
 from core_requests import document
 
 from forebay.proxy.core.learn.decay import RECENT_S
@@ -54,6 +55,7 @@ def documents_in_line(*, chats_share: float = 0.0, kv_used: int = 0, cold: bool 
     """A backend with 100,000 tokens of KV cache, for which 16 documents wait."""
     made = Shaper([BackendSpec("a", 64, 100_000.0)], [CHAT, DOCUMENT])
     made.backend_up("a", 0.0)
+    without_api_server(made)
     (backend,) = made.backends.values()
     backend.send(Request("running", kv_used, 1), "document", 0, now=-1.0)
     backend.first_token("running", 0.0)

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from math import inf, sqrt
 
 import pytest
+from api_servers import without_api_server
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -281,6 +282,7 @@ class TestBacklog:
     def backend(self) -> Backend:
         backend = Backend(BackendSpec("a", 8), [CHAT, DOCUMENT])
         backend.up = True
+        without_api_server(backend)
         return backend
 
     def test_shrinks_with_time_but_a_late_engine_looks_busy(self) -> None:
@@ -353,6 +355,7 @@ class Fleet:
         self.shaper = Shaper(specs, [CHAT, DOCUMENT])
         for name in names:
             self.shaper.backend_up(name, 0.0)
+        without_api_server(self.shaper)
 
     def sends(self, actions: list[Action]) -> list[tuple[str, str]]:
         return [(a.request.id, a.backend) for a in actions if isinstance(a, Send)]

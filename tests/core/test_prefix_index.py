@@ -183,17 +183,17 @@ class TestTheCorrection:
         backend = ask.backend  # which two proxies asked at once; one holds the second back
         for name in ("x", "y"):
             request = Request(name, 301, 0, chain(1, 1, 1), BLOCK)
-            backend.send(request, "all", backend.matched_tokens(request), 10.0)
+            backend.send(request, "all", backend.matched_tokens(request), 1.5)
         for name in ("x", "y"):
-            backend.first_token(name, 11.0)
+            backend.first_token(name, 1.9)
             backend.cache.reported(backend.in_flight[name].visit, 0, 301, backend.kv_tokens)
-            backend.finished(name, 11.0)
+            backend.finished(name, 1.9)
         assert ask(9, 9, 9, told=False) == 300
 
     def test_a_prefill_that_was_given_up_is_not_held(self) -> None:
         shaper = a_shaper()
-        shaper.arrive(Request("x", 301, 0, chain(1, 1, 1), BLOCK), 10.0)
-        shaper.finish("x", 10.0)
+        shaper.arrive(Request("x", 301, 0, chain(1, 1, 1), BLOCK), 0.0)
+        shaper.finish("x", 0.0)
         assert Asker(shaper)(1, 1, 1) == 0
 
     def test_the_engines_count_of_tokens_is_the_measure(self) -> None:

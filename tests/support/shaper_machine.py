@@ -22,6 +22,8 @@ from forebay.proxy.core.policy.routing import ROUTES
 from forebay.proxy.core.shaper import Shaper
 
 ROUNDING_S = 1e-6
+TEXTS_S = 0.05  # nothing is sent while an API server tokenizes earlier texts for longer
+BEFORE = 0.65  # of an API server's time for a prompt: the part until the engine has it
 RATE, BURST = 1_000.0, 6_000.0  # tokens, of the limited tenant
 
 
@@ -66,6 +68,11 @@ class ShaperMachine(RuleBasedStateMachine):
         self.patience_s: dict[str, tuple[float, float]] = {}  # of that wait: shortest, longest
         self.running: dict[str, tuple[Request, str, str]] = {}
         self.no_token: set[str] = set()
+        # When each API server has tokenized all that was sent to it, and when each running request
+        # reaches its engine: the earliest and the latest, as an event may also teach the speed.
+        self.texts: dict[str, tuple[float, float]] = {}
+        self.reaches: dict[str, tuple[float, float]] = {}
+        self.token_s: dict[str, float] = {}
         self.retried: set[str] = set()
         self.arrived = self.left = 0
         self.shaper = Shaper(
@@ -120,11 +127,43 @@ class ShaperMachine(RuleBasedStateMachine):
                 assert action.backend in self.up
                 assert serves(self.shaper.backends[action.backend].models, request.model)
                 assert action.bucket == self.bucket(request)
+                self.tokenize(request, action.backend)
                 self.running[request.id] = request, action.backend, action.bucket
                 self.no_token.add(request.id)
             else:
                 self.left += 1
                 self.check(action, newcomer == request.id)
+
+    def tokenize(self, request: Request, backend: str) -> None:
+        """Let an API server read a text, behind those that were sent before."""
+        least, most = self.texts.get(backend, (-inf, -inf))
+        assert least - self.now <= TEXTS_S + ROUNDING_S
+        after = self.shaper.backends[backend].api_server.model.token_s
+        before = self.token_s.get(backend, after)
+        text_s = BEFORE * request.prompt_tokens
+        least = max(least, self.now) + text_s * min(before, after)
+        most = max(most, self.now) + text_s * max(before, after)
+        self.texts[backend] = self.reaches[request.id] = least, most
+
+    def answered(self, request_id: str) -> None:
+        """Note an answer: if it is early, so are the texts behind it."""
+        backend = self.running[request_id][1]
+        least, most = self.texts[backend]
+        early, late = self.reaches[request_id]
+        least -= max(0.0, late - self.now)
+        self.texts[backend] = least, most - max(0.0, early - self.now)
+
+    def tokenizes(self) -> bool:
+        """Return whether an API server is busy, perhaps with the text of a client that left."""
+        return any(most > self.now + TEXTS_S - ROUNDING_S for _, most in self.texts.values())
+
+    def restarted(self, backend: str) -> None:
+        """Forget the texts of an API server that is another one now."""
+        self.texts.pop(backend, None)
+        for request_id, (_, name, _) in self.running.items():
+            if name == backend:
+                self.reaches[request_id] = -inf, -inf
+        self.texts[backend] = -inf, -inf
 
     def check(self, reject: Reject, on_arrival: bool) -> None:
         if reject.reason == "prompt_too_long":
@@ -222,6 +261,7 @@ class ShaperMachine(RuleBasedStateMachine):
     def first_token(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.no_token)))
         self.no_token.remove(request_id)
+        self.answered(request_id)
         self.apply(self.shaper.first_token(request_id, self.now))
 
     @precondition(lambda self: self.running)
@@ -231,6 +271,8 @@ class ShaperMachine(RuleBasedStateMachine):
         if output := data.draw(st.sampled_from([None, 0, 1, 40, 100])):
             cached = data.draw(st.sampled_from([None, 0, 10**6]))
             self.shaper.used(request_id, output, self.now, cached)
+            if request_id in self.no_token:
+                self.answered(request_id)
         del self.running[request_id]
         self.no_token.discard(request_id)
         self.left += 1
@@ -240,6 +282,7 @@ class ShaperMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def retry(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.no_token)))
+        self.answered(request_id)
         request, failed, _ = self.running.pop(request_id)
         self.no_token.remove(request_id)
         self.begin_to_wait(request)
@@ -264,6 +307,7 @@ class ShaperMachine(RuleBasedStateMachine):
     def backend_down(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.up)))
         self.up.remove(name)
+        self.restarted(name)
         self.apply(self.shaper.backend_down(name, self.now))
 
     @precondition(lambda self: len(self.up) < len(self.slots))
@@ -355,7 +399,7 @@ class ShaperMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_while_every_engine_idles(self) -> None:
         if self.waiting and self.up:
-            assert self.running
+            assert self.running or self.tokenizes()
         if not self.up:
             assert not self.waiting
 
@@ -368,6 +412,17 @@ class ShaperMachine(RuleBasedStateMachine):
                     assert not self.shaper._dispatcher.forecast.gate.may_start(
                         backend, head, self.now
                     )
+
+    @invariant()
+    def who_waits_for_a_tokenizer_has_a_timer(self) -> None:
+        for name, backend in self.shaper.backends.items():
+            self.token_s[name] = backend.api_server.model.token_s
+            _, most = self.texts.get(name, (-inf, -inf))
+            gate = self.shaper._dispatcher.forecast.gate
+            heads = [head for queue in backend.queues.values() for head in queue.heads()]
+            if any(gate.why_not(backend, head, self.now) == "tokenizer" for head in heads):
+                assert self.now < most - TEXTS_S + ROUNDING_S
+                assert self.shaper.wake_at() < most - TEXTS_S + ROUNDING_S
 
     @invariant()
     def tenants_queue_apart(self) -> None:
@@ -386,7 +441,12 @@ class ShaperMachine(RuleBasedStateMachine):
         """Everyone finishes: nothing is left anywhere."""
         if not hasattr(self, "shaper"):
             return
-        while self.running:
+        while self.running or self.waiting:
+            if not self.running:
+                assert self.tokenizes()
+                self.now = self.shaper.wake_at()
+                self.apply(self.shaper.wake(self.now))
+                continue
             request_id = min(self.running)
             del self.running[request_id]
             self.no_token.discard(request_id)

@@ -35,3 +35,7 @@ class ApiServerQueue:
         """Note an answer to a request that was to reach the engine at `reached_at`."""
         if reached_at > now:  # the server is faster, and all texts behind this one come earlier
             self.free_at -= reached_at - now
+
+    def restarted(self) -> None:
+        """Forget the texts: the server went away with them."""
+        self.free_at = 0.0

@@ -248,7 +248,8 @@ class Backend:
         sent = self.in_flight.get(request_id)
         if sent is None:
             return None
-        self.api_server.answered(sent.reached_at, now)
+        if sent.first_token_at is None:
+            self.api_server.answered(sent.reached_at, now)
         prefilling = request_id in self.prefills
         if prefilling or not sent.request.pure:
             sent.first_token_at = now
@@ -268,6 +269,8 @@ class Backend:
         """
         sent = self.in_flight.pop(request_id)
         self._tried.discard(request_id)
+        if sent.output_tokens and sent.first_token_at is None:
+            self.api_server.answered(sent.reached_at, now)
         prefilling = None
         if request_id in self.prefills:
             prefilling = sent
@@ -320,10 +323,12 @@ class Backend:
         self.observer.begin(now, elsewhere)  # the time measured so far may include their work
 
     def restarted(self) -> None:
-        """Forget the prefix cache: the engine went away or is another one now."""
+        """Forget the prefix cache and the texts: the engine went away or is another one now."""
         self.cache.restarted()
+        self.api_server.restarted()
         for sent in self.in_flight.values():
             sent.visit.outdated = True
+            sent.reached_at = sent.sent_at
 
     def resize(self, spec: BackendSpec) -> None:
         """Change the limits."""

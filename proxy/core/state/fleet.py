@@ -154,6 +154,10 @@ class Shortlist:
             room_at = backend.room_beside_at if beside_others else backend.room_at
             if now < room_at < least:
                 least = room_at
+            # Where a prefill passes the backlog, only the texts before it keep it back.
+            tokenized_at = backend.api_server.free_at - INSTANT_S
+            if now < tokenized_at < least:
+                least = tokenized_at
             if now < backend.silent_at < least:  # it may have used up its bucket's prefill limit
                 least = backend.silent_at
         return least

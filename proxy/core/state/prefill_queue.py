@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from math import fsum, inf
 from typing import Final
 
-from forebay.proxy.core.learn.api_server import ServerModel
+from forebay.proxy.core.learn.api_server import ServerModel, TimeInServer
 from forebay.proxy.core.learn.cost import MOST_OFF, UNPROVEN, CostModel, Vector, features
 from forebay.proxy.core.model import ENOUGH, INSTANT_S, SLACK
 from forebay.proxy.core.state.elsewhere import SILENT_S, Elsewhere
@@ -225,8 +225,9 @@ class PrefillQueue:
             self.head = self._next()
             self.head_since = now if self.head is None else max(now, self.head.reached_at)
         elif self.chunked and self.head is not None:
-            # It passed the head: the time it took was no progress of the head.
-            self.head_since = min(now, self.head_since + prefill.prefill_s)
+            # It passed the head, whose text may yet be tokenized: its time was no progress of it.
+            begins_at = self.head_since + prefill.prefill_s
+            self.head_since = max(self.head_since, min(now, begins_at))
         self.prefills_of[prefill.bucket] -= prefill.counts
         self.tokens -= prefill.uncached_tokens
         self.silent -= not prefill.request.streams
@@ -283,10 +284,7 @@ class PrefillObserver:
         self.work: Vector = (0.0, 0.0, 0.0)
         self._cost = cost
         self._server = server
-        # Of the present observation: seconds in the API server, and whether one prefill found the
-        # engine empty and left it so.
-        self._before_s = self._after_s = 0.0
-        self._alone = False
+        self._times = TimeInServer(server)
         self._terms: Vector = (0.0, 0.0, 0.0)
         self._since = 0.0
         self._others_before: Vector = (0.0, 0.0, 0.0)  # their work done when the observation began
@@ -298,8 +296,7 @@ class PrefillObserver:
         if self._answered_at < inf:
             self._end_step()
         self._terms = (0.0, 0.0, 0.0)
-        self._before_s = self._after_s = 0.0
-        self._alone = False
+        self._times.begin()
         self._since = now
         if elsewhere is not None:
             self._others_before = elsewhere.work
@@ -321,7 +318,7 @@ class PrefillObserver:
 
     def _next_step(self, elsewhere: Elsewhere | None) -> None:
         """Learn from the last step and begin the next: the engine went on after the last one."""
-        self.begin(self._answered_at - self._after_s, elsewhere)
+        self.begin(self._answered_at - self._times.after_s, elsewhere)
 
     def answered(self, prefill: InFlight, queue: PrefillQueue, now: float) -> None:
         """Learn from a prefill that is over and has left the queue."""
@@ -329,10 +326,8 @@ class PrefillObserver:
         if now - self._answered_at > SLACK * INSTANT_S:  # of a later step
             self._next_step(elsewhere)
         prompt_tokens = prefill.request.prompt_tokens
-        if self._terms[0] == 0.0:  # the first answer: the engine may have waited for its text
-            self._before_s = max(0.0, prefill.reached_at - self._since)
-        self._alone = self._since == prefill.sent_at and not queue.prefills
-        self._after_s = self._server.after_s(prompt_tokens)
+        sent_at, reached_at, last = prefill.sent_at, prefill.reached_at, not queue.prefills
+        self._times.answered(prompt_tokens, sent_at, reached_at, self._since, last=last)
         fixed, linear, pairs = features(prefill.uncached_tokens, prompt_tokens)
         a, b, c = self._terms
         self._terms = a + fixed, b + linear, c + pairs
@@ -361,23 +356,31 @@ class PrefillObserver:
         median of ENOUGH, the time to first token against its prediction.
         """
         self.lose_track()
-        elapsed_s, predicted_s = now - prefill.sent_at, prefill.ends_at - prefill.sent_at
-        if not 0.0 < predicted_s < inf or elapsed_s <= 0.0:
+        prompt_tokens = prefill.request.prompt_tokens
+        begins_at = prefill.ends_at - prefill.prefill_s
+        # The engine either waited for the text, or the text waited in the engine.
+        waited = begins_at - prefill.reached_at < SLACK * INSTANT_S
+        before_s = prefill.reached_at - prefill.sent_at if waited else 0.0
+        server_s = before_s + self._server.after_s(prompt_tokens)
+        predicted_s = prefill.ends_at - prefill.sent_at - before_s
+        if not server_s <= predicted_s < inf or predicted_s == 0.0 or now <= prefill.sent_at:
             return
-        fixed, linear, pairs = features(prefill.uncached_tokens, prefill.request.prompt_tokens)
+        elapsed_s = max(now - prefill.sent_at - server_s, predicted_s / MOST_OFF)
+        fixed, linear, pairs = features(prefill.uncached_tokens, prompt_tokens)
         share = predicted_s / prefill.prefill_s  # what was ahead of it is work of the same kind
         terms = share * fixed, share * linear, share * pairs
         self._impure.append((elapsed_s / predicted_s, terms, elapsed_s))
         if len(self._impure) == ENOUGH:
             _, terms, elapsed_s = sorted(self._impure)[ENOUGH // 2]
-            self._learn(terms, elapsed_s)
+            self._impure.clear()
+            self._cost.observe(terms, elapsed_s)
 
     def _learn(self, terms: Vector, elapsed_s: float) -> None:
         self._impure.clear()
-        engine_s, server_s = self._cost.total_s(terms), self._before_s + self._after_s
+        engine_s = self._cost.total_s(terms)
+        server_s = self._times.before_s + self._times.after_s
         if server_s > engine_s:
-            if self._alone:
-                self._server.observe(server_s, elapsed_s - engine_s)
+            self._times.learn(elapsed_s, engine_s, self._since)
         else:
             self._cost.observe(terms, max(elapsed_s - server_s, engine_s / MOST_OFF))
 
