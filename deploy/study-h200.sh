@@ -111,7 +111,7 @@ fleet() {
       why=${why#forebay fleet: }
       return 1
     fi
-    sleep 0.5
+    sleep 0.2
   done
   facts "$dir"
 }
@@ -188,8 +188,9 @@ compared() {
     return
   fi
   if ! fleet "$kind" "$GPUS" "$PORT" 0.9 "$@"; then
+    local before=$failed
     leave_out "the runs $kind-*: $why"
-    [[ $kind != flag || $why != *"no such flag"* ]] || failed=0 # vLLM lacks it: no fault
+    [[ $kind != flag || $why != *"no such flag"* ]] || failed=$before # vLLM lacks it: no fault
     return 1
   fi
   while read -r url; do

@@ -25,7 +25,7 @@ HELP = f"""Run one simulated vLLM server until SIGTERM or Ctrl-C.
 
 It has the batching, chunked prefill, prefix cache and step times of a named model on a named GPU,
 behind vLLM's HTTP API. All options are vLLM's, except --gpu, --time-scale, --vllm-version,
---server-dev-mode, --fault and those of calibrations.
+--server-dev-mode, --startup-time, --fault and those of calibrations.
 
 Example:  forebay engine --model llama-3-8b --gpu h200 --port 8001
 
@@ -44,8 +44,9 @@ Without a fault, as vLLM:
 HEADINGS = {
     "Model and GPU": "model gpu vllm-version calibration list-calibrations time-scale seed",
     "HTTP server": "port host served-model-name api-key max-num-queued-reqs max-num-queued-tokens "
-    "shutdown-timeout sse-keep-alive-interval enable-request-id-headers "
-    "enable-server-load-tracking server-dev-mode kv-events-config fault",
+    "startup-time shutdown-timeout sse-keep-alive-interval enable-request-id-headers "
+    "enable-server-load-tracking server-dev-mode kv-events-config api-server-count "
+    "renderer-num-workers fault",
     "Scheduling and KV cache": "max-model-len max-num-batched-tokens max-num-seqs "
     "enable-prefix-caching gpu-memory-utilization block-size long-prefill-token-threshold "
     "enable-chunked-prefill scheduling-policy num-gpu-blocks-override watermark "
@@ -83,12 +84,16 @@ async def _serve(
     """Serve until a signal arrives or the engine dies; return True if it died."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    serving = asyncio.current_task()
+    assert serving is not None
     for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
+        loop.add_signal_handler(name, serving.cancel)  # no request to finish yet
     try:
         async with start_engine(
             config, host=host, port=port, fault=fault, options=options
         ) as running:
+            for name in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(name, stop.set)
             if remark := config.constants_remark():
                 print(f"forebay engine: {remark}", file=sys.stderr, flush=True)
             print(start_line(config, running), flush=True)
@@ -97,6 +102,8 @@ async def _serve(
                 await asyncio.wait({stopped, running.stepping}, return_when="FIRST_COMPLETED")
             stopped.cancel()
             return running.loop.died.is_set()
+    except asyncio.CancelledError:
+        return False
     except OSError as error:
         raise InputError(
             f"--host {host} --port {port}: cannot listen: {error.strerror}; give another one"

@@ -76,7 +76,7 @@ class EngineFlags:
         int, typer.Option(help="Processes of the API server, each with an event loop.")
     ] = 1
     renderer_num_workers: Annotated[
-        int, typer.Option(help="Workers of each of these processes that tokenize texts.")
+        int, typer.Option(help="Workers that tokenize, in each of these processes.")
     ] = 1
 
     def values(self) -> dict[str, Any]:
@@ -127,6 +127,10 @@ class EngineOptions:
             envvar="VLLM_API_KEY", help="Bearer token that /v1/* requires; may be given again."
         ),
     ] = None
+    startup_time: Annotated[
+        float,
+        typer.Option(help="Simulated seconds until the port opens, as vLLM loads its model."),
+    ] = 0.0
     shutdown_timeout: Annotated[
         int,
         typer.Option(
@@ -171,6 +175,7 @@ class EngineOptions:
         kv_events = self.kv_events_config
         return ServerOptions(
             api_key=tuple(self.api_key or ()),
+            startup_time=self.startup_time,
             shutdown_timeout=self.shutdown_timeout,
             sse_keep_alive_interval=self.sse_keep_alive_interval,
             enable_server_load_tracking=self.enable_server_load_tracking,

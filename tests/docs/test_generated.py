@@ -10,6 +10,7 @@ from doc_pages import FILES, pages, renewed
 from doc_reference import WHAT_TO_DO, error_codes, meanings, sections
 from paths import ROOT
 
+from forebay.proxy.telemetry.backend_metrics import WAIT_REASONS
 from forebay.replay.record import Row
 
 AGAIN = "write it anew: make docs-figures"
@@ -31,6 +32,14 @@ def test_every_key_of_the_configuration_has_a_meaning() -> None:
     for _, model in sections():
         keys = {name for name, field in model.model_fields.items() if not _is_section(field)}
         assert keys - set(meanings(model)) == set(), model.__name__
+
+
+@pytest.mark.parametrize(
+    "page", ["reference/metrics.md", "explanation/predictions-and-rejections.md"]
+)
+def test_every_reason_to_wait_is_explained(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert [reason for reason in WAIT_REASONS.values() if f"`{reason}`" not in text] == []
 
 
 def _is_section(field: object) -> bool:

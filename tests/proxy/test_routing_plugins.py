@@ -95,7 +95,13 @@ def test_the_example_is_installed_and_simulated(
     trace = tmp_path / "trace.jsonl"
     words = ["traces", "synth", "chat-beside-documents", "--duration", "60", "-o", str(trace)]
     assert main(words) == 0
-    simulated = ["simulate", str(trace), "--json", "--policy", "sticky"]
+    config = tmp_path / "forebay.yaml"  # without the flag, chats behind documents are rejected
+    config.write_text(
+        "backends:\n"
+        "  - {name: a, url: http://127.0.0.1:8001, long_prefill_token_threshold: 2048}\n"
+        "  - {name: b, url: http://127.0.0.1:8002, long_prefill_token_threshold: 2048}\n"
+    )
+    simulated = ["simulate", str(trace), "--json", "--policy", "sticky", "--config", str(config)]
     assert main(simulated) == 2
     assert "--policy sticky: no such policy; warm_or_least_work" in capsys.readouterr().err
     monkeypatch.syspath_prepend(installed)

@@ -45,6 +45,8 @@ WORKLOADS = {
     "overload 1.5x": "chats beside documents, 150 %",
     "overload 2x": "chats beside documents, 200 %",
 }
+WHOLE_SINCE = "2026-11-26T14:45"
+"""When Forebay began to send long prompts whole to servers without the flag."""
 LEVEL = 0.05  # figures that differ by less count as equal
 THEMES = {
     "light": {"text": "#1f2328", "soft": "#59636e", "ours": "#0969da", "other": "#b6bfc9"},
@@ -238,10 +240,22 @@ def problems() -> str:
 def price() -> str:
     """Say whether documents pay for fast chats, with and without vLLM's flag."""
     return (
+        f"With vLLM's {FLAG} documents' p99 is "
+        f"{seconds(_p99('documents, chunked', OURS, 'document'))}, best other router "
+        f"{seconds(_best('documents, chunked', 'document'))}. "
         f"{paid(_p99('documents', OURS, 'document'), _best('documents', 'document'))} "
-        f"With vLLM's {FLAG} it is {seconds(_p99('documents, chunked', OURS, 'document'))}, best "
-        f"other router {seconds(_best('documents, chunked', 'document'))}. "
+        f"{in_parts(_dates('documents', OURS))}"
         f"All of this was measured on two simulated H200 GPUs, {results().dates()}."
+    )
+
+
+def in_parts(dates: Sequence[str]) -> str:
+    """Return a remark if runs without the flag are of a version that split long prompts."""
+    if min(dates) >= WHOLE_SINCE:
+        return ""
+    return (
+        "That version sent long prompts in parts to servers without the flag. This version sends "
+        "them whole, so chats or documents wait longer there: set the flag. "
     )
 
 
@@ -252,7 +266,7 @@ def paid(ours: float | None, theirs: float | None) -> str:
     if compared is None:
         return f"Documents with vLLM's default flags: {figures}"
     if compared > 1:
-        return f"Documents do not pay for it, even with vLLM's default flags: {figures}"
+        return f"Documents do not pay for it with vLLM's default flags: {figures}"
     if compared < 1:
         return f"Documents pay for it with vLLM's default flags: {figures}"
     return f"Documents take about as long as behind other routers: {figures}"
@@ -321,6 +335,10 @@ def _p99(workload: str, router: str, bucket: str) -> float | None:
 
 def _best(workload: str, bucket: str) -> float | None:
     return results().best_p99_s(workload, bucket)
+
+
+def _dates(workload: str, router: str) -> list[str]:
+    return [record["date"] for record in results().entries[workload, router].valid]
 
 
 def _table(heading: str, cell: Callable[[str, str], str]) -> str:

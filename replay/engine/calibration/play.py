@@ -1,10 +1,11 @@
 """Play requests on an engine core behind its API server, in virtual time."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from math import inf
 
+from forebay.replay.engine.api_server import ApiServer
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.request import EngineRequest
 
@@ -25,43 +26,64 @@ def play(
         until: all other requests end with this one.
     """
     server = core.api_server()
-    sent = deque(sorted(requests, key=lambda request: request.arrival_s))
-    arriving: list[tuple[float, int, EngineRequest]] = []  # on their way through the server
-    count = 0
-
-    def receive(until_s: float) -> None:
-        """Let the server take in what clients send up to this time."""
-        nonlocal count
-        while sent and sent[0].arrival_s <= until_s:
-            request = sent.popleft()
-            request.process = server.next_process()
-            at_s = request.process.receive(request.prompt_tokens, request.arrival_s)
-            heappush(arriving, (at_s, count, request))
-            count += 1
-
+    arrivals = _Arrivals(server, requests)
     now = 0.0
-    while sent or arriving or core.has_work:
-        receive(now)
-        while arriving and arriving[0][0] <= now:
-            core.add(heappop(arriving)[2])
+    while arrivals.next_at() < inf or core.has_work:
+        arrivals.receive(now)
+        for request in arrivals.through(now):
+            core.add(request)
         if not core.has_work:
-            now = min(arriving[0][0] if arriving else inf, sent[0].arrival_s if sent else inf)
+            now = arrivals.next_at()
             continue
         seconds = core.start_step(now)
         server.load(core.tokens_per_s, now)
         now += seconds
-        receive(now)
+        arrivals.receive(now)
         step = core.finish_step()
         for request in step.outputs:
-            assert request.process is not None
-            if request.first_token_s < 0:
-                request.last_token_s = request.process.answer(request.prompt_tokens, now)
-                request.first_token_s = request.last_token_s
-            else:
-                request.last_token_s = max(request.process.sent_at(now), request.last_token_s)
+            _send_token(request, now)
             if on_token is not None:
                 on_token(request, request.last_token_s)
         if until is not None and until in step.finished:
             return
         if not core.has_work:
             server.load(0.0, now)
+
+
+class _Arrivals:
+    """Requests that the engine does not have yet: unsent, or in the API server."""
+
+    def __init__(self, server: ApiServer, requests: Iterable[EngineRequest]) -> None:
+        self._server = server
+        self._unsent = deque(sorted(requests, key=lambda request: request.arrival_s))
+        self._inside: list[tuple[float, int, EngineRequest]] = []  # by when they are through
+        self._count = 0
+
+    def next_at(self) -> float:
+        """Return when the next request is sent or through; inf without any."""
+        through_at = self._inside[0][0] if self._inside else inf
+        return min(through_at, self._unsent[0].arrival_s if self._unsent else inf)
+
+    def receive(self, until_s: float) -> None:
+        """Let the server take in what clients send up to this time."""
+        while self._unsent and self._unsent[0].arrival_s <= until_s:
+            request = self._unsent.popleft()
+            request.process = self._server.next_process()
+            at_s = request.process.receive(request.prompt_tokens, request.arrival_s)
+            heappush(self._inside, (at_s, self._count, request))
+            self._count += 1
+
+    def through(self, now: float) -> Iterator[EngineRequest]:
+        """Remove and yield the requests that have passed the server."""
+        while self._inside and self._inside[0][0] <= now:
+            yield heappop(self._inside)[2]
+
+
+def _send_token(request: EngineRequest, now: float) -> None:
+    """Pass a token that a step produced now through the API server."""
+    assert request.process is not None
+    if request.first_token_s < 0:
+        request.last_token_s = request.process.answer(request.prompt_tokens, now)
+        request.first_token_s = request.last_token_s
+    else:
+        request.last_token_s = max(request.process.sent_at(now), request.last_token_s)

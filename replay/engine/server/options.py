@@ -1,5 +1,6 @@
 """Options of the API server around an engine; `config` has those of the engine itself."""
 
+import math
 from dataclasses import dataclass
 
 from forebay.replay.engine.kv_events import KvEventsConfig
@@ -8,9 +9,10 @@ from forebay.traces.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """vLLM's options of the same names; seconds are simulated seconds.
+    """vLLM's options of the same names, and startup_time; seconds are simulated seconds.
 
     Attributes:
+        startup_time: seconds after the start in which the port is not open yet.
         api_key: bearer tokens for /v1/*, which requires one of them; empty: no key is required.
         shutdown_timeout: seconds that running requests get to finish after SIGTERM.
         sse_keep_alive_interval: seconds of silence after which a stream gets a comment; 0: never.
@@ -19,6 +21,7 @@ class ServerOptions:
         kv_events: how the prefix cache publishes its changes; None: not at all.
     """
 
+    startup_time: float = 0.0
     api_key: tuple[str, ...] = ()
     shutdown_timeout: int = 0
     sse_keep_alive_interval: int = 0
@@ -27,9 +30,10 @@ class ServerOptions:
     kv_events: KvEventsConfig | None = None
 
     def __post_init__(self) -> None:
-        for name in ("shutdown_timeout", "sse_keep_alive_interval"):
-            if getattr(self, name) < 0:
+        for name in ("startup_time", "shutdown_timeout", "sse_keep_alive_interval"):
+            seconds = getattr(self, name)
+            if not 0 <= seconds < math.inf:
                 flag = "--" + name.replace("_", "-")
-                raise InputError(f"{flag} {getattr(self, name)}: give seconds, or 0 for none")
+                raise InputError(f"{flag} {seconds:g}: give seconds, or 0 for none")
         if not all(self.api_key):
             raise InputError("--api-key: an empty key; leave the option out to require none")

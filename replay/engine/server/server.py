@@ -80,6 +80,8 @@ async def start_engine(
         stepping = asyncio.create_task(loop.run(), name="engine steps")
         closing = None
         try:
+            if options.startup_time:
+                await asyncio.sleep(loop.wall_s(options.startup_time))
             site = web.TCPSite(runner, host, port, backlog=BACKLOG)
             await site.start()
             closing = asyncio.create_task(_close_when_dead(loop, site), name="engine death")
