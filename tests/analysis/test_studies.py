@@ -187,7 +187,7 @@ def test_a_plateau_that_was_measured_is_not_denied(
 
 
 def test_rates_are_followed_up_to_what_the_seats_bear(tmp_path: Path) -> None:
-    words = ("--target", PHI, "--max-num-seqs", "16", "--rates", "2,4,10", "--seconds", "60")
+    words = ("--target", PHI, "--max-num-seqs", "10", "--rates", "2,4,10", "--seconds", "60")
     found = study("saturation", tmp_path, *words)
     assert found["facts"]["knee_load"] == 4
     for row in found["rows"][:2]:
@@ -231,7 +231,8 @@ def test_one_pays_for_a_shared_document(tmp_path: Path) -> None:
         assert [of[phase]["cold"] for phase in shared_document.PHASES] == [1, 0, 0, 1]
         assert of["the others"]["hit_ratio"] > 0.99
         assert of["first"]["hit_ratio"] == 0
-        assert of["first"]["ttft_s"] > 10 * of["one more"]["ttft_s"]
+        # A hit takes 0.13 s, of which the API server has 0.1 s for the text.
+        assert of["first"]["ttft_s"] > 6 * of["one more"]["ttft_s"]
         assert of["the others"]["kv_tokens"] < 1.2 * of["first"]["kv_tokens"]
     facts = found["facts"]
     assert facts["kv_tokens_per_added_user"] < 0.02 * facts["prompt_tokens"]

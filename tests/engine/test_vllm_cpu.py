@@ -303,7 +303,7 @@ def test_a_replay_calibrates_and_the_fit_predicts(vllm: str, model: Path, tmp_pa
 
 
 LONG_CONTEXT, LONG_TOKENS, AHEAD, AHEAD_S, ROUNDS = 131_072, 60_000, 4, 0.05, 12
-LONG_FLAGS = {"max_model_len": LONG_CONTEXT, "max_num_batched_tokens": 8_192, "max_num_seqs": 32}
+LONG_FLAGS: dict[str, Any] = {"max_model_len": LONG_CONTEXT, "max_num_batched_tokens": 8_192, "max_num_seqs": 32}
 H200_PARTS = {"admit_token_s": 0.5, "answer_token_s": 0.85}
 """How an H200's server divides the time of a token that it has read: in and after the engine."""
 
