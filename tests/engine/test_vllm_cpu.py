@@ -303,7 +303,11 @@ def test_a_replay_calibrates_and_the_fit_predicts(vllm: str, model: Path, tmp_pa
 
 
 LONG_CONTEXT, LONG_TOKENS, AHEAD, AHEAD_S, ROUNDS = 131_072, 60_000, 4, 0.05, 12
-LONG_FLAGS: dict[str, Any] = {"max_model_len": LONG_CONTEXT, "max_num_batched_tokens": 8_192, "max_num_seqs": 32}
+LONG_FLAGS: dict[str, Any] = {
+    "max_model_len": LONG_CONTEXT,
+    "max_num_batched_tokens": 8_192,
+    "max_num_seqs": 32,
+}
 H200_PARTS = {"admit_token_s": 0.5, "answer_token_s": 0.85}
 """How an H200's server divides the time of a token that it has read: in and after the engine."""
 
@@ -380,12 +384,14 @@ def calibrated(real: Waits) -> Calibration:
     """
     read_token_s = max(0.0, real.read_text - real.read_chat) / LONG_TOKENS
     rest_token_s = (real.ids - real.chat - (real.read_ids - real.read_chat)) / LONG_TOKENS
-    parts = {name: part / sum(H200_PARTS.values()) for name, part in H200_PARTS.items()}
+    parts: dict[str, Any] = {
+        name: part / sum(H200_PARTS.values()) * rest_token_s for name, part in H200_PARTS.items()
+    }
     return replace(
         kernel_table(), step_s=0.0, layer_s=0.0, graph_launch_s=0.0, eager_launch_s=0.0,
         admit_s=0.0, request_s=real.chat / 2, answer_s=real.chat / 2, receive_token_s=read_token_s,
         tokenize_token_s=(real.text - real.chat) / LONG_TOKENS - read_token_s - rest_token_s,
-        **{name: part * rest_token_s for name, part in parts.items()},
+        **parts,
     )  # fmt: skip
 
 
