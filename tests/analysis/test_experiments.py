@@ -4,6 +4,7 @@ import asyncio
 import csv
 import json
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 
 PHI = "sim:phi-3-mini@h200-nvl"
+OUTSIDE_TOKEN_S = 3.8e-6
+"""Seconds outside the engine's steps for each token of a text: reading, tokenizing and decoding in
+the API server, and taking in by the engine."""
 
 
 def study(name: str, out: Path, *words: str) -> dict[str, Any]:
@@ -32,19 +36,26 @@ def study(name: str, out: Path, *words: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trade_off() -> dict[int, dict[str, Any]]:
-    """A chat beside 120,000 tokens on Phi-3-mini, H200 NVL, by chunk size."""
+    """A chat beside 120,000 tokens on Phi-3-mini, H200 NVL, by chunk size.
+
+    Scheduling is synchronous, as in the vLLM of the published figures.
+    """
+
+    def target(size: int) -> SimTarget:
+        return SimTarget(replace(sim_config(PHI, None, size), async_scheduling=False), PHI)
+
     return {
-        size: asyncio.run(beside_a_chat(SimTarget(sim_config(PHI, None, size), PHI), 120_000))
-        for size in (131_072, 8_192, 512)
+        size: asyncio.run(beside_a_chat(target(size), 120_000)) for size in (131_072, 8_192, 512)
     }
 
 
 def test_one_big_chunk_stops_a_chat_for_seven_seconds(
     trade_off: dict[int, dict[str, Any]],
 ) -> None:
-    """Published: 6.99 s on Phi-3-mini-128k, H200 NVL."""
-    assert trade_off[131_072]["worst_gap_s"] == pytest.approx(6.99, rel=0.02)
-    assert trade_off[131_072]["upload_ttft_s"] == pytest.approx(6.94, rel=0.01)
+    """Published: 6.99 s on Phi-3-mini-128k, H200 NVL. Its text adds 0.46 s outside the steps."""
+    outside_s = OUTSIDE_TOKEN_S * 120_000
+    assert trade_off[131_072]["worst_gap_s"] == pytest.approx(6.99, rel=0.002)
+    assert trade_off[131_072]["upload_ttft_s"] == pytest.approx(6.94 + outside_s, rel=0.002)
 
 
 def test_small_chunks_keep_the_chat_going_at_the_uploaders_expense(
@@ -53,7 +64,7 @@ def test_small_chunks_keep_the_chat_going_at_the_uploaders_expense(
     small, big = trade_off[512], trade_off[131_072]
     assert small["worst_gap_s"] <= 0.15
     assert 3 < small["gap_ratio"] < 14  # never "no disruption"
-    assert small["upload_ttft_s"] / big["upload_ttft_s"] == pytest.approx(1.27, abs=0.03)
+    assert small["upload_ttft_s"] / big["upload_ttft_s"] == pytest.approx(1.25, abs=0.01)
     assert trade_off[8_192]["worst_gap_s"] == pytest.approx(0.78, rel=0.05)
 
 
@@ -117,15 +128,23 @@ def test_engines_are_compared_with_their_own_largest_chunk(
 
 
 def test_prefill_finds_the_crossover(tmp_path: Path) -> None:
-    """36,864 tokens by FLOPs for this model; the shares of peak (.652, .616) move it to 39,000."""
+    """36,864 tokens by FLOPs for this model; the shares of peak (.652, .616) move it to 39,000.
+
+    What a token takes outside the steps adds to the linear term and moves it to 50,000.
+    """
     words = ("--target", PHI, "--repeats", "1", "--max-num-batched-tokens", "131072")
     found = study("prefill", tmp_path, *words)
     facts = found["facts"]
-    assert facts["crossover_tokens"] == pytest.approx(36_864 * 0.652 / 0.616, rel=0.08)
-    assert facts["fixed_s"] == pytest.approx(14.4e-3, rel=0.25)
+    in_steps = facts["linear_s_per_token"] - OUTSIDE_TOKEN_S
+    crossover = facts["crossover_tokens"] * in_steps / facts["linear_s_per_token"]
+    assert crossover == pytest.approx(36_864 * 0.652 / 0.616, rel=0.08)
+    # request_s, answer_s, admit_s and the kernels; asynchronous scheduling hides step_s.
+    assert facts["fixed_s"] == pytest.approx(9.7e-3, rel=0.05)
     assert facts["worst_error"] < 0.03
     by_length = {row["prompt_tokens"]: row for row in found["rows"]}
-    assert by_length[65_536]["ttft_s"] == pytest.approx(2.4937, rel=0.01)  # published
+    published_s = 2.4937  # without any time outside the steps that grows with the text
+    outside_s = OUTSIDE_TOKEN_S * 65_536
+    assert by_length[65_536]["ttft_s"] == pytest.approx(published_s + outside_s, rel=0.01)
     assert by_length[128_000]["bound"] == "compute"
     assert 0.6 < by_length[128_000]["peak_share"] < 0.66
     assert by_length[1_024]["bound"] == "overhead"
@@ -138,14 +157,18 @@ def test_prefill_finds_the_crossover(tmp_path: Path) -> None:
 
 
 def test_decode_of_phi_is_bound_by_overhead_at_batch_1(tmp_path: Path) -> None:
-    """Published: 9.37 ms a token; the weights' read is 16 % of that, so it is not the memory."""
+    """6.17 ms a token; the weights' read is 26 % of that, so it is not the memory.
+
+    Published: 9.37 ms, with synchronous scheduling (tests/engine/test_step_time.py). With
+    asynchronous scheduling the GPU's part, 3.2 ms, hides behind the CPU's.
+    """
     words = ("--target", PHI, "--repeats", "1", "--lengths", "128,512", "--batches", "1,64")
     found = study("decode", tmp_path, *words)
     first = found["rows"][0]
-    assert first["steady_itl_s"] == pytest.approx(9.37e-3, rel=0.01)
-    assert first["bandwidth_share"] == pytest.approx(0.17, abs=0.015)
+    assert first["steady_itl_s"] == pytest.approx(6.17e-3, rel=0.01)
+    assert first["bandwidth_share"] == pytest.approx(0.265, abs=0.015)
     assert first["bound"] == "overhead"
-    assert found["facts"]["s_per_token"] == pytest.approx(9.37e-3, rel=0.01)
+    assert found["facts"]["s_per_token"] == pytest.approx(6.2e-3, rel=0.01)
     last = found["rows"][-1]
     assert last["batch"] == 64
     assert last["tpot_s"] > last["steady_itl_s"] > first["steady_itl_s"]  # prefills are in TPOT

@@ -187,7 +187,7 @@ def test_a_plateau_that_was_measured_is_not_denied(
 
 
 def test_rates_are_followed_up_to_what_the_seats_bear(tmp_path: Path) -> None:
-    words = ("--target", PHI, "--max-num-seqs", "16", "--rates", "2,4,10", "--seconds", "60")
+    words = ("--target", PHI, "--max-num-seqs", "10", "--rates", "2,4,10", "--seconds", "60")
     found = study("saturation", tmp_path, *words)
     assert found["facts"]["knee_load"] == 4
     for row in found["rows"][:2]:
@@ -231,7 +231,8 @@ def test_one_pays_for_a_shared_document(tmp_path: Path) -> None:
         assert [of[phase]["cold"] for phase in shared_document.PHASES] == [1, 0, 0, 1]
         assert of["the others"]["hit_ratio"] > 0.99
         assert of["first"]["hit_ratio"] == 0
-        assert of["first"]["ttft_s"] > 10 * of["one more"]["ttft_s"]
+        # A hit takes 0.13 s, of which the API server has 0.1 s for the text.
+        assert of["first"]["ttft_s"] > 6 * of["one more"]["ttft_s"]
         assert of["the others"]["kv_tokens"] < 1.2 * of["first"]["kv_tokens"]
     facts = found["facts"]
     assert facts["kv_tokens_per_added_user"] < 0.02 * facts["prompt_tokens"]
@@ -247,19 +248,25 @@ def test_a_document_in_turn_is_paid_for_on_every_engine(tmp_path: Path) -> None:
     assert "Round robin: 2 cold." in found["sentence"]
 
 
-@pytest.mark.parametrize(("users", "gpus"), [(5, 2), (20, 2), (20, 4), (200, 1)])
+@pytest.mark.parametrize(
+    ("users", "gpus", "copies_of_proxy"), [(5, 2, 1), (20, 2, 2), (20, 4, 3), (200, 1, 1)]
+)
 def test_a_copy_on_another_engine_is_no_growth_of_users(
-    users: int, gpus: int, tmp_path: Path
+    users: int, gpus: int, copies_of_proxy: int, tmp_path: Path
 ) -> None:
+    """The texts of twenty users take an API server 1 s, a second copy 0.5 s: it is worth it."""
     words = ("--users", str(users), "--document-tokens", "20000", "--gpus", str(gpus))
     found = study("shared-document", tmp_path, "--target", PHI, *words)
-    for way, copies in ((IN_TURN, gpus), (PROXY, 1)):
+    for way, copies in ((IN_TURN, gpus), (PROXY, copies_of_proxy)):
         (row,) = [r for r in found["rows"] if (r["way"], r["phase"]) == (way, "the others")]
         assert row["kv_copies"] == copies
         assert row["kv_tokens"] > copies * found["facts"]["document_tokens"]
         assert 0 < row["kv_tokens_per_user"] <= found["facts"]["own_tokens"] == 192
     assert found["facts"]["kv_flat"]
-    assert "KV use stayed flat: one engine holds a copy of the document" in found["sentence"]
+    held = "one engine holds a copy"
+    if copies_of_proxy > 1:
+        held = f"{copies_of_proxy} engines hold a copy each"
+    assert f"KV use stayed flat: {held} of the document" in found["sentence"]
 
 
 def test_a_copy_for_each_user_is_growth() -> None:
@@ -323,7 +330,9 @@ def test_fail_fast_keeps_goodput_in_a_flood(tmp_path: Path) -> None:
 def test_requests_that_the_proxy_admits_in_a_flood_are_in_time() -> None:
     """The proxy's max_wait leaves room for the prefill, so goodput does not fall.
 
-    Nearly all that are late were rejected from the queue and took no prefill.
+    Nearly all that are late were rejected from the queue and took no prefill. At six times the
+    capacity 37 chats are up to 0.3 s late: the waits leave no room for what the streams of others
+    and the prompts before a chat keep the API server and the engine busy with.
     """
     config = sim_config("sim:llama-3-8b@h200", None, None)
     slos, most = default_slos(flood.NAMES), flood.requests(2000.0, 1.0, 0)
@@ -332,11 +341,11 @@ def test_requests_that_the_proxy_admits_in_a_flood_are_in_time() -> None:
     assert 13.0 < waits["document"] < 14.0
     way = SimWay(PROXY, Scenario(config, 2, proxy=config_with(waits)), "x", watched=False)
     told = []
-    for factor in (1.5, 3.0, 6.0):
+    for factor, least in ((1.5, 0.999), (3.0, 0.995), (6.0, 0.98)):
         (load,) = asyncio.run(way.play("x", flood.requests(factor * 23.3, 60.0, 0)))
         told.append(flood.table_row(PROXY, factor, load, slos))
         answered = [one for one in load.seen if one.ok]
-        assert good(answered, slos) > 0.99 * len(answered)
+        assert good(answered, slos) > least * len(answered)
     assert max(row["late_share"] for row in told[:2]) < 0.02
     assert told[2]["late_share"] < 0.06
     assert min(row["goodput_per_s"] for row in told) > 0.95 * told[0]["goodput_per_s"]

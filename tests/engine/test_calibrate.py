@@ -73,7 +73,7 @@ def test_held_out_published_rows(phi: CalibrationResult) -> None:
     assert len(errors) == 3
     assert abs(errors[6]) < 0.01
     assert abs(errors[7]) < 0.01
-    assert abs(errors[8]) < 0.02
+    assert abs(errors[8]) < 0.001
 
 
 def test_the_shipped_constants_are_the_fit_of_their_points(phi: CalibrationResult) -> None:
@@ -100,8 +100,8 @@ def test_the_model_is_beside_every_point_of_a_shipped_file() -> None:
         errors[str(point)] = seconds / point.seconds - 1
         if not point.held_out:
             assert abs(errors[str(point)]) < 0.002
-    assert errors["stall 120,000, chunk 512"] == pytest.approx(-0.54, abs=0.01)
-    assert "-54 %" in file.checked
+    assert errors["stall 120,000, chunk 512"] == pytest.approx(-0.40, abs=0.01)
+    assert "-40 %" in file.checked
 
 
 def test_every_shipped_calibration_says_how_far_it_was_checked() -> None:
@@ -274,8 +274,12 @@ def test_points_of_a_run_are_those_of_lone_requests(tmp_path: Path) -> None:
         read_points(tmp_path)
 
 
-def test_a_replayed_run_gives_back_the_servers_constants(tmp_path: Path) -> None:
-    """From HTTP to constants: replay one at a time against a server, then fit its folder."""
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_replayed_run_gives_back_the_servers_constants(tmp_path: Path, ahead: bool) -> None:
+    """From HTTP to constants: replay one at a time against a server, then fit its folder.
+
+    A server that schedules ahead hides step_s, and the fit finds that it adds nothing.
+    """
     truth = replace(kernel_table(), gemm_compute=0.5, prefill_compute=0.55, step_s=4e-3,
                     request_s=30e-3)  # fmt: skip
     file = replace(calibration_file_of("*", "h200-sxm"), model="llama-3-8b", constants=truth)
@@ -284,7 +288,9 @@ def test_a_replayed_run_gives_back_the_servers_constants(tmp_path: Path) -> None
     rows = [TraceRequest(f"r{i}", 0.0, n, 20 + i) for i, n in enumerate(lengths)]
 
     async def main() -> None:
-        config = EngineConfig("llama-3-8b", "h200", calibration=tmp_path / "truth.json")
+        config = EngineConfig(
+            "llama-3-8b", "h200", calibration=tmp_path / "truth.json", async_scheduling=ahead
+        )
         async with start_engine(config) as server:
             asked = ReplayOptions(
                 rows, [server.url], tmp_path / "run", arrivals=parse_arrivals("closed:1"),
@@ -296,9 +302,11 @@ def test_a_replayed_run_gives_back_the_servers_constants(tmp_path: Path) -> None
     read = read_points(tmp_path / "run")
     assert len(read.points) == 2 * len(lengths)
     done = calibrate(read, LLAMA_3_8B, H200_SXM, today=TODAY)
-    for name in ("gemm_compute", "prefill_compute", "step_s", "request_s"):
+    found = done.file.constants
+    for name in ("gemm_compute", "prefill_compute", "request_s"):
         assert name in done.fit.fitted
-        assert getattr(done.file.constants, name) == pytest.approx(getattr(truth, name), rel=0.03)
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.03)
+    assert found.step_s == pytest.approx(0.0 if ahead else truth.step_s, rel=0.03, abs=1e-4)
     assert max(abs(one.error) for one in done.compared) < 0.01
 
 
@@ -364,7 +372,7 @@ def test_calibrate_writes_what_the_engine_reads(tmp_path: Path) -> None:
     assert (
         core.config.server_times().request_s
         == data["constants"]["request_s"]
-        == pytest.approx(6.45e-3, rel=0.01)
+        == pytest.approx(3.95e-3, rel=0.01)
     )
     assert read_calibration(out).fitted == tuple(data["fitted"])
     with pytest.raises(InputError, match="is for phi-3-mini-128k on h200-nvl, not for llama-3-8b"):

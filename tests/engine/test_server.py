@@ -198,7 +198,8 @@ class TestTime:
 
         times, engine = serve(scene)
         server = engine.core.config.server_times()
-        assert times[0] == pytest.approx(server.alone_s(1_000) + 0.024, abs=0.005)
+        outside_s = server.alone_s(1_000) + engine.core.timing.admit_s(1_000)
+        assert times[0] == pytest.approx(outside_s + 0.0265, abs=0.001)
         gaps = [late - early for early, late in pairwise(times[1:15])]
         assert gaps == pytest.approx([0.005] * len(gaps), rel=0.15)
         out_s = server.answer_s + 1_000 * server.answer_token_s

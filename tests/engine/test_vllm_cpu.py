@@ -9,7 +9,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,11 @@ from vllm_server import (
 )
 from vllm_stage import body_of, ended_amid_answers, failures, running, until, waits, words
 
+from forebay.replay.engine.calibration.calibrate import kernel_table
 from forebay.replay.engine.calibration.fit_run import hit_ratio, predict, read_runs
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import RunningEngine
-from forebay.replay.engine.step_constants import read_calibration
+from forebay.replay.engine.step_constants import Calibration, CalibrationFile, read_calibration
 from forebay.traces.formats import open_trace
 from forebay.traces.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
@@ -297,6 +300,136 @@ def test_a_replay_calibrates_and_the_fit_predicts(vllm: str, model: Path, tmp_pa
     assert ttft["again 8192"] < ttft["cold 8192"]  # as predicted: one hiccup can turn it round
     assert hit_ratio(predicted) == hit_ratio(measured) > 0.4
     assert [one.cached_tokens for one in predicted] == [one.cached_tokens for one in measured]
+
+
+LONG_CONTEXT, LONG_TOKENS, AHEAD, AHEAD_S, ROUNDS = 131_072, 60_000, 4, 0.05, 12
+LONG_FLAGS: dict[str, Any] = {
+    "max_model_len": LONG_CONTEXT,
+    "max_num_batched_tokens": 8_192,
+    "max_num_seqs": 32,
+}
+H200_PARTS = {"admit_token_s": 0.5, "answer_token_s": 0.85}
+"""How an H200's server divides the time of a token that it has read: in and after the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Seconds, each the least of several.
+
+    Attributes:
+        text, ids: to the first token of a long prompt that is cached, alone.
+        read_text, read_ids, read_chat: to the refusal of a prompt for an unknown model, which the
+            server reads and does not tokenize.
+        chat: to the first token of a chat on an idle server.
+        behind: the same, sent 0.05 s after four such texts.
+    """
+
+    text: float
+    ids: float
+    read_text: float
+    read_ids: float
+    read_chat: float
+    chat: float
+    behind: float
+
+
+async def first_token_s(
+    client: Client, url: str, prompt: str | list[int], now: Callable[[], float], model: str = "tiny"
+) -> float:
+    body = {"model": model, "prompt": prompt, "max_tokens": 2, "ignore_eos": True, "stream": True,
+            "temperature": 0}  # fmt: skip
+    start_s = now()
+    async with client.post(f"{url}/v1/completions", json=body) as response:
+        assert response.status == (200 if model == "tiny" else 404), await response.text()
+        async for line in response.content:
+            if line.startswith(b"data: {") or response.status == 404:
+                first_s = now() - start_s
+                await response.read()
+                return first_s
+    raise AssertionError("no token came")
+
+
+async def waits_behind_texts(client: Client, url: str, now: Callable[[], float]) -> Waits:
+    """The least of ROUNDS: other work of this machine only adds to it."""
+    text, ids = words("long", LONG_TOKENS), [7] * LONG_TOKENS
+
+    async def first(prompt: str | list[int], model: str = "tiny") -> float:
+        return await first_token_s(client, url, prompt, now, model)
+
+    async def behind(number: int) -> float:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(AHEAD):
+                group.create_task(first(text))
+            await asyncio.sleep(AHEAD_S)
+            return await first(words(f"behind {number}", 20))
+
+    for prompt in (text, ids):
+        await first(prompt)  # into the cache
+    rounds = [
+        Waits(
+            await first(text), await first(ids), await first(text, "none"),
+            await first(ids, "none"), await first("chat", "none"),
+            await first(words(f"chat {number}", 20)), await behind(number),
+        )
+        for number in range(ROUNDS)
+    ]  # fmt: skip
+    return Waits(*(min(getattr(one, field.name) for one in rounds) for field in fields(Waits)))
+
+
+def calibrated(real: Waits) -> Calibration:
+    """Constants that give a simulated server the lone times of a real one; its engine is fast.
+
+    Token ids take the server longer to read than a text, so the time of tokenization is the
+    difference of the rests.
+    """
+    read_token_s = max(0.0, real.read_text - real.read_chat) / LONG_TOKENS
+    rest_token_s = (real.ids - real.chat - (real.read_ids - real.read_chat)) / LONG_TOKENS
+    parts: dict[str, Any] = {
+        name: part / sum(H200_PARTS.values()) * rest_token_s for name, part in H200_PARTS.items()
+    }
+    return replace(
+        kernel_table(), step_s=0.0, layer_s=0.0, graph_launch_s=0.0, eager_launch_s=0.0,
+        admit_s=0.0, request_s=real.chat / 2, answer_s=real.chat / 2, receive_token_s=read_token_s,
+        tokenize_token_s=(real.text - real.chat) / LONG_TOKENS - read_token_s - rest_token_s,
+        **parts,
+    )  # fmt: skip
+
+
+def test_a_chat_waits_in_the_api_server_behind_texts_as_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The simulated server is told the lone times only, and not what a queue does."""
+    size = ModelSize(hidden=64, layers=1, heads=1, kv_heads=1, ffn=64, longest=LONG_CONTEXT)
+    model, file, gpu = tmp_path / "model", tmp_path / "constants.json", tmp_path / "gpu.json"
+    write_model(model, size)
+    flags = [
+        word
+        for name, value in LONG_FLAGS.items()
+        for word in ("--" + name.replace("_", "-"), str(value))
+    ]
+
+    async def asked(url: str) -> Waits:
+        async with aiohttp.ClientSession() as client:
+            return await waits_behind_texts(client, url, time.perf_counter)
+
+    async def simulated(engine: RunningEngine, client: Client) -> Waits:
+        return await waits_behind_texts(client, "", engine.loop.now)
+
+    with vllm_process(needed_vllm_python(), model, tmp_path / "vllm.log", *flags) as own:
+        theirs = asyncio.run(asked(own.url))
+    gpu.write_text(json.dumps({**GPU, "peak_flops": 1e15, "bandwidth": 1e13}))
+    constants = CalibrationFile("*", "a-core", "2026-11-26", "a test", "", calibrated(theirs))
+    file.write_text(json.dumps(constants.as_json()))
+    ours = on_server(
+        simulated, model=str(model / "config.json"), gpu=str(gpu), calibration=file, **LONG_FLAGS
+    )
+    with capsys.disabled():
+        print(f"\nreal vLLM: {theirs}\nsimulated: {ours}")
+    assert ours.text == pytest.approx(theirs.text, rel=0.02)
+    assert ours.chat == pytest.approx(theirs.chat, rel=0.05)
+    assert theirs.behind > 10 * theirs.chat
+    # On a quiet machine within 20 %.
+    assert ours.behind == pytest.approx(theirs.behind, rel=0.4)
 
 
 def test_aborted_answers_are_not_taken_for_whole(server: Running) -> None:

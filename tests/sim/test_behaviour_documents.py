@@ -117,13 +117,15 @@ class TestWhoIsSent:
             shaper.first_token(send.request.id, 10.0 * number + 0.2)  # fast
             shaper.finish(send.request.id, 10.0 * number + 0.3)
 
-    @pytest.mark.parametrize(("document_s", "then"), [(0.3, "aba"), (1.4, "bbb")])
+    @pytest.mark.parametrize(("document_s", "then"), [(0.3, "abb"), (1.4, "bbb")])
     def test_a_document_to_an_engine_of_which_only_slow_chats_are_known(
         self, document_s: float, then: str
     ) -> None:
-        """Times of chats teach little about documents; two documents on an engine teach enough.
+        """Times of chats teach little about documents; two documents on an engine teach a lot.
 
-        One is enough where the engine then seems more than twice as slow as the other.
+        One is enough where the engine then seems more than twice as slow as the other. After two
+        it still seems 0.33 s where the other takes 0.23, so it gets no third while that one is
+        idle: the time in the API server, 0.08 s of each, is no longer part of both.
         """
         shaper = self.shaper("ab")
         took_s = {"a": document_s, "b": 0.3}
@@ -149,6 +151,13 @@ class TestFiftyUsersOfOneDocument:
         for share in (0.5, 0.9, 1.0):
             at = int(share * (len(cold.others_s) - 1))
             assert cold.others_s[at] <= 3 * hit.others_s[min(at, len(hit.others_s) - 1)], share
+
+    @staticmethod
+    def alone_s(config: EngineConfig, tokens: int) -> float:
+        """Seconds that a hit takes alone, without its engine step."""
+        constants = config.step_constants()
+        admit_s = constants.admit_s + constants.admit_token_s * tokens
+        return config.server_times().alone_s(tokens) + admit_s
 
     @pytest.mark.parametrize("system", [0, 4_096])
     def test_who_come_at_once(self, system: int) -> None:
@@ -188,8 +197,9 @@ class TestFiftyUsersOfOneDocument:
                     if event.get("usage"):
                         usages.append(event["usage"])
 
+        engine = EngineConfig()
+
         async def main() -> None:
-            engine = EngineConfig()
             async with AsyncExitStack() as stack:
                 engines = [await stack.enter_async_context(start_engine(engine)) for _ in range(2)]
                 on = await stack.enter_async_context(stage([e.url for e in engines]))
@@ -205,5 +215,5 @@ class TestFiftyUsersOfOneDocument:
         assert usages[0]["prompt_tokens"] > 50_000
         assert len(whole) <= 2
         first, *others = sorted(firsts)
-        # The last hit comes well before a second prefill could have been done for it.
-        assert others[46] - first < 0.5 * first
+        # The hits of an engine come one after the other: 0.3 s each, most of it in its API server.
+        assert others[46] - first < 24 * 1.05 * self.alone_s(engine, usages[0]["prompt_tokens"])

@@ -1,6 +1,6 @@
 """Two and four proxies in front of simulated engines do nearly as well as one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from shared_fleet import Result, play
@@ -40,20 +40,23 @@ def a_trace(
     return list(chat_beside_documents(spec))
 
 
-@pytest.mark.parametrize(("proxies", "engines", "seconds"), [(2, 2, 600.0), (4, 4, 300.0)])
-@pytest.mark.timeout(300)  # ten seconds of work, on a machine that may be busy
+@pytest.mark.parametrize(
+    ("proxies", "engines", "seconds", "seeds"),
+    [(2, 2, 600.0, SEEDS), (4, 4, 300.0, range(1, 9))],
+)
+@pytest.mark.timeout(600)  # a minute of work, on a machine that may be busy
 def test_hits_and_balance_are_those_of_one_proxy(
-    proxies: int, engines: int, seconds: float
+    proxies: int, engines: int, seconds: float, seeds: Sequence[int]
 ) -> None:
-    """Over the seeds within 5 % (a seed alone is a handful of documents, more or less)."""
+    """Over the seeds within 5 %. One seed is a handful of documents: of four proxies 1 to 6 %."""
     one: list[Result] = []
     several: list[Result] = []
-    for seed in SEEDS:
+    for seed in seeds:
         trace = a_trace(seed, engines, seconds=seconds)
         one.append(play(trace, shapers(), proxies=1, engines=engines, seed=seed))
         several.append(play(trace, shapers(), proxies=proxies, engines=engines, seed=seed))
-    hits = [sum(r.hit_ratio for r in results) / len(SEEDS) for results in (one, several)]
-    balance = [sum(r.imbalance for r in results) / len(SEEDS) for results in (one, several)]
+    hits = [sum(r.hit_ratio for r in results) / len(seeds) for results in (one, several)]
+    balance = [sum(r.imbalance for r in results) / len(seeds) for results in (one, several)]
     assert hits[1] >= 0.95 * hits[0], hits
     # Four proxies see each other's sends a tenth of a second late: within the guard at least.
     assert balance[1] <= max(1.05 * balance[0], 1.2), balance

@@ -20,7 +20,7 @@ from forebay.traces.errors import InputError
 KINDS = {
     "ttft": "send to first token of one request alone, over HTTP",
     "itl": "mean seconds between tokens of batch_size equal requests that only decode",
-    "tpot": "the same",
+    "tpot": "of one request, seconds from first to last token for each later token, over HTTP",
     "stall": "longest gap of a chat's tokens beside a prompt of prompt_tokens",
     "offline": "batch_size equal requests from submission to the last token, no HTTP",
 }
@@ -39,7 +39,7 @@ class Point:
         batch_size: number of equal requests at once.
         output_tokens: output of each request.
         held_out: the point is compared with the model, but not fitted.
-        text: the API server read and tokenized a text; False if a TTFT has no such time.
+        text: the API server read and tokenized a text; False if a TTFT or TPOT has no time for it.
     """
 
     line: int

@@ -17,6 +17,8 @@ from forebay.traces.errors import InputError
 
 CHAT_PROMPT, CHAT_OUTPUT = 500, 100_000
 BLOCK = 16
+LEAST_GAP_SHARE = 0.05
+"""Least share of a step that is left of a mean gap after a late first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +28,26 @@ class PointSteps:
     Attributes:
         longest: the point is the duration of the longest step, not the sum of all.
         server_tokens: prompt tokens that pass the API server; None if the point is of the engine.
+        admitted_tokens: prompt tokens that the engine takes in before the first step, if `longest`.
+        decoded_tokens: prompt tokens that the API server decodes before it sends the first token,
+            divided by the number of later tokens, which do not wait for that.
     """
 
     steps: tuple[StepWork, ...]
     longest: bool = False
     server_tokens: int | None = None
+    admitted_tokens: int = 0
+    decoded_tokens: float = 0.0
 
     def seconds(self, timing: StepTimeModel) -> float:
         """Return the model's prediction of the point."""
         times = [timing.step_s(work) for work in self.steps]
         if self.longest:
+            times[0] += timing.admit_s(self.admitted_tokens)
             return max(times)
         if self.server_tokens is None:
-            return sum(times)
+            late_s = timing.calibration.answer_token_s * self.decoded_tokens
+            return max(sum(times) - late_s, LEAST_GAP_SHARE * sum(times))
         server_s = timing.calibration.server_times().alone_s(self.server_tokens)
         return sum(times) + timing.admit_s(self.server_tokens) + server_s
 
@@ -63,7 +72,10 @@ def point_steps(point: Point, model: ModelSpec, gpu: GpuSpec) -> PointSteps:
             f"line {point.line}: {longest:,} tokens; {model.name} holds {model.max_model_len:,}"
         )
     if point.kind in ("itl", "tpot"):
-        return PointSteps((_decode_step(point),))
+        late = point.kind == "tpot" and point.text and point.batch_size == 1
+        gaps = point.output_tokens - 1
+        decoded = point.prompt_tokens / gaps if late and gaps else 0.0
+        return PointSteps((_decode_step(point),), decoded_tokens=decoded)
     core, recorder = _core(point, model, gpu)
     if point.kind == "stall":
         core.add(
@@ -76,7 +88,8 @@ def point_steps(point: Point, model: ModelSpec, gpu: GpuSpec) -> PointSteps:
         recorder.steps.clear()
         while not upload.output_tokens:
             core.step(0.0)
-        return PointSteps(tuple(recorder.steps), longest=True)
+        admitted = point.prompt_tokens
+        return PointSteps(tuple(recorder.steps), longest=True, admitted_tokens=admitted)
     hashes = _warm(core, point) if point.cached_tokens else None
     recorder.steps.clear()
     for number in range(point.batch_size):
