@@ -77,6 +77,18 @@ class TestLine:
         assert not backend.prefill_queue.blocks_for(2.0)
         assert self.backend(inf).prefill_queue.chunk_tokens == inf
 
+    def test_a_chat_waits_for_whole_steps_of_a_document_that_is_alone(self) -> None:
+        """vLLM 0.31 and later: the cap does not apply to a lone prompt."""
+        backend = self.backend()
+        document = backend.send(Request("d", 120_000), "document", 0, now=0.0)
+        alone_s = backend.wait_s(0.0, 500, 0.0)
+        assert alone_s == pytest.approx(1.5 * 8_192 / 120_000 * document.prefill_s)
+        almost_done = backend.wait_s(0.0, 500, document.prefill_s)
+        assert almost_done < 0.2 * alone_s
+        backend.send(Request("c", 500), "chat", 0, now=0.0)
+        assert backend.wait_s(0.0, 500, 0.0) == 0.0
+        assert self.backend(inf).wait_s(0.0, 500, 0.0) == 0.0
+
     def test_who_has_passed_took_its_part_of_the_time(self) -> None:
         backend = self.backend()
         document = backend.send(Request("d", 120_000), "document", 0, now=0.0)

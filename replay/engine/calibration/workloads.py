@@ -72,10 +72,7 @@ def point_steps(point: Point, model: ModelSpec, gpu: GpuSpec) -> PointSteps:
             f"line {point.line}: {longest:,} tokens; {model.name} holds {model.max_model_len:,}"
         )
     if point.kind in ("itl", "tpot"):
-        late = point.kind == "tpot" and point.text and point.batch_size == 1
-        gaps = point.output_tokens - 1
-        decoded = point.prompt_tokens / gaps if late and gaps else 0.0
-        return PointSteps((_decode_step(point),), decoded_tokens=decoded)
+        return PointSteps((_decode_step(point),), decoded_tokens=_decoded_tokens(point))
     core, recorder = _core(point, model, gpu)
     if point.kind == "stall":
         core.add(
@@ -104,6 +101,16 @@ def point_steps(point: Point, model: ModelSpec, gpu: GpuSpec) -> PointSteps:
     while core.has_work:
         core.step(0.0)
     return PointSteps(tuple(recorder.steps))
+
+
+def _decoded_tokens(point: Point) -> float:
+    """Return the prompt tokens that the API server decodes before a first token, for each gap.
+
+    A late first token shortens the mean gap of one request alone.
+    """
+    gaps = point.output_tokens - 1
+    late = point.kind == "tpot" and point.text and point.batch_size == 1
+    return point.prompt_tokens / gaps if late and gaps else 0.0
 
 
 def _core(point: Point, model: ModelSpec, gpu: GpuSpec) -> tuple[EngineCore, _Recorder]:
