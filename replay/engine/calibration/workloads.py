@@ -72,10 +72,7 @@ def point_steps(point: Point, model: ModelSpec, gpu: GpuSpec) -> PointSteps:
             f"line {point.line}: {longest:,} tokens; {model.name} holds {model.max_model_len:,}"
         )
     if point.kind in ("itl", "tpot"):
-        late = point.kind == "tpot" and point.text and point.batch_size == 1
-        gaps = point.output_tokens - 1
-        decoded = point.prompt_tokens / gaps if late and gaps else 0.0
-        return PointSteps((_decode_step(point),), decoded_tokens=decoded)
+        return PointSteps((_decode_step(point),), decoded_tokens=_decoded_tokens(point))
     core, recorder = _core(point, model, gpu)
     if point.kind == "stall":
         core.add(
@@ -132,6 +129,13 @@ def _decode_step(point: Point) -> StepWork:
     batch = point.batch_size
     context = batch * (point.prompt_tokens + point.output_tokens / 2)
     return StepWork(batch, batch, batch, decode_context=round(context))
+
+
+def _decoded_tokens(point: Point) -> float:
+    """Return `PointSteps.decoded_tokens` of a mean gap."""
+    gaps = point.output_tokens - 1
+    late = point.kind == "tpot" and point.text and point.batch_size == 1
+    return point.prompt_tokens / gaps if late and gaps else 0.0
 
 
 def predicted_s(work: PointSteps, model: ModelSpec, gpu: GpuSpec, constants: Calibration) -> float:
