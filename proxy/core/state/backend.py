@@ -223,6 +223,7 @@ class Backend:
         )  # fmt: skip
         sent.sent_at = now
         sent.reached_at = self.api_server.join(tokens, now)
+        sent.late_s += self.api_server.model.after_s(tokens)
         if self.prefill_queue.head is None:
             self.observer.begin(now, self.elsewhere)
         self.prefill_queue.join(sent, now)

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from math import ceil, inf
 from typing import Final
 
+from forebay.proxy.core.learn.cost import UNPROVEN
 from forebay.proxy.core.learn.prefix_cache import Visit
-from forebay.proxy.core.model import Request
+from forebay.proxy.core.model import INSTANT_S, Request
 from forebay.proxy.core.state.kv_budget import Holding
 
 STEP_TOKENS: Final = 2_048
@@ -36,6 +37,7 @@ class InFlight:
         sent_at: when it was sent; `first_token_at`: None before the first token.
         ends_at: predicted end of a prefill whose first token cannot be seen; else inf.
         counts: it counts towards `prefills_per_backend`; cache hits do not.
+        late_s: seconds of its prefill after which its answer is late, so it was hardly cached.
         overdue_s: least seconds its prefill counts for until its first token.
         priority: as the engine was told; lower goes first.
     """
@@ -47,6 +49,7 @@ class InFlight:
         "ends_at",
         "first_token_at",
         "holding",
+        "late_s",
         "output_tokens",
         "overdue_s",
         "prefill_s",
@@ -84,6 +87,7 @@ class InFlight:
         self.first_token_at: float | None = None
         self.ends_at = inf
         self.counts = counts(request, uncached_tokens)
+        self.late_s = (1.0 + UNPROVEN) * prefill_s + INSTANT_S
         self.overdue_s = OVERDUE_SHARE * cold_s  # the whole prompt may turn out uncached
 
 

@@ -17,7 +17,7 @@ from math import fsum, inf
 from typing import Final
 
 from forebay.proxy.core.learn.api_server import ServerModel, TimeInServer
-from forebay.proxy.core.learn.cost import MOST_OFF, UNPROVEN, CostModel, Vector, features
+from forebay.proxy.core.learn.cost import MOST_OFF, CostModel, Vector, features
 from forebay.proxy.core.model import ENOUGH, INSTANT_S, SLACK
 from forebay.proxy.core.state.elsewhere import SILENT_S, Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight, passing
@@ -82,8 +82,9 @@ class PrefillQueue:
             return 0.0
         left, floor = head.prefill_s - elapsed_s, 0.0
         if head.request.streams:
-            floor = head.overdue_s
-            if elapsed_s > (1.0 + UNPROVEN) * head.prefill_s + INSTANT_S:
+            if head.counts or elapsed_s > head.late_s:
+                floor = head.overdue_s
+            if elapsed_s > head.late_s:
                 left = head.cold_s - elapsed_s  # the engine had evicted what seemed to be cached
         return self.total_s - head.prefill_s + max(left, floor)
 
@@ -148,7 +149,7 @@ class PrefillQueue:
         if head is None:
             return others_at
         rest = self.total_s - head.prefill_s
-        floor = head.overdue_s if head.request.streams else 0.0
+        floor = head.overdue_s if head.request.streams and head.counts else 0.0
         if rest + floor >= limit_s:
             return self.silent_ends_at()
         return max(others_at, self.head_since + self.total_s - limit_s)

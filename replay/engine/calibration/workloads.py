@@ -141,13 +141,6 @@ def _decode_step(point: Point) -> StepWork:
     return StepWork(batch, batch, batch, decode_context=round(context))
 
 
-def _decoded_tokens(point: Point) -> float:
-    """Return `PointSteps.decoded_tokens` of a mean gap."""
-    gaps = point.output_tokens - 1
-    late = point.kind == "tpot" and point.text and point.batch_size == 1
-    return point.prompt_tokens / gaps if late and gaps else 0.0
-
-
 def predicted_s(work: PointSteps, model: ModelSpec, gpu: GpuSpec, constants: Calibration) -> float:
     """Return the seconds of `work` under `constants`."""
     return work.seconds(StepTimeModel(model, gpu, constants))
