@@ -12,7 +12,8 @@ ratio of two shorter times says nothing. Doubled: stealing and learning react 0.
 MAJORITY: Final = 0.5
 """The share of a whole that speaks for all of it: two prefills of half a prompt's size prove its
 prediction, half of a cached prefix shows that the cache keeps it, a block in half of the prompts is
-common to them, a request has waited long after half of the time to its deadline, and no tenant
+common to them, one report of a cache that keeps less moves the estimate half of the way, a request
+has waited long after half of the time to its deadline, and no tenant
 holds half of a queue while another is active. One request reserves at most half of the KV pool for
 its output, and a request that takes half of an engine leaves another engine to other tenants.
 Doubled (the whole): nothing is proven by less than all, shares of buckets never apply, one tenant
@@ -20,8 +21,9 @@ may fill a queue, and one request an engine."""
 SLACK: Final = 0.1
 """The share of a whole that changes nothing: scores of two backends that differ by so much of a
 cold prefill are equal, so many untranslated blocks of a prompt are left as they are, more urgent
-work that takes so little of an engine leaves the order as it is, and a resource so much below its
-limit is calm. Doubled: load is balanced at the cost of longer waits."""
+work that takes so little of an engine leaves the order as it is, a prefill that is over its
+prediction still counts for so much of it, and a resource so much below its limit is calm. Doubled:
+load is balanced at the cost of longer waits, and the engine may run empty behind a late prefill."""
 FULL: Final = 0.95
 """The share of a resource that can be used. Above it an engine preempts requests or lets them wait
 for KV cache, and a request behind more urgent ones would be predicted to wait for ever. It has no

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from forebay.proxy.core.learn.cost import CostModel, features
 from forebay.proxy.core.learn.prefix_index import PrefixIndex
-from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
+from forebay.proxy.core.model import SLACK, Action, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.policy.admission import refuse, whole_s
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.in_flight import OVERDUE_SHARE
 from forebay.proxy.core.state.kv_budget import KvBudget
 from forebay.proxy.core.state.queue import DueQueue, QueuedRequest
 
@@ -291,9 +290,7 @@ class TestBacklog:
         whole = flight.prefill_s
         assert backend.prefill_queue.backlog_s(10.0) == whole
         assert backend.prefill_queue.backlog_s(10.0 + whole / 2) == pytest.approx(whole / 2)
-        assert backend.prefill_queue.backlog_s(10.0 + 5 * whole) == pytest.approx(
-            OVERDUE_SHARE * whole
-        )
+        assert backend.prefill_queue.backlog_s(10.0 + 5 * whole) == pytest.approx(SLACK * whole)
         backend.first_token("r", 10.0 + whole)
         assert backend.prefill_queue.backlog_s(11.0 + whole) == 0.0
 

@@ -11,14 +11,11 @@ from typing import Final
 
 from forebay.proxy.core.learn.engine_blocks import EngineBlocks
 from forebay.proxy.core.learn.prefix_index import PrefixIndex, Touch
-from forebay.proxy.core.model import Request
+from forebay.proxy.core.model import MAJORITY, Request
 
 DEFAULT_INDEX_BLOCKS: Final = 1 << 16
 """If the KV pool is unknown: 128 MiB of prompt text. Doubled: more is believed to be cached until
 answers tell, and memory doubles."""
-KEPT_GAIN: Final = 0.5
-"""Step of `kept` towards what is left of the index once a block was missing: half of the way, as
-one report may be wrong. Doubled: all the way."""
 KEPT_STEP: Final = 1.01  # factor of `kept` when more is cached; doubled: it swings more
 KEPT_LEAST: Final = 0.25
 """Of a known KV pool; below that the reports must mean something else. Doubled: an engine that
@@ -249,7 +246,7 @@ class PrefixCache:
         if kv_tokens < inf:
             least, pool_blocks = KEPT_LEAST, kv_tokens / block_tokens
         left = len(self.prefixes) / pool_blocks
-        self.kept = max(least, self.kept + KEPT_GAIN * (left - self.kept))
+        self.kept = max(least, self.kept + MAJORITY * (left - self.kept))
 
     def restarted(self) -> None:
         """Forget everything: the engine restarted or is another one now."""

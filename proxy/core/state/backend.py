@@ -17,7 +17,8 @@ from forebay.proxy.core.state.coalescing import Leaders
 from forebay.proxy.core.state.elsewhere import Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight
 from forebay.proxy.core.state.kv_budget import Holding, Holdings, KvBudget, reserved
-from forebay.proxy.core.state.prefill_queue import PrefillObserver, PrefillQueue
+from forebay.proxy.core.state.prefill_observer import PrefillObserver
+from forebay.proxy.core.state.prefill_queue import PrefillQueue
 from forebay.proxy.core.state.queue import BucketQueue, QueuedRequest
 from forebay.proxy.core.state.shares import Turns
 from forebay.proxy.core.state.tenants import Fairness

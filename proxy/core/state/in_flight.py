@@ -6,17 +6,13 @@ from typing import Final
 
 from forebay.proxy.core.learn.cost import UNPROVEN
 from forebay.proxy.core.learn.prefix_cache import Visit
-from forebay.proxy.core.model import INSTANT_S, Request
+from forebay.proxy.core.model import INSTANT_S, SLACK, Request
 from forebay.proxy.core.state.kv_budget import Holding
 
 STEP_TOKENS: Final = 2_048
 """Prompt tokens that fit into one engine step: the least max_num_batched_tokens of vLLM's defaults.
 Prefills that together stay below it cost one step, however long a step takes.
 Doubled: short documents count as hits, so several are computed at once."""
-
-OVERDUE_SHARE: Final = 0.1
-"""Of a prefill that is over its prediction: what it still counts for. Doubled: the next request is
-sent later, and the engine may run empty."""
 
 
 def counts(request: Request, uncached_tokens: int) -> bool:
@@ -88,7 +84,7 @@ class InFlight:
         self.ends_at = inf
         self.counts = counts(request, uncached_tokens)
         self.late_s = (1.0 + UNPROVEN) * prefill_s + INSTANT_S
-        self.overdue_s = OVERDUE_SHARE * cold_s  # the whole prompt may turn out uncached
+        self.overdue_s = SLACK * cold_s  # the whole prompt may turn out uncached
 
 
 def passing(
