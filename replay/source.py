@@ -2,13 +2,13 @@
 
 Two passes keep memory small: of a million rows only the arrival times are kept. Of a small file all
 rows are kept, which saves the second pass. The first pass also finds the rows that do not fit the
-model's context, so that no error comes up half way.
+model's context, so that no error comes up half way. A simulation keeps all rows and reads once.
 """
 
 import hashlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -105,13 +105,40 @@ class TraceSource:
 
     def scan(self) -> Scan:
         """Do the first pass; raises InputError for anything that cannot be read."""
-        found = Scan()
         small = self._path is not None and self._path.stat().st_size <= KEPT_BYTES
         kept: list[TraceRequest] = []
-        for request in self._read():
+
+        def keep(request: TraceRequest) -> None:
+            nonlocal small
             if small:
                 kept.append(request)
                 small = len(kept) <= KEPT_ROWS
+
+        found = self._scan(keep)
+        self._kept = kept if small else None
+        return found
+
+    def rows(self, converted: Callable[[TraceRequest], TraceRequest]) -> list[TraceRequest]:
+        """Read all rows to send in one pass, each `converted`; raises InputError as the two do.
+
+        A row is converted as soon as it is read, so texts that this replaces take no memory.
+        """
+        rows: list[TraceRequest] = []
+
+        def keep(request: TraceRequest) -> None:
+            fitted = self._fit(request)
+            if fitted is not None:
+                rows.append(converted(fitted))
+
+        found = self._scan(keep)
+        self.check(found, len(rows))
+        return rows
+
+    def _scan(self, keep: Callable[[TraceRequest], None]) -> Scan:
+        """Read all rows and call `keep` with each."""
+        found = Scan()
+        for request in self._read():
+            keep(request)
             found.arrivals_s.append(request.arrival_s)
             found.needs.append(request.input_tokens + request.output_tokens)
             found.linked = found.linked or bool(request.parent or request.waits_for)
@@ -119,7 +146,6 @@ class TraceSource:
             if request.tenant is not None:
                 found.tenants.add(request.tenant)
         found.skipped = self._skipped
-        self._kept = kept if small else None
         return found if self.limit is None else self.limit_to(found, self.limit)
 
     def limit_to(self, scan: Scan, limit: int) -> Scan:
@@ -154,9 +180,12 @@ class TraceSource:
 
     def _fitted(self) -> Iterator[TraceRequest]:
         for request in self._read():
-            fitted = request if self.limit is None else fit(request, self.limit, self._too_long)
+            fitted = self._fit(request)
             if fitted is not None:
                 yield fitted
+
+    def _fit(self, request: TraceRequest) -> TraceRequest | None:
+        return request if self.limit is None else fit(request, self.limit, self._too_long)
 
     @property
     def may_lack_rows(self) -> bool:

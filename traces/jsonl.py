@@ -59,7 +59,8 @@ def read_trace(path: str | Path, *, skip_bad: bool = False, sort: bool = False) 
 def parse_row(line: bytes) -> TraceRequest:
     """Read one line of the format; raises RowError."""
     row = parse_object(line)
-    if not _KEYS.issuperset(row):
+    few = _FIRST_KEYS.issuperset(row)
+    if not few and not _KEYS.issuperset(row):
         unknown = next(key for key in row if key not in _KEYS)
         raise RowError(f"unknown key {unknown!r}; the keys are {', '.join(TraceRequest.__slots__)}")
     identity = row.get("id")
@@ -82,7 +83,7 @@ def parse_row(line: bytes) -> TraceRequest:
         if row.get("text") is not None:
             raise RowError("both text and blocks; a prompt is one or the other")
         blocks = block_ids(row, "blocks", input_tokens, block_tokens)
-    more = {} if _FIRST_KEYS.issuperset(row) else _later_values(row)
+    more = {} if few else _later_values(row)
     return TraceRequest(
         id=identity,
         arrival_s=seconds(row, "arrival_s"),

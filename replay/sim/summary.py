@@ -85,8 +85,15 @@ class Table:
         return limit_s
 
 
-def summarise(simulated: Simulated, slos: Sequence[Slo], window_s: float) -> dict[str, Any]:
-    """Make the summary; arrivals went on for `window_s` seconds."""
+def summarise(
+    simulated: Simulated, slos: Sequence[Slo], window_s: float, *, bounded: bool = True
+) -> dict[str, Any]:
+    """Make the summary of a trace whose arrivals went on for `window_s` seconds.
+
+    Args:
+        bounded: compute the bound for an all-knowing scheduler, which can take longer than the
+            simulation. Without it, its two keys are None until `set_bound`.
+    """
     table, outcomes = Table(simulated), simulated.outcomes
     good = table.good(slos)
     rejects = [o.reject for o in outcomes if o.reject]
@@ -99,7 +106,8 @@ def summarise(simulated: Simulated, slos: Sequence[Slo], window_s: float) -> dic
         "window_s": window_s,
         "offered_rate_per_s": len(outcomes) / window_s if window_s else None,
         **_goodput(table, good, window_s),
-        **_possible(simulated, table.first_token_limit_s(slos), int(good.sum()), window_s),
+        "possible_goodput_per_s": None,
+        "share_of_possible": None,
         "slos": [str(slo) for slo in slos],
         **_cache_use(outcomes),
         "verdict": "valid",
@@ -124,7 +132,24 @@ def summarise(simulated: Simulated, slos: Sequence[Slo], window_s: float) -> dic
         summary[key] = _distributions(table, table.metrics[metric])
     summary["queue_ms"] = _distributions(table, table.queue_s)
     summary["ttft_ms_failures_as_inf"] = _distributions(table, table.metrics["ttft"], failures=True)
+    if bounded:
+        set_bound(summary, _most_in_time(simulated, table, slos))
     return summary
+
+
+def bound_of(simulated: Simulated, slos: Sequence[Slo]) -> int:
+    """Bound the requests in time under any scheduler (possible.py).
+
+    The bound depends on the requests, the targets and the engines, not on the policy.
+    """
+    return _most_in_time(simulated, Table(simulated), slos)
+
+
+def set_bound(summary: dict[str, Any], most: int) -> None:
+    """Compare the goodput of a summary with the bound, `most` requests in time."""
+    window_s, good = summary["window_s"], round(summary["attainment"] * summary["requests"])
+    summary["possible_goodput_per_s"] = most / window_s if window_s else None
+    summary["share_of_possible"] = good / most if most else None
 
 
 def _goodput(table: Table, good: NDArray[np.bool_], window_s: float) -> dict[str, Any]:
@@ -148,17 +173,13 @@ def _goodput(table: Table, good: NDArray[np.bool_], window_s: float) -> dict[str
     }
 
 
-def _possible(simulated: Simulated, limits_s: Floats, good: int, window_s: float) -> dict[str, Any]:
-    """Compare the goodput with the bound for an all-knowing scheduler (possible.py)."""
-    scenario, rows = simulated.scenario, [o.request for o in simulated.outcomes]
-    possible = len(rows)
-    if good < possible:  # else nothing can be better
-        counted = most_in_time(rows, limits_s.tolist(), scenario.engine, scenario.gpus)
-        possible = int(counted.sum() + 1e-6)
-    return {
-        "possible_goodput_per_s": possible / window_s if window_s else None,
-        "share_of_possible": good / possible if possible else None,
-    }
+def _most_in_time(simulated: Simulated, table: Table, slos: Sequence[Slo]) -> int:
+    rows = [o.request for o in simulated.outcomes]
+    if table.good(slos).all():  # nothing can be better
+        return len(rows)
+    limits_s = table.first_token_limit_s(slos).tolist()
+    counted = most_in_time(rows, limits_s, simulated.scenario.engine, simulated.scenario.gpus)
+    return int(counted.sum() + 1e-6)
 
 
 def _cache_use(outcomes: Sequence[SimOutcome]) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """Simulate every combination of the given values over one trace, on all cores or on Ray.
 
-Each combination starts from equal input, so its result does not depend on where it runs.
+Each combination starts from equal input, so its result does not depend on where it runs. The bound
+on what any scheduler could reach takes longer than many a simulation, and it is the same for all
+policies. So only the first case of those that differ in nothing but the policy computes it. If that
+case served all requests in time, the bound is their number for the others, too.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
@@ -16,7 +19,7 @@ from forebay.replay.process_pool import process_pool
 from forebay.replay.ray_cluster import connect
 from forebay.replay.sim.capacity import capacity_per_s, mixed_capacity_per_s
 from forebay.replay.sim.scenario import Scenario, Simulated, check_policy, simulate, split_gpus
-from forebay.replay.sim.summary import summarise
+from forebay.replay.sim.summary import bound_of, set_bound, summarise
 from forebay.replay.sim.workload import SimWorkload
 from forebay.replay.slo import Slo
 from forebay.traces.errors import InputError
@@ -36,6 +39,11 @@ class SweepCase:
     scenario: Scenario
     workload: SimWorkload
     slos: tuple[Slo, ...]
+
+    @property
+    def traffic(self) -> tuple[tuple[str, Value], ...]:
+        """The values that make its requests and engines differ from those of other cases."""
+        return tuple(item for item in self.values.items() if item[0] != "policy")
 
 
 def parse_axis(text: str) -> tuple[str, list[Value]]:
@@ -105,8 +113,11 @@ def simulate_case(case: SweepCase) -> tuple[Simulated, float]:
     return simulate(trace, scenario), window_s
 
 
-def describe(case: SweepCase, simulated: Simulated, window_s: float) -> dict[str, Any]:
-    summary = summarise(simulated, case.slos, window_s)
+def describe(
+    case: SweepCase, simulated: Simulated, window_s: float, *, bounded: bool = True
+) -> dict[str, Any]:
+    """Make the summary of a simulated case; without the bound, unless `bounded`."""
+    summary = summarise(simulated, case.slos, window_s, bounded=bounded)
     return {
         "case": dict(case.values),
         **summary,
@@ -118,23 +129,52 @@ def describe(case: SweepCase, simulated: Simulated, window_s: float) -> dict[str
 def run_all(listed: Sequence[SweepCase], jobs: int | None = None) -> Iterator[dict[str, Any]]:
     """Simulate the cases on `jobs` processes (default: all cores); summaries in their order."""
     jobs = min(jobs or len(os.sched_getaffinity(0)), len(listed))
+    leads = _leads(listed)
     if jobs <= 1:
-        yield from map(run_case, listed)
+        yield from _with_bounds(listed, map(_run, listed, leads))
         return
     with process_pool(jobs) as pool:
-        yield from pool.map(run_case, listed)
+        yield from _with_bounds(listed, pool.map(_run, listed, leads))
 
 
 def run_on_ray(listed: Sequence[SweepCase], address: str) -> Iterator[dict[str, Any]]:
     """Simulate the cases on a Ray cluster; raises InputError if Ray is missing or unreachable."""
     ray = connect(address)
     try:
-        remote = ray.remote(run_case)
+        remote = ray.remote(_run)
         # All are submitted at once; results are small and come back in the order of the cases.
-        for pending in [remote.remote(case) for case in listed]:
-            yield ray.get(pending)
+        pending = [
+            remote.remote(case, leads) for case, leads in zip(listed, _leads(listed), strict=True)
+        ]
+        yield from _with_bounds(listed, map(ray.get, pending))
     finally:
         ray.shutdown()
+
+
+def _leads(listed: Sequence[SweepCase]) -> list[bool]:
+    """Tell for each case whether it is the first with its requests and engines."""
+    traffic = [case.traffic for case in listed]
+    first = {found: number for number, found in reversed(list(enumerate(traffic)))}
+    return [first[found] == number for number, found in enumerate(traffic)]
+
+
+def _run(case: SweepCase, leads: bool) -> tuple[dict[str, Any], int | None]:
+    """Simulate one case; returns its summary without the bound, and the bound if it `leads`."""
+    simulated, window_s = simulate_case(case)
+    summary = describe(case, simulated, window_s, bounded=False)
+    return summary, bound_of(simulated, case.slos) if leads else None
+
+
+def _with_bounds(
+    listed: Sequence[SweepCase], results: Iterable[tuple[dict[str, Any], int | None]]
+) -> Iterator[dict[str, Any]]:
+    """Give each summary the bound that the first case with its requests and engines found."""
+    bounds: dict[tuple[tuple[str, Value], ...], int] = {}
+    for case, (summary, most) in zip(listed, results, strict=True):
+        if most is not None:
+            bounds[case.traffic] = most
+        set_bound(summary, bounds[case.traffic])
+        yield summary
 
 
 def _value(name: str, text: str) -> Value:

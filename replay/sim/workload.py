@@ -44,9 +44,7 @@ class SimWorkload:
             max_model_len=context,
             too_long=self.too_long,
         )
-        scan = source.scan()
-        source.check(scan, len(scan.arrivals_s))
-        return [with_blocks(row) for row in source.requests()]
+        return source.rows(with_blocks)
 
     def requests(
         self, context: int, capacity_per_s: Callable[[], float]
@@ -75,9 +73,10 @@ class SimWorkload:
             seed=self.seed,
         )
         first_s = schedule.times_s[0]
-        paced = [
-            replace(row, arrival_s=at - first_s)
-            for row, at in zip(rows, schedule.times_s, strict=False)
+        dues_s = (at_s - first_s for at_s in schedule.times_s)
+        paced = [  # a copy costs a third of reading the row
+            row if row.arrival_s == due_s else replace(row, arrival_s=due_s)
+            for row, due_s in zip(rows, dues_s, strict=False)
         ]
         return paced, schedule.window_s
 

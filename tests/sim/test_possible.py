@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from overload import mix, poisson
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.sim.possible import LeastPrefill, densest, fitting, most_in_time
+from forebay.replay.sim.possible import Floats, LeastPrefill, densest, fitting, most_in_time
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.replay.sim.summary import summarise
+from forebay.replay.sim.sweep import cases, parse_axes, run_all, run_case
 from forebay.replay.sim.table import results_table
+from forebay.replay.sim.workload import SimWorkload
 from forebay.replay.slo import parse_slos
 from forebay.traces.schema import TraceRequest
 
@@ -161,3 +163,29 @@ def test_a_prefill_costs_no_more_than_the_engine_takes() -> None:
         assert took_s is not None
         cost = LeastPrefill(ENGINE)
         assert 0.85 * took_s < cost.seconds(0, tokens) + cost.server_s(tokens) <= took_s
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_sweep_computes_the_bound_once_for_all_policies(
+    jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, slos = poisson(mix, [(10.0, 45.0)], 0), parse_slos("ttft=2s", ())
+    axes = parse_axes(["policy=direct,warm_or_least_work,leastconn_8", "gpus=1,2,40"])
+    listed = list(cases(axes, Scenario(ENGINE), SimWorkload(rows), slos))
+    alone = [run_case(case) for case in listed]
+    computed: list[int] = []
+
+    def counting(
+        rows: Sequence[TraceRequest], limits_s: Sequence[float], engine: EngineConfig, engines: int
+    ) -> Floats:
+        computed.append(engines)
+        return most_in_time(rows, limits_s, engine, engines)
+
+    monkeypatch.setattr("forebay.replay.sim.summary.most_in_time", counting)
+    together = list(run_all(listed, jobs))
+    for result in (*alone, *together):
+        del result["cpu_s"]
+    assert together == alone
+    assert [list(result) for result in together] == [list(result) for result in alone]
+    # Of 40 engines all requests are in time. Two jobs are other processes, which are not counted.
+    assert computed == ([1, 2] if jobs == 1 else [])
