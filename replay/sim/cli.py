@@ -103,12 +103,12 @@ class SimulateArguments:
 
     def check(self, axes: Collection[str]) -> None:
         """Raise InputError for options that exclude each other, or a folder that is not free."""
-        from forebay.replay.output import check_folder
-
         sweeps = bool(axes)
         if self.out is not None:
             if sweeps:
                 raise InputError("--out keeps one run: leave out --sweep, or take --json")
+            from forebay.replay.output import check_folder  # takes 0.3 s: it imports aiohttp
+
             check_folder(self.out, force=self.force)
         if self.stream and (sweeps or self.out is not None or self.explain is not None):
             raise InputError("--stream keeps no request: leave out --sweep, --out and --explain")

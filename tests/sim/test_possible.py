@@ -106,6 +106,19 @@ def test_coarse_times_only_raise_the_bound(monkeypatch: pytest.MonkeyPatch) -> N
     assert exact <= fitting(*jobs, 1).sum() < 1.15 * exact
 
 
+def test_what_fits_is_found_by_sums_and_by_visits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums decide only where there is time left, and agree with the visits there."""
+    dice = np.random.default_rng(3)
+    release = dice.uniform(0, 100, 300)
+    for most_s in (0.05, 0.2, 0.5, 1.5):
+        jobs = release, release + dice.choice([2.0, 30.0], 300), dice.uniform(0.01, most_s, 300)
+        found = fitting(*jobs, 1)
+        monkeypatch.setattr("forebay.replay.sim.possible.ROUNDING_S", inf)
+        assert found.tolist() == fitting(*jobs, 1).tolist()
+        monkeypatch.undo()
+        assert (found == 1.0).all() == (most_s < 1.0)
+
+
 def test_a_prompt_constrains_by_its_densest_end() -> None:
     assert densest([(0.0, 1.0), (9.0, 4.0), (10.0, 1.0)], 12.0) == (9.0, 5.0)
     assert densest([(0.0, 1.0)], 12.0) == (0.0, 1.0)

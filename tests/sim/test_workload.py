@@ -1,5 +1,7 @@
 """How a simulation reads its trace: in one pass, with the rows and errors of a replay's two."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,3 +66,13 @@ def test_only_rows_whose_time_changes_are_copied() -> None:
     assert [row.arrival_s for row in rows] == [0.5, 1.0, 2.0]  # other cases share them
     own, _ = SimWorkload(paced).requests(CONTEXT, no_load)
     assert all(one is row for one, row in zip(own, paced, strict=True))
+
+
+def test_a_simulation_loads_no_http_client(trace: Path) -> None:
+    code = (
+        "import sys\nfrom forebay.proxy.cli import main\n"
+        f"sys.argv = ['forebay', 'simulate', {str(trace)!r}, '--too-long', 'drop', '--json']\n"
+        "assert not main()\n"
+        "assert 'forebay.replay.sim.sweep' in sys.modules and 'aiohttp' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
