@@ -249,7 +249,7 @@ def test_a_document_in_turn_is_paid_for_on_every_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("users", "gpus", "copies_of_proxy"), [(5, 2, 1), (20, 2, 2), (20, 4, 3), (200, 1, 1)]
+    ("users", "gpus", "copies_of_proxy"), [(5, 2, 1), (20, 2, 2), (20, 4, 2), (200, 1, 1)]
 )
 def test_a_copy_on_another_engine_is_no_growth_of_users(
     users: int, gpus: int, copies_of_proxy: int, tmp_path: Path
@@ -341,7 +341,7 @@ def test_requests_that_the_proxy_admits_in_a_flood_are_in_time() -> None:
     assert 13.0 < waits["document"] < 14.0
     way = SimWay(PROXY, Scenario(config, 2, proxy=config_with(waits)), "x", watched=False)
     told = []
-    for factor, least in ((1.5, 0.999), (3.0, 0.995), (6.0, 0.98)):
+    for factor, least in ((1.5, 0.998), (3.0, 0.995), (6.0, 0.98)):
         (load,) = asyncio.run(way.play("x", flood.requests(factor * 23.3, 60.0, 0)))
         told.append(flood.table_row(PROXY, factor, load, slos))
         answered = [one for one in load.seen if one.ok]
