@@ -114,8 +114,12 @@ class TestModel:
                 scene.backend.finished(name, now + 5.0)
         assert scene.model.token_s == pytest.approx(PRIOR_SERVER_S_PER_TOKEN, rel=0.01)
 
-    def test_a_slow_server_is_learned_though_no_text_is_alone(self) -> None:
-        """Hits of one document come all the time, so that the next one is always sent already."""
+    def test_a_slow_server_without_a_pause_is_not_taken_for_a_slow_engine(self) -> None:
+        """Hits of one document come all the time, so that the next one is always sent already.
+
+        What they take is not learned: beside others it may be the engine's. When such times taught
+        the server, 6 to 17 % of a flood's requests expired in the queue instead of 2 to 7 %.
+        """
         scene = Scene(10.0)
         backend, before_s = scene.backend, BEFORE_SHARE * scene.token_s * LONG
         read_at, sent, answers = 0.0, 0, list[tuple[float, str]]()
@@ -133,7 +137,6 @@ class TestModel:
                 backend.first_token(name, scene.now)
             else:
                 scene.now = sends_at
-        assert scene.model.token_s == pytest.approx(scene.token_s, rel=0.35)
         assert backend.cost.predict_s(500, 500) < 0.05
 
     def test_an_impure_hit_of_a_long_prompt_teaches_the_engine_nothing(self) -> None:

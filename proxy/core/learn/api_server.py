@@ -5,10 +5,10 @@ before the first token leaves. Both times grow with the whole prompt, cached or 
 waits for another. So they are kept apart from the cost model, whose work is the engine's.
 """
 
-from math import exp, inf, log
+from math import exp, log
 from typing import Final
 
-from forebay.proxy.core.learn.cost import MOST_OFF, UNPROVEN
+from forebay.proxy.core.learn.cost import MOST_OFF
 from forebay.proxy.core.model import ENOUGH
 
 PRIOR_SERVER_S_PER_TOKEN: Final = 3.8e-6
@@ -52,9 +52,10 @@ class TimeInServer:
     Attributes:
         before_s: until the engine got the first text.
         after_s: from the end of the last step to its answers.
+        alone: one prefill found the engine empty and left it so.
     """
 
-    __slots__ = ("_alone", "_model", "_text_s", "_text_since", "after_s", "before_s")
+    __slots__ = ("_answers", "_model", "after_s", "alone", "before_s")
 
     def __init__(self, model: ServerModel) -> None:
         self._model = model
@@ -63,30 +64,25 @@ class TimeInServer:
     def begin(self) -> None:
         """Start an observation."""
         self.before_s = self.after_s = 0.0
-        self._alone = False  # one prefill found the engine empty and left it so
-        # Of one prefill among others: its seconds in an idle server, and their earliest begin.
-        self._text_s = self._text_since = 0.0
+        self.alone = False
+        self._answers = 0
 
     def answered(
         self, prompt_tokens: int, sent_at: float, reached_at: float, since: float, *, last: bool
     ) -> None:
         """Note an answer in an observation that began at `since`; `last`: no prefill is left."""
-        after_s = self._model.after_s(prompt_tokens)
-        if self._text_s > 0.0:  # more of the same step: the loop decodes the longer prompt first
-            self._alone, self._text_s = False, inf
-            self.after_s = max(self.after_s, after_s)
-            return
-        self.before_s = max(0.0, reached_at - since)  # the engine may have waited for its text
-        self.after_s = after_s
-        self._alone = last and since == sent_at
-        self._text_s = max(1e-9, self._model.before_s(prompt_tokens) + after_s)
-        self._text_since = max(since, sent_at)
+        self._answers += 1
+        # Answers of one step come together: the event loop decodes the longer prompt first.
+        self.after_s = max(self.after_s, self._model.after_s(prompt_tokens))
+        if self._answers == 1:  # the engine may have waited for its text
+            self.before_s = max(0.0, reached_at - since)
+        self.alone = self._answers == 1 and last and since == sent_at
 
-    def learn(self, elapsed_s: float, engine_s: float, since: float) -> None:
-        """Learn from an observation that was mostly time in the server."""
-        text_took_s = since + elapsed_s - self._text_since - engine_s
-        if self._alone:
+    def learn(self, elapsed_s: float, engine_s: float) -> None:
+        """Learn from an observation that was mostly time in the server.
+
+        Beside other prefills the engine's steps and the texts before it take time, too: such an
+        observation teaches nothing.
+        """
+        if self.alone:
             self._model.observe(self.before_s + self.after_s, elapsed_s - engine_s)
-        elif text_took_s > (1.0 + UNPROVEN) * self._text_s:
-            # It took at least so long. While texts queue in a slow server, none is alone.
-            self._model.observe(self._text_s, text_took_s)

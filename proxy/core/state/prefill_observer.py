@@ -129,7 +129,7 @@ class PrefillObserver:
         engine_s = self._cost.total_s(terms)
         server_s = self._times.before_s + self._times.after_s
         if server_s > engine_s:
-            self._times.learn(elapsed_s, engine_s, self._since)
+            self._times.learn(elapsed_s, engine_s)
         else:
             self._cost.observe(terms, max(elapsed_s - server_s, engine_s / MOST_OFF))
 
