@@ -7,12 +7,16 @@ BIN := .venv/bin
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
 
-# Put `forebay` on your PATH: by pipx, or say how to do it without.
+# Put `forebay` on your PATH: by pipx, or say how to do it without. The policy becomes machine code
+# where that is possible: FOREBAY_COMPILE=0 make install leaves it as it is.
+install: export FOREBAY_COMPILE ?= $(shell $(PYTHON) -c $(CAN_COMPILE))
 install:
 	@$(PYTHON) -c $(NEEDS_PYTHON)
+	@if [ "$$FOREBAY_COMPILE" = 1 ]; then \
+	  echo "Compiling the policy takes some minutes; FOREBAY_COMPILE=0 make install leaves it out." >&2; fi
 	@if command -v pipx >/dev/null; then pipx install --force --python $(PYTHON) .; else \
 	  echo "pipx is not installed. These two lines do the same; ~/.local/bin must be in your PATH:" >&2; \
-	  echo "  $(PYTHON) -m venv ~/.local/share/forebay && ~/.local/share/forebay/bin/pip install $(CURDIR)"; \
+	  echo "  $(PYTHON) -m venv ~/.local/share/forebay && FOREBAY_COMPILE=$$FOREBAY_COMPILE ~/.local/share/forebay/bin/pip install $(CURDIR)"; \
 	  echo "  mkdir -p ~/.local/bin && ln -sf ~/.local/share/forebay/bin/forebay ~/.local/bin/"; \
 	  exit 1; fi
 
@@ -77,6 +81,7 @@ bench-vllm-cpu: .venv/dev vllm-cpu
 
 # The locks name everything for every Python and system, so pip has nothing to resolve (--no-deps).
 NEEDS_PYTHON := 'import sys; sys.exit("forebay needs Python 3.11 or newer; try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
+CAN_COMPILE := 'import os, shutil, sysconfig as s; print(int(bool(shutil.which("cc")) and os.path.exists(s.get_path("include") + "/Python.h")))'
 INSTALL := $(BIN)/pip install -q --disable-pip-version-check --no-deps
 
 .venv/runtime: requirements.lock pyproject.toml

@@ -1,11 +1,14 @@
 """With FOREBAY_COMPILE=1 the policy and the simulator are compiled (mypyc) from the same source.
 
-Everything else about the package stands in pyproject.toml. `make compiled` is the short way.
+Everything else about the package stands in pyproject.toml. `make install` sets it where there is a
+C compiler, and `make compiled` is for work on the source.
 """
 
 import os
 import sys
+import tomllib
 from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 
@@ -33,8 +36,12 @@ def compiled_modules(root: str = ".") -> list[str]:
 INLINING = ["-fvisibility=hidden", "-fno-semantic-interposition", "-fno-plt"]
 
 
+COMPILES = os.environ.get("FOREBAY_COMPILE") == "1"
+
+
 def extensions() -> list[Extension]:
-    if os.environ.get("FOREBAY_COMPILE") != "1":
+    # For the two commands pip wants the names of packages alone, perhaps before mypyc is there.
+    if not COMPILES or not {"egg_info", "dist_info"}.isdisjoint(sys.argv):
         return []
     from mypyc.build import mypycify
 
@@ -50,5 +57,13 @@ def extensions() -> list[Extension]:
     return built
 
 
+def build_requirements() -> list[str]:
+    """Return what compiling needs: mypyc, and all that the source imports, for its types."""
+    if not COMPILES:
+        return []
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return ["mypy>=1.18", "types-PyYAML", *project["dependencies"]]
+
+
 if __name__ == "__main__":
-    setup(ext_modules=extensions())
+    setup(ext_modules=extensions(), setup_requires=build_requirements())

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 
 CLOSED_PIPE = 141  # as of a program that SIGPIPE ends
 
@@ -63,6 +64,12 @@ COMMANDS = {
 }
 
 
+def is_compiled() -> bool:
+    """True if the policy is machine code, which takes less of the processor for each request."""
+    spec = find_spec("forebay.proxy.core.shaper")
+    return spec is not None and not (spec.origin or "").endswith(".py")
+
+
 def usage() -> str:
     words = "\n".join(f"  {word:<10}  {text}" for word, (_, text) in COMMANDS.items())
     return (
@@ -103,7 +110,8 @@ def run(words: list[str]) -> int:
     if words[0] == "--version":
         from importlib.metadata import version
 
-        print(f"forebay {version('forebay')}")
+        policy = "compiled" if is_compiled() else "interpreted"
+        print(f"forebay {version('forebay')} ({policy} policy)")
         return 0
     if words[0] == "__complete":
         from forebay.proxy.completion import candidates

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from jiter import from_json
 from pydantic import TypeAdapter, ValidationError
 
 from forebay.proxy.api.block_hashes import LARGE_BYTES, BlockHashes, chain, identity
@@ -22,7 +23,6 @@ from forebay.proxy.api.large_json import (
     TooMuchJson,
     is_dense,
     loads_in_steps,
-    may_repeat,
 )
 from forebay.proxy.api.members import with_member
 from forebay.proxy.api.prompt_text import (
@@ -170,15 +170,22 @@ def _cache_of(salt: str | None, wanted: Wanted) -> str | None:
 
 
 async def parse_any(body: bytes, *, in_pieces: bool = False) -> dict[str, Any]:
-    """Parse a body, in steps if it takes long or may have a key twice; raises ApiError 400.
+    """Parse a body, in steps if it takes long or has a key twice; raises ApiError 400.
+
+    A small body is parsed by jiter, which finds repeated keys in the same pass.
 
     Args:
         in_pieces: very long strings are each a LongText.
     """
     if len(body) < LARGE_BYTES and not is_dense(body):
-        fields = parse(body)
-        if not may_repeat(body, fields):
-            return fields
+        try:
+            fields = from_json(
+                body, allow_inf_nan=False, cache_mode="keys", catch_duplicate_keys=True
+            )
+        except ValueError:
+            parse(body)  # names the place, unless it is only a repeated key or deep nesting
+        else:
+            return _fields(fields)
     try:
         return _fields(await loads_in_steps(body, in_pieces=in_pieces))
     except TooMuchJson as error:
@@ -282,9 +289,9 @@ def _sequences(fields: dict[str, Any], dialect: Dialect) -> int:
             try:
                 answers = max(answers, _integer(fields, name, 1))
             except ApiError:
-                # What is no number is the backend's to reject. But orjson reads a whole number
-                # beyond 64 bits as a float, and vLLM takes it.
-                if type(fields[name]) is float and fields[name] >= BEYOND_64_BITS:
+                # What is not a number is the backend's to reject. But vLLM accepts a whole number
+                # beyond 64 bits, which orjson returns as a float.
+                if type(fields[name]) in (int, float) and fields[name] >= BEYOND_64_BITS:
                     raise
     if not dialect.messages:
         prompt = fields["prompt"]
@@ -366,12 +373,12 @@ def _seconds(text: str) -> float:
 def _integer(fields: dict[str, Any], name: str, default: int) -> int:
     """Return a whole number as vLLM reads it: 100.0 and "100" are 100; raises ApiError 400."""
     value = fields.get(name)
-    if type(value) is int:
+    if type(value) is int and abs(value) < BEYOND_64_BITS:
         return value
     if value is None:
         return default
     try:
-        if type(value) is not bool:
+        if not isinstance(value, int):
             return _WHOLE_NUMBER.validate_python(value)
     except ValidationError:
         pass

@@ -40,20 +40,12 @@ ONCE = frozenset(
         "prompt", "messages", "system", "input", "instructions", "previous_response_id",
     )
 )  # fmt: skip
-_QUOTED = {name: f'"{name}"'.encode() for name in ONCE}
 LONGEST_KEY = 6 * max(map(len, ONCE))  # bytes, each character as an escape
 
 _STRIDE = choice((61, 67, 71, 73, 79, 83, 89, 97))  # random: no body can avoid it
 _COLON = re.compile(rb"\s*+:")
-# One of ONCE with its value. Objects are left out: tools declare parameters of these names so, and
-# no field of these names is an object.
-_ONCE = re.compile(
-    rb'"(m(?:odel|essages|ax_(?:(?:completion|output)_)?tokens)|stream|n|prompt|system'
-    rb'|in(?:put|structions)|previous_response_id)"\s*+:\s*+[^\s{]'
-)
 # Inside a string; it ends before a quote, or before an escape that is cut.
 _ESCAPED = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-_ESCAPED_LETTER = re.compile(rb"\\u00[5-7]")  # no encoder escapes letters: perhaps one of a key
 
 
 class LargeBodies:
@@ -110,21 +102,6 @@ def is_dense(body: bytes) -> bool:
         return False
     sample = body[::_STRIDE]
     return (sample.count(b"{") + sample.count(b"[")) * _STRIDE > MOST_CONTAINERS // 2
-
-
-def may_repeat(body: bytes, fields: dict[str, Any]) -> bool:
-    """Return whether a small body may have a key of ONCE twice; `loads_in_steps` finds out.
-
-    Args:
-        fields: the body as parsed. A name that is in there once is no reason for a closer look.
-    """
-    for name, quoted in _QUOTED.items():
-        if name in fields and body.count(quoted) > 1:
-            found = _ONCE.findall(body)
-            if len(found) > len(set(found)):
-                return True
-            break
-    return b"\\u00" in body and _ESCAPED_LETTER.search(body) is not None
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ Equal prefixes of the text are equal prefixes of the bytes. This runs before adm
 is bounded: items are counted before they are looped over.
 """
 
+import json
 from array import array
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, Self
@@ -179,7 +180,11 @@ def _begin_and_digest(long: LongText) -> str:
 def _dumped(value: Any, param: str, long: Callable[[Any], str] = str) -> bytes:
     try:
         return orjson.dumps(value, long)
-    except orjson.JSONEncodeError:  # orjson reads 1024 levels and writes 254
+    except orjson.JSONEncodeError:
+        pass
+    try:  # orjson writes no number beyond 64 bits: it reads them as floats
+        return orjson.dumps(orjson.loads(json.dumps(value, default=long)))
+    except (TypeError, ValueError, RecursionError):  # it reads 1024 levels and writes 254
         raise invalid_type(param, "nested less deeply", param) from None
 
 

@@ -224,6 +224,26 @@ def test_large_objects_have_mappings_of_their_own() -> None:
     assert int(found.stdout) == 1
 
 
+def test_memory_of_bodies_of_400_kb_is_used_again() -> None:
+    """A fixed threshold of mappings would return each one to the kernel, which clears it again."""
+    script = """if True:
+        import resource
+        from forebay.proxy.runtime.memory import keep_large_apart
+
+        keep_large_apart()
+        for body in range(101):
+            if body == 1:
+                before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            parts = [bytes(400_000), bytes(400_000)]
+            del parts
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    """
+    if not hasattr(ctypes.CDLL(None), "mallinfo2"):
+        pytest.skip("the C library is not glibc")
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert int(found.stdout) < 100  # a body has 196 pages
+
+
 def test_a_large_body_is_not_copied_once_it_has_come() -> None:
     """A copy of 16 MB would hold up everybody else for 8 ms."""
     size, part = 8 * MIB, b"x" * 65_536

@@ -10,7 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay.proxy.api import large_json
+from forebay.proxy.api.body import parse_any
 from forebay.proxy.api.large_json import FaultyJson, LargeBodies, LongText, loads_in_steps
+from forebay.proxy.api.prompt_text import chat_text
+from forebay.proxy.http1.errors import ApiError
 
 AWKWARD = st.text(st.sampled_from(list('ab \\"/\n\t\u0000é你😀:{}[],u')), max_size=120)
 VALUES = st.recursive(
@@ -56,6 +59,36 @@ def test_every_damaged_body_is_refused_as_the_parser_does(
     at %= len(body)
     body = body[:at] + bad + body[at + gone :]
     assert result(body) == expected(body)
+
+
+@given(
+    value=VALUES,
+    at=st.integers(0, 400),
+    bad=st.sampled_from(
+        [b"", b'"', b"\\", b"{", b"]", b",", b":", b"\0", b"\xff", b"\xed\xa0\x80"]
+    ),
+    gone=st.integers(0, 3),
+)
+def test_small_bodies_mean_the_same_to_both_parsers(
+    value: Any, at: int, bad: bytes, gone: int
+) -> None:
+    body = json.dumps({"messages": value}).encode()
+    at %= len(body)
+    for small in (body, body[:at] + bad + body[at + gone :]):
+        known = expected(small)
+        if not isinstance(known, dict):
+            with pytest.raises(ApiError):
+                asyncio.run(parse_any(small))
+        else:  # numbers beyond 64 bits are whole here, and floats there
+            fields = asyncio.run(parse_any(small))
+            assert orjson.loads(json.dumps(fields)) == known
+
+
+def test_numbers_beyond_64_bits_are_in_a_prompt_as_in_that_of_a_large_body() -> None:
+    tools = f'[{{"least":-{10**30},"most":{10**30}}}]'
+    body = f'{{"messages":[{{"role":"user","content":"x"}}],"tools":{tools}}}'.encode()
+    fields = asyncio.run(parse_any(body))
+    assert chat_text(fields).data == chat_text(orjson.loads(body)).data
 
 
 def test_a_long_string_is_parsed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
