@@ -138,7 +138,7 @@ class NewRequests:
         return receipt
 
     def _observe(self, request: Request, route: Route, now: float) -> Action:
-        """Send a request at once where `route` says; what is charged is up to the forecast."""
+        """Send a request at once where `route` says, and charge no quota for it."""
         dispatcher = self._dispatcher
         bucket = dispatcher.bucket_of(request.prompt_tokens) or dispatcher.by_length[-1]
         waiting = self._enter(request, bucket, now)
@@ -228,10 +228,7 @@ class NewRequests:
         if starts and not (backend.queued and backend.queues[bucket.name]):
             place.sent_now = True  # no request goes before it, whatever was predicted
             uncached = request.prompt_tokens - option.matched_tokens
-            queue, gate = backend.prefill_queue, dispatcher.forecast.gate
-            priority = gate.engine_priority(backend, waiting) if queue.ordered else None
-            ahead_s = queue.ahead_s(uncached, now, priority)
-            option.wait_s = backend.wait_s(ahead_s, request.prompt_tokens, now)
+            option.wait_s = dispatcher.forecast.gate.wait_s(backend, waiting, uncached, now)
             option.margin_s = 0.0
         return place
 

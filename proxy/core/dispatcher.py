@@ -212,10 +212,9 @@ class Dispatcher:
         request, rank = waiting.request, waiting.own_rank
         waiting.paid = False  # spent
         uncached = request.prompt_tokens - matched_tokens
-        queue, gate = backend.prefill_queue, self.forecast.gate
-        priority = gate.engine_priority(backend, waiting) if queue.ordered else None
-        ahead_s = queue.ahead_s(uncached, now, priority)
-        wait_s = backend.wait_s(ahead_s, request.prompt_tokens, now)
+        gate = self.forecast.gate
+        priority = gate.engine_priority(backend, waiting)
+        wait_s = gate.wait_s(backend, waiting, uncached, now)
         sent = backend.send(
             request, waiting.bucket, matched_tokens, now, waiting.output_tokens, rank,
             priority=priority or 0,

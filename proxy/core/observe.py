@@ -265,10 +265,8 @@ class ObservingShaper(Shaper):
             return None
         if self._shadow is None or dispatcher.forecast is not self._forecast:
             shaper = self._twin(recorder, now)
-            self._shadow, self._forecast = (
-                Shadow(shaper, self.backends, recorder),
-                dispatcher.forecast,
-            )
+            self._shadow = Shadow(shaper, self.backends, recorder)
+            self._forecast = dispatcher.forecast
             self.preview = shaper.preview
         return self._shadow
 

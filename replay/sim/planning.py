@@ -16,7 +16,7 @@ from forebay.replay.sim.runs import Node, Run
 from forebay.replay.sim.stalls import LongestSince
 
 RELEASED: list[tuple[Run, int]] = []
-STEP: Final = -1  # the planned step prefills or preempts
+PLANNED: Final = -1  # the planned step prefills or preempts
 NOTHING: Final = -2  # no request can be scheduled
 
 
@@ -94,7 +94,7 @@ class Planner:
     def plan(self, step: int, now: float, *, in_flight: bool = False) -> int:
         """Schedule `step`, which starts `now`: RUNNING first, then WAITING from the head.
 
-        Returns STEP when the step prefills or preempts, and NOTHING when it is empty. Otherwise
+        Returns PLANNED when the step prefills or preempts, and NOTHING when it is empty. Otherwise
         all requests only decode, until one ends; then the step is not recorded, except for the
         blocks it takes. Returns their number.
 
@@ -136,7 +136,7 @@ class Planner:
             if not work.sequences:
                 return NOTHING
         work.sampled += len(self.sampling)
-        return STEP
+        return PLANNED
 
     def _compute_all(self, chunks: list[tuple[SimRequest, int]]) -> int:
         """Record the prefill chunks of running requests; returns their tokens."""

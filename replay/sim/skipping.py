@@ -17,8 +17,7 @@ from typing import Final
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.step_time import step_time_model
-from forebay.replay.sim.planning import NOTHING, Planner
-from forebay.replay.sim.planning import STEP as PLANNED
+from forebay.replay.sim.planning import NOTHING, PLANNED, Planner
 from forebay.replay.sim.request import ENDING, SimRequest
 
 __all__ = ["SimRequest", "SkippingEngine"]

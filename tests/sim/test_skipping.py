@@ -245,7 +245,6 @@ TICK_S = 2.0**-12
 class Ticking:
     """A step-time model without rounding: every step takes whole ticks."""
 
-    request_s = 0.0
     calibration = SimpleNamespace(step_s=3 * TICK_S)
 
     def __init__(self, context_s: float) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from forebay.proxy.core.explain.receipt import Receipt, Receipts
-from forebay.proxy.core.model import INSTANT_S, Bucket, Request
+from forebay.proxy.core.model import Bucket, Request
 from forebay.proxy.core.policy.admission import RETRY_MOST_S
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.routing import Option
@@ -168,7 +168,7 @@ class Hindsight:
             first = by_time is None and _first(ghost, backend)
             if first and gate.may_start(backend, waiting, now):
                 room_at = backend.prefill_queue.below_at(gate.dispatch_ahead_s)
-                room_at = max(room_at, backend.api_server.free_at - INSTANT_S)
+                room_at = max(room_at, backend.api_server.room_at)
                 self._send(ghost, backend, max(before, min(now, room_at)))
                 return
         if waiting.deadline < now:

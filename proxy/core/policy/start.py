@@ -74,6 +74,12 @@ class StartGate:
         behind_s = fair.behind_s(waiting.request.tenant) if fair.on else 0.0
         return engine_priority(backend, waiting, behind_s)
 
+    def wait_s(self, backend: Backend, waiting: QueuedRequest, uncached: int, now: float) -> float:
+        """Return the predicted wait of a request that is sent now, besides its prefill."""
+        priority = self.engine_priority(backend, waiting)
+        ahead_s = backend.prefill_queue.ahead_s(uncached, now, priority)
+        return backend.wait_s(ahead_s, waiting.request.prompt_tokens, now)
+
     def may_start(self, backend: Backend, waiting: QueuedRequest, now: float) -> bool:
         """Return whether the request, if it were next, may be sent to this backend now."""
         return not self.why_not(backend, waiting, now)

@@ -6,6 +6,7 @@ goes out when the texts before it are nearly done, and then the most urgent one 
 """
 
 from forebay.proxy.core.learn.api_server import ServerModel
+from forebay.proxy.core.model import INSTANT_S
 
 
 class ApiServerQueue:
@@ -25,6 +26,11 @@ class ApiServerQueue:
     def wait_s(self, now: float) -> float:
         """Return the seconds until the server begins a text that is sent now."""
         return max(0.0, self.free_at - now)
+
+    @property
+    def room_at(self) -> float:
+        """When the next request may be sent, so that the server has it just in time."""
+        return self.free_at - INSTANT_S
 
     def join(self, prompt_tokens: int, now: float) -> float:
         """Add a request that is sent now; return when the engine gets it."""

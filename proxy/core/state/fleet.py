@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from math import ceil, inf
 from typing import Final
 
-from forebay.proxy.core.model import INSTANT_S
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 
@@ -155,9 +154,9 @@ class Shortlist:
             if now < room_at < least:
                 least = room_at
             # Where a prefill passes the backlog, only the texts before it keep it back.
-            tokenized_at = backend.api_server.free_at - INSTANT_S
-            if now < tokenized_at < least:
-                least = tokenized_at
+            texts_at = backend.api_server.room_at
+            if now < texts_at < least:
+                least = texts_at
             if now < backend.silent_at < least:  # it may have used up its bucket's prefill limit
                 least = backend.silent_at
         return least
@@ -184,11 +183,9 @@ class Shortlist:
         for index in self._moved:
             backend = self._backends[index]
             backend.rank = free_rank(backend)
-            tokenized_at = backend.api_server.free_at - INSTANT_S
-            room_at = backend.prefill_queue.below_at(self._dispatch_ahead_s)
-            backend.room_at = max(room_at, tokenized_at)
-            room_at = backend.prefill_queue.below_at(self._beside_others_s)
-            backend.room_beside_at = max(room_at, tokenized_at)
+            texts_at, queue = backend.api_server.room_at, backend.prefill_queue
+            backend.room_at = max(queue.below_at(self._dispatch_ahead_s), texts_at)
+            backend.room_beside_at = max(queue.below_at(self._beside_others_s), texts_at)
             backend.silent_at = backend.prefill_queue.silent_ends_at()
         self._moved.clear()
 
