@@ -9,18 +9,22 @@ requests behind it, whatever the engine does.
           takes the loop a moment
 
 The loop serves its work in order of arrival. Streamed tokens are a steady flow (`load`), because a
-step's tokens are too many to be events. A loop with more work than time falls behind, and so do all
-streams. The engine itself never waits for the API server.
+step's tokens are too many to be events. A loop with more work than time falls behind. It then sends
+several tokens of a stream in one chunk, which takes less work, so it falls behind by one round of
+all streams only. The engine itself never waits for the API server.
 
 The module is pure: `now` is an argument, in simulated seconds.
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 BUSY_SHARE: Final = 0.44
 """Of `request_s`: the event loop's work. The rest is the way between processes, which delays only
 the request itself. 256 short requests at once took 0.75 ms each."""
+MERGED_SHARE: Final = 0.25
+"""Of `stream_token_s`: the work for a token that is not the first of its chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class ServerTimes:
         tokenize_token_s: a worker's work for each prompt token of a text; token ids need none.
         answer_s: from the end of an engine step until a client has the token.
         answer_token_s: the loop's work for each prompt token before the first token is sent.
-        stream_token_s: the loop's work for each streamed token.
+        stream_token_s: the loop's work for a chunk of one token.
     """
 
     request_s: float = 1.7e-3
@@ -55,7 +59,7 @@ class ServerTimes:
 class ApiProcess:
     """One process of the API server: an event loop and workers that tokenize."""
 
-    __slots__ = ("_at", "_backlog_s", "_load", "_times", "_workers")
+    __slots__ = ("_at", "_backlog_s", "_load", "_round_s", "_times", "_workers")
 
     def __init__(self, times: ServerTimes, workers: int) -> None:
         self._times = times
@@ -63,6 +67,7 @@ class ApiProcess:
         self._at = 0.0
         self._backlog_s = 0.0  # the loop's unfinished work at `_at`
         self._load = 0.0  # work of streams, seconds in a second
+        self._round_s = inf  # the farthest that streams alone bring the loop behind
 
     def receive(self, prompt_tokens: int, now: float, *, text: bool = True) -> float:
         """Take in a request; return when the engine gets it."""
@@ -88,10 +93,14 @@ class ApiProcess:
         self._pass(now)
         return now + self._backlog_s + self._times.answer_s
 
-    def load(self, tokens_per_s: float, now: float) -> None:
-        """Set how many tokens a second are streamed from now on."""
+    def load(self, tokens_per_s: float, streams: float, now: float) -> None:
+        """Set how many tokens a second so many streams get together from now on."""
         self._pass(now)
-        self._load = self._times.stream_token_s * tokens_per_s
+        token_s = self._times.stream_token_s
+        self._load = token_s * tokens_per_s
+        # In a round each stream gets one chunk, with all tokens that came during the round.
+        left = 1.0 - MERGED_SHARE * self._load
+        self._round_s = streams * (1.0 - MERGED_SHARE) * token_s / left if left > 0.0 else inf
 
     def _work(self, seconds: float, now: float) -> float:
         """Add work to the loop; return when it is done."""
@@ -100,10 +109,14 @@ class ApiProcess:
         return now + self._backlog_s
 
     def _pass(self, now: float) -> None:
-        if now > self._at:
-            backlog_s = self._backlog_s + (self._load - 1.0) * (now - self._at)
-            self._backlog_s = backlog_s if backlog_s > 0.0 else 0.0
-            self._at = now
+        if now <= self._at:
+            return
+        backlog_s = self._backlog_s + (self._load - 1.0) * (now - self._at)
+        if self._load > 1.0 and backlog_s > self._round_s:
+            shrunk_s = self._backlog_s - (1.0 - MERGED_SHARE * self._load) * (now - self._at)
+            backlog_s = max(shrunk_s, self._round_s)
+        self._backlog_s = backlog_s if backlog_s > 0.0 else 0.0
+        self._at = now
 
 
 class ApiServer:
@@ -121,8 +134,8 @@ class ApiServer:
         self._turn = (self._turn + 1) % len(self._processes)
         return process
 
-    def load(self, tokens_per_s: float, now: float) -> None:
-        """Divide the streamed tokens a second among the processes."""
-        share = tokens_per_s / len(self._processes)
+    def load(self, tokens_per_s: float, streams: int, now: float) -> None:
+        """Divide the streams and their tokens a second among the processes."""
+        share = 1.0 / len(self._processes)
         for process in self._processes:
-            process.load(share, now)
+            process.load(share * tokens_per_s, share * streams, now)

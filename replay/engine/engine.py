@@ -88,6 +88,11 @@ class EngineCore:
         return step.work.sampled / seconds if step is not None and seconds else 0.0
 
     @property
+    def streams(self) -> int:
+        """Return how many requests get a token from the running step."""
+        return self._step.work.sampled if self._step is not None else 0
+
+    @property
     def running(self) -> int:
         return len(self.scheduler.running)
 

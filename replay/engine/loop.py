@@ -147,7 +147,7 @@ class EngineLoop:
                 continue  # the request that woke the loop may have been aborted
             start_s = end_s
             end_s += self.core.start_step(start_s)
-            self.server.load(self.core.tokens_per_s, start_s)
+            self.server.load(self.core.tokens_per_s, self.core.streams, start_s)
             # A sleep of 0 s still serves sockets, so that a late engine stays reachable.
             await asyncio.sleep(max(0.0, self._born + end_s / self._scale - self._clock()))
             self._note_lag(end_s)
@@ -192,7 +192,7 @@ class EngineLoop:
             self.metrics.finished(request, now)
             self._send(request, now, request.finish_reason)
         if result.finished and not self.core.has_work:
-            self.server.load(0.0, now)
+            self.server.load(0.0, 0, now)
 
     def _send(self, request: EngineRequest, now: float, reason: str | None) -> None:
         """Pass the tokens of a request through the API server; `reason` ends the answer."""

@@ -97,7 +97,7 @@ class ServedEngine:
                 at = request.first_token_s
             request.finished_s = at
             self._pass(at, END, request)
-        self._server.load(engine.tokens_per_s, now)
+        self._server.load(engine.tokens_per_s, engine.streams, now)
 
     def _pass(self, at: float, kind: int, request: SimRequest) -> None:
         self._count += 1

@@ -95,6 +95,13 @@ class SkippingEngine:
         return 0.0
 
     @property
+    def streams(self) -> int:
+        """Requests that get a token from the present step, or from each of the stretch."""
+        if self._state == STRETCH:
+            return self._cohort.size
+        return self._planner.work.sampled if self._state == STEP else 0
+
+    @property
     def prefix_queries(self) -> int:
         return self._planner.prefix_queries
 

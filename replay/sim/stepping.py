@@ -34,6 +34,11 @@ class SteppingEngine:
         return self.core.tokens_per_s if self._stepping else 0.0
 
     @property
+    def streams(self) -> int:
+        """Requests that get a token from the present step."""
+        return self.core.streams if self._stepping else 0
+
+    @property
     def preemptions(self) -> int:
         return self.core.preemptions
 

@@ -67,15 +67,29 @@ class TestOut:
 
     def test_streams_that_are_too_many_fall_behind_and_catch_up(self) -> None:
         process = a_process()
-        process.load(20_000.0, 0.0)  # two seconds of work in a second
-        assert process.sent_at(1.0) == pytest.approx(2.002)
-        process.load(5_000.0, 1.0)  # half a second
-        assert process.sent_at(2.0) == pytest.approx(2.502)
+        process.load(20_000.0, 1_000, 0.0)  # two seconds of work in a second, as single tokens
+        assert process.sent_at(0.1) == pytest.approx(0.202)
+        # One round: 1,000 chunks of 75 us, and 25 us for each of the tokens that came meanwhile.
+        assert process.sent_at(1.0) == pytest.approx(1.152)
+        process.load(5_000.0, 1_000, 1.0)  # half a second of work
+        assert process.sent_at(1.1) == pytest.approx(1.202)
         assert process.sent_at(4.0) == pytest.approx(4.002)
+
+    def test_a_loop_behind_a_long_prompt_catches_up_to_one_round(self) -> None:
+        process = a_process()
+        process.load(20_000.0, 1_000, 0.0)
+        process.answer(LONG * 10, 0.0)  # one second
+        assert process.sent_at(1.0) == pytest.approx(1.0 + 0.5 + 0.002)
+        assert process.sent_at(3.0) == pytest.approx(3.152)
+
+    def test_more_tokens_than_the_loop_can_take_apart_leave_it_behind(self) -> None:
+        process = a_process()
+        process.load(60_000.0, 1_000, 0.0)
+        assert process.sent_at(1.0) == pytest.approx(6.002)
 
     def test_streams_are_divided_among_the_processes(self) -> None:
         server = ApiServer(TIMES, processes=2)
-        server.load(20_000.0, 0.0)
+        server.load(20_000.0, 1_000, 0.0)
         assert server.next_process().sent_at(1.0) == pytest.approx(1.002)
 
 

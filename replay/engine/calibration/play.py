@@ -36,7 +36,7 @@ def play(
             now = arrivals.next_at()
             continue
         seconds = core.start_step(now)
-        server.load(core.tokens_per_s, now)
+        server.load(core.tokens_per_s, core.streams, now)
         now += seconds
         arrivals.receive(now)
         step = core.finish_step()
@@ -47,7 +47,7 @@ def play(
         if until is not None and until in step.finished:
             return
         if not core.has_work:
-            server.load(0.0, now)
+            server.load(0.0, 0, now)
 
 
 class _Arrivals:
