@@ -4,15 +4,22 @@ import pytest
 from api_servers import without_api_server
 from core_requests import document
 
+from forebay.proxy.core.learn.cost import features
 from forebay.proxy.core.learn.decay import RECENT_S
-from forebay.proxy.core.model import BackendSpec, Bucket, Request
+from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request
 from forebay.proxy.core.policy.admission import SURE
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 
 CHAT = Bucket("chat", 5_000, max_queue=64, max_wait_s=2.0)
 DOCUMENT = Bucket("document", 131_072, max_queue=64, max_wait_s=30.0)
+
+
+def confirm(backend: Backend) -> None:
+    """Let one prefill take what was predicted: before that there is no margin."""
+    backend.cost.observe(features(100, 100), backend.cost.predict_s(100, 100))
 
 
 def in_line(chats: int, *, document_at: float | None = None) -> tuple[Option, float]:
@@ -20,6 +27,7 @@ def in_line(chats: int, *, document_at: float | None = None) -> tuple[Option, fl
     made = Shaper([BackendSpec("a", 64)], [CHAT, DOCUMENT])
     made.backend_up("a", 0.0)
     (backend,) = made.backends.values()
+    confirm(backend)
     backend.send(Request("running", 4_000), "chat", 0, now=0.0)
     backend.worked["chat"].amount = 0.0  # no later chats are expected to go first
     waiting = [("chat", 0.0, 0.1)] * chats
@@ -51,12 +59,31 @@ def test_but_not_where_another_bucket_comes_between(document_at: float, cancel: 
     assert (option.margin_s >= share * option.wait_s) != cancel
 
 
+def test_a_guess_has_no_margin() -> None:
+    """Until its first answer a backend must not turn away whom it could serve."""
+    made = Shaper([BackendSpec("a", 64)], [CHAT, DOCUMENT])
+    made.backend_up("a", 0.0)
+    for number in range(8):
+        actions = made.arrive(Request(f"{number}", 60_000, 1), 0.0)
+        assert not any(isinstance(action, Reject) for action in actions)
+    (backend,) = made.backends.values()
+    newcomer = QueuedRequest(Request("new", 60_000, 1), "document", 0.0, 30.0, 1_000, 3.0)
+    newcomer.due = 30.0  # behind all of them
+    (option,) = made._dispatcher.forecast.options(newcomer, 0.0)
+    assert option.wait_s > 20.0
+    assert option.margin_s < 1.0
+    confirm(backend)
+    (option,) = made._dispatcher.forecast.options(newcomer, 0.0)
+    assert option.margin_s > 4.0
+
+
 def documents_in_line(*, chats_share: float = 0.0, kv_used: int = 0, cold: bool = True) -> Shaper:
     """A backend with 100,000 tokens of KV cache, for which 16 documents wait."""
     made = Shaper([BackendSpec("a", 64, 100_000.0)], [CHAT, DOCUMENT])
     made.backend_up("a", 0.0)
     without_api_server(made)
     (backend,) = made.backends.values()
+    confirm(backend)
     backend.send(Request("running", kv_used, 1), "document", 0, now=-1.0)
     backend.first_token("running", 0.0)
     backend.worked["document"].amount = 0.0  # no later documents are expected to go first

@@ -251,7 +251,7 @@ class TestQuotaOfThoseWhoWereNotServed:
 def test_a_rejected_request_is_told_when_what_is_in_front_of_it_is_done() -> None:
     """Not when the queue has room for it: new requests would take that first."""
     made = shaper("a")
-    for number in range(8):
+    for number in range(9):
         assert not refused(made.arrive(Request(str(number), 60_000, 10), 0.0))
     (action,) = made.arrive(Request("x", 60_000, 10), 0.0)
     assert isinstance(action, Reject)

@@ -302,13 +302,16 @@ def load_of(backend: Backend, now: float) -> float:
 def error_margin_s(backend: Backend, wait_s: float, before_s: float, alike: int = 1) -> float:
     """Return how much longer a predicted wait may be; nine in ten errors are smaller.
 
-    Errors grow with everything in the prefill queue, even with what is nearly done.
+    Errors grow with everything in the prefill queue, even with what is nearly done. 0 until the
+    first answer: a guess must not turn away whom the engine could serve.
 
     Args:
         before_s: the part of the wait that is still in the proxy's queues.
         alike: prefills in `before_s` if nothing else can get in between: their errors cancel out
             in part, to 1/sqrt(n) of the sum for n alike. 1: nothing cancels out.
     """
+    if not backend.cost.observations:
+        return 0.0
     queue = backend.prefill_queue
     engine_s = wait_s if queue.chunked else queue.total_s
     cancelled_s = before_s * (1.0 - 1.0 / sqrt(alike)) if alike > 1 else 0.0

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from math import fsum, inf, isclose
 from typing import Final, Literal
 
-from forebay.proxy.core.learn.cost import FULL_STEP_TOKENS
 from forebay.proxy.core.model import FULL, INSTANT_S, MAJORITY, Bucket
-from forebay.proxy.core.policy.coalesce import keeps_back
+from forebay.proxy.core.policy.coalesce import keeps_back, must_follow
 from forebay.proxy.core.policy.long_prefills import LongPrefills
 from forebay.proxy.core.policy.order import engine_priority
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.fleet import heads_of
-from forebay.proxy.core.state.in_flight import STEP_TOKENS, counts
+from forebay.proxy.core.state.in_flight import STEP_TOKENS, InFlight, counts
 from forebay.proxy.core.state.kv_budget import reserved
 from forebay.proxy.core.state.queue import QueuedRequest
 from forebay.proxy.core.state.tenants import Fairness
@@ -60,7 +59,9 @@ class StartGate:
 
     def has_room(self, backend: Backend, now: float) -> bool:
         """Return whether the backend may be sent any request at all."""
-        return not self._no_room(backend, -inf, self._ahead_s(now), now)
+        ahead_s = self._ahead_s(now)
+        no_room = self._no_room(backend, -inf, ahead_s, now)
+        return not no_room or (no_room == "line" and takes_followers(backend, ahead_s))
 
     def beside_others(self, now: float) -> bool:
         """Return whether several tenants are active."""
@@ -89,8 +90,23 @@ class StartGate:
         priority = self.engine_priority(backend, waiting)
         ahead_s = self._ahead_s(now)
         no_room = self._no_room(backend, priority, ahead_s, now)
-        if no_room:
+        if no_room and not (
+            no_room == "line"
+            and takes_followers(backend, ahead_s)
+            and must_follow(backend, waiting.request)
+        ):
             return no_room
+        return self._why_not_this(backend, waiting, priority, ahead_s, now)
+
+    def _why_not_this(
+        self,
+        backend: Backend,
+        waiting: QueuedRequest,
+        priority: int | None,
+        ahead_s: float,
+        now: float,
+    ) -> Block:
+        """Return what keeps this request back where others might be sent."""
         request, chunked = waiting.request, backend.prefill_queue.chunked
         limited = self._limit_reached(backend, waiting.bucket)
         long_s = self._long_prefills.long_s(waiting.bucket, backend, now)
@@ -190,7 +206,7 @@ class StartGate:
         queue = backend.prefill_queue
         if below(queue.drain_s(0.0, now, priority), ahead_s):
             return ""
-        return "" if shares_step(backend, 0.0, ahead_s) else "line"
+        return "" if shares_steps(backend, 0.0, ahead_s) else "line"
 
     def _limit_reached(self, backend: Backend, bucket: str) -> bool:
         prefills = backend.prefill_queue.prefills_of[bucket]
@@ -204,16 +220,16 @@ def passes(
 ) -> bool:
     """Return whether the backlog that this prefill cannot pass is below `ahead_s`."""
     queue = backend.prefill_queue
-    return below(queue.drain_s(uncached_tokens, now, priority), ahead_s) or shares_step(
+    return below(queue.drain_s(uncached_tokens, now, priority), ahead_s) or shares_steps(
         backend, uncached_tokens, ahead_s
     )
 
 
-def shares_step(backend: Backend, uncached_tokens: float, ahead_s: float) -> bool:
-    """Return whether what a prefill would wait for takes one engine step, however long that is.
+def shares_steps(backend: Backend, uncached_tokens: float, ahead_s: float) -> bool:
+    """Return whether what a prefill would wait for is short without the fixed costs.
 
-    Hits of one document, say: each is predicted as a step of its own, but one step computes many.
-    It has its fixed cost once, which is high where the engine decodes many long contexts.
+    Each prefill is predicted as a step of its own, but one step computes many, and has its fixed
+    cost once. That cost is high where the engine decodes many long contexts.
     """
     if backend.elsewhere is not None:
         return False
@@ -222,8 +238,26 @@ def shares_step(backend: Backend, uncached_tokens: float, ahead_s: float) -> boo
         return True
     least = max(uncached_tokens, queue.chunk_tokens)  # it passes longer ones
     before = [p for p in queue.prefills.values() if p.uncached_tokens <= least]
-    shared_s = fsum(p.prefill_s for p in before) - len(before) * backend.cost.predict_s(0, 0)
-    return shared_s < ahead_s and sum(p.uncached_tokens for p in before) < FULL_STEP_TOKENS
+    return _work_s(backend, before) < ahead_s
+
+
+def takes_followers(backend: Backend, ahead_s: float) -> bool:
+    """Return whether followers of the running prefill may be sent before it ends.
+
+    An engine that computes prefills in order has the leader's blocks when it begins its followers.
+    Meanwhile the API server tokenizes them, which takes longer than their hits.
+    """
+    queue = backend.prefill_queue
+    if queue.chunked or queue.head is None or backend.elsewhere is not None:
+        return False
+    behind = [prefill for prefill in queue.prefills.values() if prefill is not queue.head]
+    return _work_s(backend, behind) < ahead_s
+
+
+def _work_s(backend: Backend, prefills: Sequence[InFlight]) -> float:
+    """Return the predicted seconds of these prefills without their fixed costs."""
+    fixed_s = backend.cost.predict_s(0, 0)
+    return fsum([prefill.prefill_s - fixed_s for prefill in prefills])
 
 
 def below(left_s: float, limit_s: float) -> bool:
