@@ -20,8 +20,9 @@ DOCUMENT = Bucket("document", 131_072, max_queue=64, max_wait_s=30.0)
 ENGINE_S = 0.02  # of a hit, by the prior
 
 
-def fleet(*names: str) -> Shaper:
-    made = Shaper([BackendSpec(name, 64) for name in names], [CHAT, DOCUMENT])
+def fleet(*names: str, chunk_tokens: float = inf) -> Shaper:
+    specs = [BackendSpec(name, 64, chunk_tokens=chunk_tokens) for name in names]
+    made = Shaper(specs, [CHAT, DOCUMENT])
     for name in names:
         made.backend_up(name, 0.0)
     return made
@@ -174,7 +175,7 @@ class TestSpacing:
         assert send.backend == "b"
 
     def test_long_texts_go_one_after_the_other_and_a_chat_between_them(self) -> None:
-        shaper = fleet("a")
+        shaper = fleet("a", chunk_tokens=2_048.0)
         backend = shaper.backends["a"]
         before_s = backend.api_server.model.before_s(LONG)
         assert names(shaper.arrive(document("leader"), 0.0)) == ["leader"]

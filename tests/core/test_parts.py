@@ -225,12 +225,14 @@ class TestDueQueue:
 
 
 def option(
-    backend: str, wait_s: float, matched: int = 0, load: float = 0.0, *, wanted: bool = False
-) -> Option:
+    backend: str, wait_s: float, matched: int = 0, load: float = 0.0, *,
+    wanted: bool = False, requests: int = 0, decode_s: float = 0.0,
+) -> Option:  # fmt: skip
     """A 10,000-token prompt at 1 ms a token."""
     prefill_s = (10_000 - matched) / 1000
     return Option(
-        backend, wait_s, wait_s / 4, prefill_s, 10.0, matched, load, wanted=wanted
+        backend, wait_s, wait_s / 4, prefill_s, 10.0, matched, load, wanted=wanted,
+        requests=requests, decode_s=decode_s,
     )  # fmt: skip
 
 
@@ -246,6 +248,12 @@ class TestRoute:
             ([option("a", 12, matched=9_000, wanted=True), option("b", 0)], "b"),  # for several
             ([option("a", 19, matched=9_000), option("b", 0)], "b"),  # warm, but too busy
             ([option("a", 0.1, matched=2_000), option("b", 0)], "b"),  # a common root only
+            # A copy for several delays what is decoded there, and what is decoded there delays it.
+            ([option("a", 12, 9_000, wanted=True), option("b", 0, requests=25)], "a"),
+            ([option("a", 0, 9_000, wanted=True, decode_s=9.5), option("b", 0)], "b"),
+            ([option("a", 0, 9_000, wanted=True, decode_s=9.5), option("b", 0, decode_s=1)], "a"),
+            ([option("a", 0, 9_000, decode_s=25.0), option("b", 0)], "a"),  # for one request
+            ([option("a", 2, 9_000, wanted=True, decode_s=9.5), option("b", 1)], "a"),  # all busy
         ],
     )
     def test_warm_or_least_work(self, options: list[Option], picked: str) -> None:
@@ -347,8 +355,8 @@ class TestBacklog:
 class Fleet:
     """Two backends, one clock, actions carried out on nothing."""
 
-    def __init__(self, names: str = "ab") -> None:
-        specs = [BackendSpec(n, 64, 1e6) for n in names]
+    def __init__(self, names: str = "ab", chunk_tokens: float = inf) -> None:
+        specs = [BackendSpec(n, 64, 1e6, chunk_tokens=chunk_tokens) for n in names]
         self.shaper = Shaper(specs, [CHAT, DOCUMENT])
         for name in names:
             self.shaper.backend_up(name, 0.0)
@@ -369,17 +377,37 @@ class TestShaper:
         assert at < 1.0
         assert fleet.sends(fleet.shaper.wake(at)) == [("2", "a")]
 
-    def test_fifty_users_one_document_wait_for_the_first_prefill(self) -> None:
-        """Single flight: followers go where the leader's prefill is, after it."""
-        fleet = Fleet("a")
+    @pytest.mark.parametrize(
+        ("chunk_tokens", "sent_at"), [(inf, 0.1), (2_048.0, 7.0)], ids=["in-order", "chunking"]
+    )
+    def test_fifty_users_one_document_one_prefill(
+        self, chunk_tokens: float, sent_at: float
+    ) -> None:
+        """Single flight: followers go where the leader's prefill is.
+
+        In an engine that computes prefills in order they go at once; one that chunks would compute
+        the rest of the document for each of them, so there they go after it.
+        """
+        fleet = Fleet("a", chunk_tokens)
         blocks = tuple(range(58))
         prompts = [Request(str(i), 120_000, 50, blocks, 2_048.0) for i in range(3)]
         assert fleet.sends(fleet.shaper.arrive(prompts[0], 0.0)) == [("0", "a")]
-        assert fleet.sends(fleet.shaper.arrive(prompts[1], 0.1)) == []
-        assert fleet.sends(fleet.shaper.arrive(prompts[2], 0.1)) == []
-        hits = fleet.shaper.first_token("0", 7.0)  # none of them in the way of another
+        sent = {0.1: [*fleet.shaper.arrive(prompts[1], 0.1), *fleet.shaper.arrive(prompts[2], 0.1)]}
+        sent[7.0] = fleet.shaper.first_token("0", 7.0)  # none of them in the way of another
+        hits = sent.pop(sent_at)
         assert fleet.sends(hits) == [("1", "a"), ("2", "a")]
         assert all(isinstance(a, Send) and a.matched_tokens == 58 * 2_048 for a in hits)
+        assert not any(sent.values())
+
+    def test_followers_that_go_early_are_short_together(self) -> None:
+        """They are computed before what comes later, so it must hardly notice them."""
+        fleet = Fleet("a")
+        blocks = tuple(range(58))
+        own = 118_784 + 2_000  # 0.29 s each behind the document
+        prompts = [Request(str(i), own, 50, blocks, 2_048.0) for i in range(4)]
+        assert fleet.sends(fleet.shaper.arrive(prompts[0], 0.0)) == [("0", "a")]
+        sent = [fleet.sends(fleet.shaper.arrive(prompt, 0.1)) for prompt in prompts[1:]]
+        assert sent == [[("1", "a")], [("2", "a")], []]
 
     def test_a_chat_finds_one_engine_clear_of_long_documents(self) -> None:
         fleet = Fleet()

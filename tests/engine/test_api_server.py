@@ -69,18 +69,18 @@ class TestOut:
         process = a_process()
         process.load(20_000.0, 1_000, 0.0)  # two seconds of work in a second, as single tokens
         assert process.sent_at(0.1) == pytest.approx(0.202)
-        # One round: 1,000 chunks of 75 us, and 25 us for each of the tokens that came meanwhile.
-        assert process.sent_at(1.0) == pytest.approx(1.152)
+        # A round of 0.25 s: 1,000 chunks of 62.5 us, 37.5 us for each token that came meanwhile.
+        assert process.sent_at(1.0) == pytest.approx(1.252)
         process.load(5_000.0, 1_000, 1.0)  # half a second of work
-        assert process.sent_at(1.1) == pytest.approx(1.202)
+        assert process.sent_at(1.1) == pytest.approx(1.302)
         assert process.sent_at(4.0) == pytest.approx(4.002)
 
     def test_a_loop_behind_a_long_prompt_catches_up_to_one_round(self) -> None:
         process = a_process()
         process.load(20_000.0, 1_000, 0.0)
         process.answer(LONG * 10, 0.0)  # one second
-        assert process.sent_at(1.0) == pytest.approx(1.0 + 0.5 + 0.002)
-        assert process.sent_at(3.0) == pytest.approx(3.152)
+        assert process.sent_at(1.0) == pytest.approx(1.0 + 0.75 + 0.002)
+        assert process.sent_at(4.0) == pytest.approx(4.252)
 
     def test_more_tokens_than_the_loop_can_take_apart_leave_it_behind(self) -> None:
         process = a_process()

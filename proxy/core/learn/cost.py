@@ -24,6 +24,9 @@ from forebay.proxy.core.model import ENOUGH
 PRIOR_FIXED_S: Final = 0.02
 PRIOR_S_PER_TOKEN: Final = 2.5e-5
 PRIOR_S_PER_TOKEN_PAIR: Final = 1.0e-9
+PRIOR_READ_S_PER_TOKEN: Final = 3.4e-8
+"""Seconds by which each token of context in the batch makes a decode step longer: 131 KB of KV
+cache at 80 % of an H200's bandwidth."""
 NOISE: Final = 0.04
 """Variance of an observation's logarithm: batching, decode beside a prefill. At 0.0625 two
 documents no longer correct what a chat has taught about an engine."""
@@ -143,6 +146,13 @@ class CostModel:
     def predict_s(self, uncached_tokens: float, prompt_tokens: float) -> float:
         per_token_s = self._token_s + self._pair_s * (prompt_tokens - uncached_tokens / 2)
         return self._fixed_s + uncached_tokens * per_token_s
+
+    def read_s(self, context_tokens: float) -> float:
+        """Return the seconds in which a decode step reads this much KV cache.
+
+        A machine is taken to be as fast in reading as in prefills.
+        """
+        return PRIOR_READ_S_PER_TOKEN * self.scale[1] * context_tokens
 
     def total_s(self, terms: Vector) -> float:
         """Return the predicted seconds of work with these terms."""

@@ -228,9 +228,11 @@ class Forecast:
         proven = backend.cost.proven_tokens >= MAJORITY * prompt_tokens
         load, requests = load_of(backend, now), backend.running + backend.queued
         wanted = matched > 0 and others_want(backend, request, matched)
+        answer_tokens = waiting.output_tokens / request.sequences
+        decode_s = answer_tokens * backend.cost.read_s(backend.context_tokens)
         return Option(
             backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, proven, requests,
-            wanted=wanted,
+            wanted=wanted, decode_s=decode_s,
         )  # fmt: skip
 
     def _wait_s(

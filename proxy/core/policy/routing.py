@@ -5,9 +5,16 @@ A route is a pure function. Plug-ins and files add others (`proxy/config/routes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from forebay.proxy.core.learn.cost import UNPROVEN
 from forebay.proxy.core.model import SLACK, Request
+
+NO_WAIT_S: Final = 0.1
+"""A backend with a shorter wait is free. Doubled: an agent's questions have 0.3 s more of E2E."""
+DISTURBS: Final = 0.02
+"""A prefill delays each answer that is decoded beside it, which counts as this share of a delay of
+its own. Doubled: see docs/research/policy.md."""
 
 
 class Option:
@@ -21,6 +28,7 @@ class Option:
         matched_tokens: prompt tokens that the backend probably holds.
         load: prompt tokens of recent requests, a decayed sum; a cached token counts once.
         requests: number of requests that run there or wait for it.
+        decode_s: seconds by which the contexts that are decoded there make its answer longer.
         wanted: another request waits there for the matched prefix, or computes it.
         proven: it has computed two prompts of at least half this size, so its predictions are
             more than an extrapolation from chats.
@@ -29,6 +37,7 @@ class Option:
     __slots__ = (
         "backend",
         "cold_prefill_s",
+        "decode_s",
         "load",
         "margin_s",
         "matched_tokens",
@@ -51,6 +60,7 @@ class Option:
         proven: bool = True,
         requests: int = 0,
         wanted: bool = False,
+        decode_s: float = 0.0,
     ) -> None:
         self.backend = backend
         self.wait_s = wait_s
@@ -62,6 +72,7 @@ class Option:
         self.proven = proven
         self.requests = requests
         self.wanted = wanted
+        self.decode_s = decode_s
 
     @property
     def ttft_s(self) -> float:
@@ -90,7 +101,9 @@ def warm_or_least_work(
     """Pick the earliest first token; a cached prefix shortens the prefill.
 
     A prefill counts twice if its prompt is cached somewhere and no other request wants that prefix
-    now: a copy elsewhere would serve this request only, and the next one there waits for it.
+    now: a copy elsewhere would serve this request only, and the next one there waits for it. It
+    counts for more where many requests run, as it delays all of them. While a backend is free, a
+    shared prefix is copied so that answers are decoded beside less context.
 
     Ties (all cold, all idle) go to the backend with the fewest tokens in use, then to the lower
     score, then to the first, so that a run can be repeated.
@@ -99,6 +112,8 @@ def warm_or_least_work(
     cheapest = min([o.cold_prefill_s for o in options])
     warmest = max(options, key=lambda o: o.matched_tokens)
     alone = warmest.matched_tokens >= enough > 0 and not warmest.wanted
+    # Where everything waits, a copy to decode elsewhere would cost more than it saves.
+    spreads = not alone and min([o.wait_s for o in options]) < NO_WAIT_S
     scores: list[float] = []
     for option in options:
         prefill_s = option.cold_prefill_s
@@ -106,7 +121,8 @@ def warm_or_least_work(
             prefill_s = cheapest  # else one that seems a little faster would get everything
         if option.matched_tokens >= enough:
             prefill_s = option.prefill_s
-        scores.append(option.wait_s + (2.0 * prefill_s if alone else prefill_s))
+        prefill_s *= (2.0 if alone else 1.0) * (1.0 + DISTURBS * option.requests)
+        scores.append(option.wait_s + prefill_s + (option.decode_s if spreads else 0.0))
     least = min(scores) + SLACK * cheapest
     near = [place for place in zip(options, scores, strict=True) if place[1] <= least]
     return min(near, key=lambda place: (place[0].load, place[1]))[0]

@@ -36,7 +36,8 @@ class Backend:
         draining: it will be removed; `up` stays False until then.
         most_prefills: below infinity during a trial or while it reports that it is full.
         queues: waiting requests by bucket; `queued` is their number, `queued_s` their prefills.
-        in_flight: running requests by id; `sequences`: the outputs that they generate together.
+        in_flight: running requests by id; `sequences`: the outputs that they generate together;
+            `context_tokens`: what a decode step reads for them.
         holdings: what each tenant has of its slots and KV cache.
         leaders: waiting requests that others may follow.
         followers: waiting requests that wait for a prefill of another request here.
@@ -79,7 +80,7 @@ class Backend:
         self.queued = 0
         self.queued_s = 0.0
         self.in_flight: dict[str, InFlight] = {}
-        self.sequences = 0
+        self.sequences = self.context_tokens = 0
         self.leaders = Leaders()
         self.followers: dict[str, QueuedRequest] = {}
         self.review = False
@@ -230,6 +231,7 @@ class Backend:
         self.prefill_queue.join(sent, now)
         self.in_flight[request.id] = sent
         self.sequences += request.sequences
+        self.context_tokens += sent.context_tokens
         if self.most_prefills < inf:
             self._tried.add(request.id)
         head, load = self.prefill_queue.head, float(uncached_tokens)
@@ -371,6 +373,7 @@ def takes_model(backend: Backend, model: str) -> bool:
 def give_back(backend: Backend, sent: InFlight) -> None:
     """Give back the slots and the KV cache of a request that has ended."""
     backend.sequences -= sent.request.sequences
+    backend.context_tokens -= sent.context_tokens
     backend.kv.give_back(sent.request, sent.reserved_tokens)
     if sent.holding is not None:
         backend.holdings.give_back(sent.request.tenant, sent.holding)

@@ -27,6 +27,7 @@ class InFlight:
         visit: the request as the prefix cache sees it.
         prefill_s, cold_s: predicted prefill with the cache hit, and without any.
         reserved_tokens: KV cache reserved for its output.
+        context_tokens: what a decode step reads for it, in the middle of its answer.
         holding: what it takes of the backend; None without a tenant.
         output_tokens: length of its answer; 0 while unknown.
         reached_at: when the engine gets it, as predicted: the API server tokenizes it first.
@@ -41,6 +42,7 @@ class InFlight:
     __slots__ = (
         "bucket",
         "cold_s",
+        "context_tokens",
         "counts",
         "ends_at",
         "first_token_at",
@@ -76,6 +78,7 @@ class InFlight:
         self.cold_s = cold_s
         self.uncached_tokens = uncached_tokens
         self.reserved_tokens = reserved_tokens
+        self.context_tokens = request.sequences * request.prompt_tokens + reserved_tokens // 2
         self.priority = priority
         self.output_tokens = 0
         self.sent_at = self.reached_at = 0.0
