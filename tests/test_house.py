@@ -19,7 +19,7 @@ MODULE_LINES = 400
 CLASS_METHODS = 25
 COMPLEXITY = 15
 CORE_MODULES = 39
-CORE_CONSTANTS = 60  # each is measured, or a bound of memory
+CORE_CONSTANTS = 63  # each is measured, or a bound of memory
 VAGUE = re.compile(r"(Who|Whose|Whom|Of|What|It|Its|Those|They|These|Them|Nobody|Somebody)\b")
 
 

@@ -5,15 +5,17 @@
     Worth: 41 points at 1.5 to 3 times load; of clients that come back at 3 times load, 97 instead
     of 68 % served.
  2. routing.py: which backend?
-    Constants: in model.py SLACK, in learn/cost.py UNPROVEN.
+    Constants: NO_WAIT_S, DISTURBS; in model.py SLACK, in learn/cost.py UNPROVEN.
     Worth: cached prefixes 1.6 points at 1.5 times load; copies for one request that count twice,
-    0.6 to 1.1 points of agent sessions at twice the load.
+    0.6 to 1.1 points of agent sessions at twice the load; decoding, 17 % of the median E2E of one
+    handbook for all; prefills that disturb, 10 % of multi-turn goodput at 1.5 times load.
  3. start.py: may a waiting request start now?
-    Constants: DISPATCH_AHEAD_S, BESIDE_OTHERS; in learn/cost.py FULL_STEP_TOKENS; in model.py FULL.
+    Constants: DISPATCH_AHEAD_S, BESIDE_OTHERS; in model.py FULL.
     Worth: order and cancellation stay with the proxy; the KV check 0.4 points, 2.4 in overload;
     answers that count half in it, 0.9 points of agent sessions at twice the load;
     a light tenant's p99 2.4 instead of 3.9 times that alone; hits that share a step, a sixth of the
-    worst TTFT of 200 users.
+    worst TTFT of 200 users; prefills that share its fixed cost, half of the median TTFT of Azure
+    conversation at 1.3 times load.
  4. order.py: which waiting request is next, in the proxy and in the engine?
     Constants: STRETCH; in state/shares.py BUCKETS_SHARE, CLASS_SHARE; in state/tenants.py LATELY_S.
     Worth: shortest first 1.3 points; shares 4, 8, 19 points of documents at 1.5, 2, 3 times load.
@@ -23,7 +25,8 @@
  6. coalesce.py: which requests wait for another request's prefill?
     Constants: AWAITED.
     Worth: following, 26 % of p99 with chunked prefill; joining a waiting leader, 5 to 9 % of
-    documents' p99; followers sent just before their leader ends, 11 % of chats' p99.
+    documents' p99; followers sent while their leader is computed, a fifth of the worst TTFT of 50
+    users of 100,000 tokens.
  7. forecast.py: how long would a request wait on each backend?
     Constants: SURE of admission.py; in model.py MAJORITY.
     Worth: KV wait, 0.4 instead of 4 % rejected after queueing; margins, 18 % of documents' p99 in

@@ -11,10 +11,11 @@ from forebay.proxy.core.learn.cost import UNPROVEN
 from forebay.proxy.core.model import SLACK, Request
 
 NO_WAIT_S: Final = 0.1
-"""A backend with a shorter wait is free. Doubled: an agent's questions have 0.3 s more of E2E."""
+"""A backend with a shorter wait is free. Tripled: 92.3 instead of 94.0 % of multi-turn chats are in
+time at 1.5 times capacity."""
 DISTURBS: Final = 0.02
-"""A prefill delays each answer that is decoded beside it, which counts as this share of a delay of
-its own. Doubled: see docs/research/policy.md."""
+"""A prefill delays each answer that is decoded beside it, and this share of each delay counts. Five
+times as much: 89.6 instead of 94.8 % of multi-turn chats are in time at 1.5 times capacity."""
 
 
 class Option:
