@@ -10,11 +10,10 @@ those of all seeds together:
   100 ms for each token.
 - chats' and documents' p99 of TTFT, and E2E p50: seconds, of the requests that were served.
 
-The table has four values of a figure: `now`, `mark`, `best` and that of the best router model. A
-figure is compared with its mark, which rises with each gain and stays at a loss of up to 2 %, so
-that small losses add up. `--write` after a larger loss lowers the mark to it. `best` is the best
-value ever. Only models with at least 0.98 of the best model's attainment count: a model that
-rejects nearly all requests serves the rest fast.
+Besides, it counts instructions of the proxy and of the simulator (`guard_counts.py`).
+`guard_table.py` says how figures are compared. Beside Forebay's stands the best of the router
+models, of those with at least 0.98 of the best model's attainment: a model that rejects nearly all
+requests serves the rest fast.
 
     python tests/bench/guard.py                  compare; the exit status is 1 after a loss
     python tests/bench/guard.py --write          keep the figures of today
@@ -24,7 +23,6 @@ rejects nearly all requests serves the rest fast.
 """
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -33,7 +31,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
@@ -41,6 +38,23 @@ import numpy as np
 from arena_policies import FOREBAY, MODELS, new_policy
 from arena_score import CHAT_MOST, quantile
 from arena_workloads import ENGINE, Load, Rows
+from guard_counts import INTERPRETER, available, counts
+from guard_table import (
+    COUNTED,
+    FIGURES,
+    MEAN,
+    NEAR,
+    Entry,
+    Figures,
+    Table,
+    gain,
+    losses,
+    mean,
+    read,
+    shown,
+    updated,
+    write,
+)
 from guard_workloads import KINDS, rows_at_capacity
 
 from forebay.replay.sim.fleet import Fleet, SimOutcome
@@ -53,13 +67,6 @@ QUICK = 400  # requests of a short cell
 CHUNK = 2_048  # --long-prefill-token-threshold
 TARGET_S = (2.0, 15.0)  # TTFT of chats and of documents: `simulate`'s defaults
 TOKEN_S = 0.1  # of the whole answer's target, for each token
-NEAR = 0.98  # of the best model's attainment: models below it do not count
-FIGURES = ("attainment %", "goodput /s", "chat p99 s", "doc p99 s", "E2E p50 s")
-HIGHER = 2  # this many figures are better when higher, the others when lower
-LOSS = (0.02, 0.02, 0.02, 0.02, 0.02)  # of each figure; a larger share is reported
-Figures = list[float | None]
-Entry = dict[str, Any]
-Table = dict[str, Entry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,81 +150,27 @@ def best_model(played: dict[str, Figures]) -> tuple[Figures, list[str]]:
     return best, names
 
 
-def gain(figure: int, before: float | None, after: float | None) -> float:
-    """Return how many times better a figure became; above 1 is better."""
-    if before == after:
-        return 1.0
-    if before is None or after is None:
-        return math.inf if before is None else 0.0
-    old, new = (before, after) if figure < HIGHER else (after, before)
-    return new / old if old else math.inf
-
-
-def losses(table: Table, played: Table) -> Iterator[str]:
-    """Describe each figure that lost more than LOSS of its mark, with before and after."""
-    for name, entry in played.items():
-        kept = table.get(name)
-        for figure, after in enumerate(entry["now"]):
-            before = kept["mark"][figure] if kept else None
-            if kept and gain(figure, before, after) < 1 - LOSS[figure]:
-                best = kept["best"][figure]
-                yield f"{name}: {FIGURES[figure]} {before} before, {after} now, {best} at best"
-
-
-def updated(table: Table, played: Table) -> Table:
-    """Return the table with the figures of today, and marks and best values moved by them."""
-    new = dict(table)
-    for name, entry in played.items():
-        kept = table.get(name, {"mark": entry["now"], "best": entry["now"]})
-        marks: Figures = []
-        bests: Figures = []
-        for figure, after in enumerate(entry["now"]):
-            mark, best = kept["mark"][figure], kept["best"][figure]
-            change = gain(figure, mark, after)
-            marks.append(after if change > 1 or change < 1 - LOSS[figure] else mark)
-            bests.append(after if gain(figure, best, after) > 1 else best)
-        new[name] = {**kept, **entry, "mark": marks, "best": bests}
-    return new
-
-
-def shown(name: str, entry: Entry) -> str:
-    parts = []
-    for figure, (value, best) in enumerate(zip(entry["now"], entry["models"], strict=True)):
-        if value is not None or best is not None:
-            ratio = gain(figure, best, value)
-            behind = " <" if ratio < NEAR else ""
-            model = entry["by"][figure]
-            parts.append(f"{FIGURES[figure]} {value} vs {best} {model} {ratio:.2f}{behind}")
-    return f"{name}\n    " + "\n    ".join(parts)
-
-
-def means(table: Table, key: str) -> str:
-    """Describe, of each figure, the geometric mean over all cells of today's over another value."""
-    parts = []
-    for figure, name in enumerate(FIGURES):
-        ratios = [gain(figure, e[key][figure], e["now"][figure]) for e in table.values()]
-        logs = [math.log(min(10.0, max(0.1, ratio))) for ratio in ratios]
-        parts.append(f"{name.split()[0]} {math.exp(sum(logs) / len(logs)):.3f}")
-    return ", ".join(parts)
-
-
-def read(path: Path) -> Table:
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-def write(path: Path, table: Table) -> None:
-    """Write one line per cell, so that a diff shows what changed."""
-    order = {cell.name: number for number, cell in enumerate(all_cells())}
-    names = sorted((name for name in table if name in order), key=lambda name: order[name])
-    lines = (f"{json.dumps(name)}: {json.dumps(table[name])}" for name in names)
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-
-
 def entry_of(cell: Cell, with_models: bool) -> Entry:
     entry: Entry = {"now": play(cell, FOREBAY)}
     if with_models:
         entry["models"], entry["by"] = best_model({name: play(cell, name) for name in MODELS})
     return entry
+
+
+def sums(cells: Sequence[Cell], played: Table, options: argparse.Namespace) -> Table:
+    """Return the means over all cells, and the instruction counts."""
+    found: Table = {}
+    if options.only:
+        return found
+    for name, short in ((MEAN, False), (f"quick {MEAN}", True)):
+        listed = [played[cell.name]["now"] for cell in cells if bool(cell.requests) == short]
+        if listed:
+            found[name] = {"now": mean(listed)}
+    if options.quick or not available():
+        print("instructions are not counted: --quick, or there is no valgrind")
+    else:
+        found[f"{COUNTED}, {INTERPRETER}"] = {"now": [None, None, *counts()]}
+    return found
 
 
 def main() -> None:
@@ -233,26 +186,21 @@ def main() -> None:
         for cell in all_cells()
         if options.only in cell.name and (cell.requests or not options.quick)
     ]
+    if not cells:
+        parser.error(f"--only {options.only}: no cell has that in its name")
     table = read(TABLE)
     with_models = [options.models or cell.name not in table for cell in cells]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         entries = pool.map(entry_of, cells, with_models, chunksize=4)
         played = {cell.name: entry for cell, entry in zip(cells, entries, strict=True)}
-    lost = list(losses(table, played))
+    played |= sums(cells, played, options)
     new = updated(table, played)
-    chosen = {name: new[name] for name in played}
-    for name, entry in chosen.items():
-        print(shown(name, entry))
-    for key, what in (
-        ("mark", "of the table"),
-        ("best", "of the best ever"),
-        ("models", "of models"),
-    ):
-        print(f"mean gain over all cells, {what}: {means(chosen, key)}")
+    print("\n".join(shown(name, new[name]) for name in played))
+    lost = list(losses(table, played))
+    print("\n".join(loss.text for loss in lost) or "no figure lost more than 2 %")
     if options.write or options.models:
-        write(TABLE, new)
-    print("\n".join(lost) or "no figure lost more than allowed")
-    sys.exit(bool(lost) and not options.write)
+        write(TABLE, new, [cell.name for cell in all_cells()])
+    sys.exit(any(loss.matters for loss in lost) and not options.write)
 
 
 if __name__ == "__main__":
