@@ -167,7 +167,7 @@ def sums(cells: Sequence[Cell], played: Table, options: argparse.Namespace) -> T
         if listed:
             found[name] = {"now": mean(listed)}
     if options.quick or not available():
-        print("instructions are not counted: --quick, or there is no valgrind")
+        print(f"instructions are not counted{'' if options.quick else ': there is no valgrind'}")
     else:
         found[f"{COUNTED}, {INTERPRETER}"] = {"now": [None, None, *counts()]}
     return found

@@ -166,7 +166,7 @@ async def _served(folder: Path) -> tuple[float, float, float]:
             requests = [[chat(size) for _ in range(count)] for _ in range(REPEATS)]
             return min([await _counted(pid, folder, client.in_turn(r)) / count for r in requests])
 
-        small, body = await per_request(50, 200), await per_request(10, 400_000)
+        small, body = await per_request(50, 200), await per_request(20, 400_000)
         tokens = min([await _counted(pid, folder, _stream(port)) for _ in range(REPEATS)])
         client.close()
     return small, body, 1_000 / TOKENS * (tokens - small)
