@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check install deploy-tools bench bench-behaviour bench-goals bench-neighbours bench-policies bench-proxy bench-replay bench-routers bench-sim bench-vllm-cpu clients compiled docs docs-figures docs-serve docs-tools fuzz soak test-compiled vllm-cpu clean
+.PHONY: demo test check install deploy-tools bench bench-behaviour bench-goals bench-neighbours bench-policies bench-proxy bench-replay bench-routers bench-sim bench-vllm-cpu clients compiled docs docs-figures docs-serve docs-tools fuzz guard soak test-compiled vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
@@ -127,6 +127,10 @@ soak: .venv/dev
 # Forebay beside models of other routers in virtual time, all workloads; docs/research/policy.md.
 bench-policies: .venv/dev
 	$(BIN)/python tests/bench/policies.py
+
+# Compare decisions and instruction counts with tests/bench/guard.json; CI runs make guard GUARD=--quick.
+guard: .venv/dev
+	$(BIN)/python tests/bench/guard.py $(GUARD)
 
 # Affinity, limits, leaving, refusals and fifty users of one document, in virtual time and beside other routers.
 bench-behaviour: .venv/dev

@@ -1,0 +1,207 @@
+"""Compare the quality of the policy's decisions with a committed table (make guard).
+
+Virtual time: twelve kinds of traffic (`guard_workloads.py`) at several loads, on two and on eight
+engines, with whole and with chunked prefills. A cell of the table is one of these. Its figures are
+those of all seeds together:
+
+- attainment: percentage of the requests with the first token in time (`simulate`'s targets: 2 s for
+  chats, 15 s for documents). A rejected request is not in time.
+- goodput: requests a second with the first token in time and the whole answer by that target plus
+  100 ms for each token.
+- chats' and documents' p99 of TTFT, and E2E p50: seconds, of the requests that were served.
+
+Besides, it counts instructions of the proxy and of the simulator (`guard_counts.py`).
+`guard_table.py` says how figures are compared. Beside Forebay's stands the best of the router
+models, of those with at least 0.98 of the best model's attainment: a model that rejects nearly all
+requests serves the rest fast.
+
+    python tests/bench/guard.py                  compare; the exit status is 1 after a loss
+    python tests/bench/guard.py --write          keep the figures of today
+    python tests/bench/guard.py --models         play the router models again, too, and keep theirs
+    python tests/bench/guard.py --only rag       the cells whose name contains this
+    python tests/bench/guard.py --quick          only short cells, as CI does
+"""
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+import numpy as np
+from arena_policies import FOREBAY, MODELS, new_policy
+from arena_score import CHAT_MOST, quantile
+from arena_workloads import ENGINE, Load, Rows
+from guard_counts import INTERPRETER, available, counts
+from guard_table import (
+    COUNTED,
+    FIGURES,
+    MEAN,
+    NEAR,
+    Entry,
+    Figures,
+    Table,
+    gain,
+    losses,
+    mean,
+    read,
+    shown,
+    updated,
+    write,
+)
+from guard_workloads import KINDS, rows_at_capacity
+
+from forebay.replay.sim.fleet import Fleet, SimOutcome
+from forebay.replay.sim.served import served_engine
+
+TABLE = Path(__file__).with_name("guard.json")
+LOADS = (0.8, 1.0, 1.5, 2.0)  # times capacity
+SEEDS = 3
+QUICK = 400  # requests of a short cell
+CHUNK = 2_048  # --long-prefill-token-threshold
+TARGET_S = (2.0, 15.0)  # TTFT of chats and of documents: `simulate`'s defaults
+TOKEN_S = 0.1  # of the whole answer's target, for each token
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One row of the table: a workload, its load as a share of capacity, and the engines."""
+
+    kind: str
+    load: float
+    engines: int = 2
+    chunk: int = 0
+    seeds: int = SEEDS
+    requests: int = 0  # only so many of the first ones; 0: all
+
+    @property
+    def name(self) -> str:
+        flag, quick = " flag" * bool(self.chunk), "quick " * bool(self.requests)
+        return f"{quick}{self.kind} {self.load:g}x on {self.engines}{flag}"
+
+
+def all_cells() -> Iterator[Cell]:
+    for name, kind in KINDS.items():
+        yield Cell(name, 1.5, seeds=1, requests=QUICK)
+        for engines in (2, 8) if kind.wide else (2,):
+            for chunk in (0, CHUNK) if kind.flag else (0,):
+                for load in LOADS:
+                    yield Cell(name, load, engines, chunk, SEEDS if engines == 2 else 1)
+
+
+def play(cell: Cell, policy: str) -> Figures:
+    outcomes: list[SimOutcome] = []
+    span_s = 0.0
+    engine = replace(ENGINE, long_prefill_token_threshold=cell.chunk)
+    names = [f"gpu{number}" for number in range(cell.engines)]
+    load = Load(cell.kind, lambda seed, data: Rows(), cell.load)
+    for seed in range(cell.seeds):
+        rows = rows_at_capacity(cell.kind, cell.engines, seed)[: cell.requests or None]
+        rows = [replace(row, arrival_s=row.arrival_s / cell.load) for row in rows]
+        span_s += rows[-1].arrival_s
+        with new_policy(policy, load, engine, names) as chosen:
+            fleet = Fleet(chosen, {name: served_engine(engine) for name in names})
+            outcomes += fleet.run(rows)
+    return figures(outcomes, span_s)
+
+
+def figures(outcomes: Sequence[SimOutcome], span_s: float) -> Figures:
+    """Return the values of FIGURES; None where there is no such request."""
+    nan = math.nan
+    chat = np.array([o.request.input_tokens <= CHAT_MOST for o in outcomes])
+    ttft_s = np.array([nan if o.ttft_s is None else o.ttft_s for o in outcomes])
+    e2e_s = np.array(
+        [nan if o.finished_s is None else o.finished_s - o.request.arrival_s for o in outcomes]
+    )
+    output_tokens = np.array([o.request.output_tokens for o in outcomes])
+    target_s = np.where(chat, *TARGET_S)
+    in_time = ttft_s <= target_s  # False for nan, too
+    good = in_time & (e2e_s <= target_s + TOKEN_S * output_tokens)
+    served = ~np.isnan(ttft_s)
+    values = (
+        100 * float(in_time.mean()),
+        float(good.sum()) / span_s,
+        quantile(ttft_s[served & chat], 0.99),
+        quantile(ttft_s[served & ~chat], 0.99),
+        quantile(e2e_s[~np.isnan(e2e_s)], 0.5),
+    )
+    return [None if math.isnan(value) else float(f"{value:.4g}") for value in values]
+
+
+def best_model(played: dict[str, Figures]) -> tuple[Figures, list[str]]:
+    """Return the best value of each figure, and the model that has it."""
+    most = max(values[0] or 0.0 for values in played.values())
+    near = {name: values for name, values in played.items() if (values[0] or 0.0) >= NEAR * most}
+    best: Figures = []
+    names = []
+    for figure in range(len(FIGURES)):
+        name = next(iter(near))
+        for other in near:
+            if gain(figure, near[name][figure], near[other][figure]) > 1:
+                name = other
+        best.append(near[name][figure])
+        names.append(name)
+    return best, names
+
+
+def entry_of(cell: Cell, with_models: bool) -> Entry:
+    entry: Entry = {"now": play(cell, FOREBAY)}
+    if with_models:
+        entry["models"], entry["by"] = best_model({name: play(cell, name) for name in MODELS})
+    return entry
+
+
+def sums(cells: Sequence[Cell], played: Table, options: argparse.Namespace) -> Table:
+    """Return the means over all cells, and the instruction counts."""
+    found: Table = {}
+    if options.only:
+        return found
+    for name, short in ((MEAN, False), (f"quick {MEAN}", True)):
+        listed = [played[cell.name]["now"] for cell in cells if bool(cell.requests) == short]
+        if listed:
+            found[name] = {"now": mean(listed)}
+    if options.quick or not available():
+        print(f"instructions are not counted{'' if options.quick else ': there is no valgrind'}")
+    else:
+        found[f"{COUNTED}, {INTERPRETER}"] = {"now": [None, None, *counts()]}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", metavar="NAME", help="cells with this in their name")
+    parser.add_argument("--quick", action="store_true", help="only short cells")
+    parser.add_argument("--write", action="store_true", help="keep the figures of today")
+    parser.add_argument("--models", action="store_true", help="play the router models, too")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    options = parser.parse_args()
+    cells = [
+        cell
+        for cell in all_cells()
+        if options.only in cell.name and (cell.requests or not options.quick)
+    ]
+    if not cells:
+        parser.error(f"--only {options.only}: no cell has that in its name")
+    table = read(TABLE)
+    with_models = [options.models or cell.name not in table for cell in cells]
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        entries = pool.map(entry_of, cells, with_models, chunksize=4)
+        played = {cell.name: entry for cell, entry in zip(cells, entries, strict=True)}
+    played |= sums(cells, played, options)
+    new = updated(table, played)
+    print("\n".join(shown(name, new[name]) for name in played))
+    lost = list(losses(table, played))
+    print("\n".join(loss.text for loss in lost) or "no figure lost more than 2 %")
+    if options.write or options.models:
+        write(TABLE, new, [cell.name for cell in all_cells()])
+    sys.exit(any(loss.matters for loss in lost) and not options.write)
+
+
+if __name__ == "__main__":
+    main()
