@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from doc_pages import BLOCK
-from doc_results import compare, in_parts, paid
+from doc_results import compare
 from paths import ROOT
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -43,26 +43,6 @@ TARGETS = sorted(set(re.findall(r"(?:^|`)make ([\w-]+)", TEXT, re.MULTILINE)))
 @pytest.mark.parametrize("target", TARGETS)
 def test_make_targets(target: str) -> None:
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "words"),
-    [
-        (21.5, 15.6, "Documents pay for it with vLLM's default flags: p99 21.5\u00a0s, best other"),
-        (9.9, 15.6, "Documents do not pay for it with vLLM's default flags: p99 9.9"),
-        (15.4, 15.6, "Documents take about as long as behind other routers: p99 15.4"),
-        (15.4, None, "Documents with vLLM's default flags: p99 15.4\u00a0s, best other router -."),
-    ],
-)
-def test_whether_documents_pay_follows_from_the_figures(
-    ours: float, theirs: float | None, words: str
-) -> None:
-    assert paid(ours, theirs).startswith(words)
-
-
-def test_runs_of_a_version_that_split_prompts_say_so() -> None:
-    assert in_parts(["2026-11-26T00:30Z", "2026-12-01T00:00Z"]).startswith("That version sent long")
-    assert in_parts(["2026-11-26T15:00Z", "2026-12-01T00:00Z"]) == ""
 
 
 def test_figures_that_differ_little_are_level() -> None:

@@ -41,12 +41,10 @@ WORKLOADS = {
     "documents, chunked": "chats beside documents, 80 %, with the flag",
     "shared documents": "shared documents, 80 %",
     "shared documents, chunked": "shared documents, 80 %, with the flag",
-    "mooncake synthetic": "Mooncake's RAG trace, 80 %",
     "overload 1.5x": "chats beside documents, 150 %",
-    "overload 2x": "chats beside documents, 200 %",
+    "overload 1.5x, chunked": "chats beside documents, 150 %, with the flag",
 }
-WHOLE_SINCE = "2026-11-26T14:45"
-"""When Forebay began to send long prompts whole to servers without the flag."""
+BUCKETS = ("chat", "document")
 LEVEL = 0.05  # figures that differ by less count as equal
 THEMES = {
     "light": {"text": "#1f2328", "soft": "#59636e", "ours": "#0969da", "other": "#b6bfc9"},
@@ -160,8 +158,10 @@ def charts() -> dict[str, Chart]:
     setting = "Two simulated H200 GPUs at {} load, Llama-3-8B, chats beside 120k-token documents"
     return {
         "chat-p99": Chart(
-            "documents", "Chats: time to first token, 99th percentile (less is better)",
-            f"{setting.format('80 %')}, vLLM's default flags.",
+            "shared documents, chunked",
+            "Chats: time to first token, 99th percentile (less is better)",
+            "Two simulated H200 GPUs at 80 % load, Llama-3-8B, chats beside 16 shared documents "
+            "of 10k to 100k tokens, vLLM with the flag.",
             lambda workload, router: _p99(workload, router, "chat"), seconds, True,
         ),
         "document-p99": Chart(
@@ -171,8 +171,8 @@ def charts() -> dict[str, Chart]:
             lambda workload, router: _p99(workload, router, "document"), seconds, True,
         ),
         "overload": Chart(
-            "overload 1.5x", "Overload: requests within target (more is better)",
-            f"{setting.format('150 %')}, vLLM's default flags.", _share, percent, False,
+            "overload 1.5x, chunked", "Overload: requests within target (more is better)",
+            f"{setting.format('150 %')}, vLLM with the flag.", _share, percent, False,
         ),
     }  # fmt: skip
 
@@ -216,60 +216,38 @@ def chart(name: str, theme: str) -> str:
 
 def problems() -> str:
     """Three problems, three mechanisms, three figures, as a Markdown table."""
-    found = results()
     rows = [
-        "| problem | what Forebay does | measured |",
-        "| --- | --- | --- |",
+        "| problem | what Forebay does | with the flag | default flags |",
+        "| --- | --- | --- | --- |",
         "| A long document keeps a GPU busy for seconds. Chats wait behind it. "
-        "| It keeps room for chats while documents are read. "
-        f"| Chat p99 **{seconds(_p99('documents', OURS, 'chat'))}**; best other router "
-        f"{seconds(found.best_p99_s('documents', 'chat'))} |",
+        "| It keeps room for chats while documents are read. | Chat p99 and document p99: "
+        f"{_both('documents, chunked')} | {_both('documents')} |",
         "| Many users ask about one document. Every GPU computes it again. "
         "| It sends a question to the GPU that holds the document, and computes a shared "
-        "document once. "
-        f"| Document p99 **{seconds(_p99('shared documents', OURS, 'document'))}**; best other "
-        f"router {seconds(found.best_p99_s('shared documents', 'document'))} |",
+        "document once. | Chat p99 and document p99: "
+        f"{_both('shared documents, chunked')} | {_both('shared documents')} |",
         "| Under overload the queue grows, until everybody is late. "
         "| It predicts the wait, and answers 429 with `Retry-After` when it is too long. "
-        f"| In time at 150 % load: **{percent(found.mean('overload 1.5x', OURS, 'attainment'))}**; "
-        f"best other router {percent(found.best_share('overload 1.5x'))} |",
+        f"| In time at 150 % load: {_in_time('overload 1.5x, chunked')} "
+        f"| {_in_time('overload 1.5x')} |",
     ]
-    return "\n".join([*rows, "", price()])
-
-
-def price() -> str:
-    """Say whether documents pay for fast chats, with and without vLLM's flag."""
-    return (
-        f"With vLLM's {FLAG} documents' p99 is "
-        f"{seconds(_p99('documents, chunked', OURS, 'document'))}, best other router "
-        f"{seconds(_best('documents, chunked', 'document'))}. "
-        f"{paid(_p99('documents', OURS, 'document'), _best('documents', 'document'))} "
-        f"{in_parts(_dates('documents', OURS))}"
-        f"All of this was measured on two simulated H200 GPUs, {results().dates()}."
+    about = (
+        f"*The flag* is vLLM's {FLAG}. Each cell has Forebay's figure and, behind the slash, the "
+        "best other router's. All of this was measured on two simulated H200 GPUs, "
+        f"{results().dates()}."
     )
+    return "\n".join([*rows, "", about])
 
 
-def in_parts(dates: Sequence[str]) -> str:
-    """Return a remark if runs without the flag are of a version that split long prompts."""
-    if min(dates) >= WHOLE_SINCE:
-        return ""
-    return (
-        "That version sent long prompts in parts to servers without the flag. This version sends "
-        "them whole, so chats or documents wait longer there: set the flag. "
-    )
+def _both(workload: str) -> str:
+    """Return the p99s of chats and documents, each ours and the best other router's."""
+    pairs = ((_p99(workload, OURS, bucket), _best(workload, bucket)) for bucket in BUCKETS)
+    return ", ".join(f"**{seconds(ours)}** / {seconds(theirs)}" for ours, theirs in pairs)
 
 
-def paid(ours: float | None, theirs: float | None) -> str:
-    """Return the sentence about the documents' p99 without the flag."""
-    figures = f"p99 {seconds(ours)}, best other router {seconds(theirs)}."
-    compared = compare(ours, theirs)
-    if compared is None:
-        return f"Documents with vLLM's default flags: {figures}"
-    if compared > 1:
-        return f"Documents do not pay for it with vLLM's default flags: {figures}"
-    if compared < 1:
-        return f"Documents pay for it with vLLM's default flags: {figures}"
-    return f"Documents take about as long as behind other routers: {figures}"
+def _in_time(workload: str) -> str:
+    share, best = results().mean(workload, OURS, "attainment"), results().best_share(workload)
+    return f"**{percent(share)}** / {percent(best)}"
 
 
 def compare(ours: float | None, theirs: float | None) -> float | None:
@@ -285,7 +263,7 @@ def words() -> str:
     behind = []
     for workload, label in WORKLOADS.items():
         cells = [label]
-        for bucket in ("chat", "document"):
+        for bucket in BUCKETS:
             ours, theirs = _p99(workload, OURS, bucket), _best(workload, bucket)
             compared = compare(ours, theirs)
             cells.append(f"{seconds(ours)} and {seconds(theirs)}: {_times(compared)}")
@@ -335,10 +313,6 @@ def _p99(workload: str, router: str, bucket: str) -> float | None:
 
 def _best(workload: str, bucket: str) -> float | None:
     return results().best_p99_s(workload, bucket)
-
-
-def _dates(workload: str, router: str) -> list[str]:
-    return [record["date"] for record in results().entries[workload, router].valid]
 
 
 def _table(heading: str, cell: Callable[[str, str], str]) -> str:

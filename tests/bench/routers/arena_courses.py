@@ -76,6 +76,7 @@ def _simulated() -> Sequence[Course]:
         shared_documents,
         _chunked(shared_documents),
         overload,
+        _chunked(overload),
         Course(
             "mooncake synthetic", "the RAG-like production trace, a minute of it, at 80 % load",
             public("mooncake_synthetic_head.jsonl", step_s=60.0), core=True, group="traces",
