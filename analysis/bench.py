@@ -64,7 +64,10 @@ def _mooncake(path: Path) -> Callable[[int], list[TraceRequest]]:
 
 def _documents(questions: int) -> Callable[[int], list[TraceRequest]]:
     def traffic(seed: int) -> list[TraceRequest]:
-        from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+        from forebay.traces.synth.chat_beside_documents import (
+            ChatBesideDocuments,
+            chat_beside_documents,
+        )
 
         spec = ChatBesideDocuments(
             chat_rate_per_s=4.0,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
+from forebay.traces.command_line.messages import talk
 from forebay.traces.errors import InputError
-from forebay.traces.talk import talk
 
 if TYPE_CHECKING:
     from forebay.analysis.compare import Comparison

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.traces.command_options import a_time
-from forebay.traces.talk import talk
+from forebay.traces.command_line.messages import talk
+from forebay.traces.command_line.options import a_time
 
 if TYPE_CHECKING:
     from forebay.analysis.processes import Engines
@@ -68,7 +68,10 @@ def demo(
 ) -> None:
     from forebay.analysis.processes import Engines
     from forebay.replay.output import make_folder
-    from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+    from forebay.traces.synth.chat_beside_documents import (
+        ChatBesideDocuments,
+        chat_beside_documents,
+    )
 
     if not preview:
         check_out(out, (out / "trace.jsonl", out / "report.html"), force)
@@ -127,7 +130,7 @@ def _live(
     from forebay.analysis.side_by_side import side_by_side
     from forebay.replay.fast_loop import run_on_fast_loop
     from forebay.replay.options import ReplayOptions
-    from forebay.traces.jsonl import write_trace
+    from forebay.traces.reading.jsonl import write_trace
 
     trace, page = out / "trace.jsonl", out / "report.html"
     base = ReplayOptions(trace=rows, targets=(), out=out, seed=seed, force=force)

@@ -26,7 +26,7 @@ from forebay.replay.slo import default_slos, meets
 from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
 from forebay.traces.errors import InputError
 from forebay.traces.formats import DEFAULTS
-from forebay.traces.readers.body import of_body, prompt_tokens
+from forebay.traces.formats.body import of_body, prompt_tokens
 
 FROM_SENDING = "times count from when a request was sent, not from when it was due"
 NO_VERDICT = "the file does not say how late requests were sent"

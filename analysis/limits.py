@@ -14,8 +14,8 @@ from forebay.analysis.compare import Comparison, Unit
 from forebay.analysis.figures import Figures
 from forebay.analysis.quantiles import SHARES
 from forebay.analysis.terminal import FORMATS
+from forebay.traces.command_line.quantities import seconds
 from forebay.traces.errors import InputError
-from forebay.traces.quantities import seconds
 
 LATENCIES = ("ttft", "ttft_failures", "e2e", "tpot", "itl", "stall", "queue")
 OTHERS: dict[str, Unit] = {

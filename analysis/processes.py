@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 
 from forebay.traces.errors import InputError
-from forebay.traces.output import whole_file
+from forebay.traces.whole_file import whole_file
 
 READY_S = 60.0
 STOP_S = 10.0

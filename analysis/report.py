@@ -21,7 +21,7 @@ from forebay.analysis.run import RunData
 from forebay.analysis.units import is_text, printable
 from forebay.replay.slo import Slo
 from forebay.traces.errors import InputError
-from forebay.traces.output import whole_file
+from forebay.traces.whole_file import whole_file
 
 MAX_RUNS = 6  # the number of colours that are easy to distinguish
 

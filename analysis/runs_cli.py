@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.traces.command_options import AsJson, Force, Output
+from forebay.traces.command_line.options import AsJson, Force, Output
 from forebay.traces.errors import InputError
 
 HELP = """Merged runs, runs in the formats of other tools, and scores of their answers.
@@ -74,7 +74,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     from forebay.analysis.exporters import SENT, exporters
-    from forebay.traces.output import json_bytes, refuse_existing, whole_file
+    from forebay.traces.whole_file import json_bytes, refuse_existing, whole_file
 
     known = exporters()
     if format_name not in known:
@@ -104,8 +104,8 @@ def merge(
     as_json: AsJson = False,
 ) -> None:
     from forebay.analysis.merge_runs import merge_runs
-    from forebay.traces.output import json_bytes
-    from forebay.traces.talk import talk
+    from forebay.traces.command_line.messages import talk
+    from forebay.traces.whole_file import json_bytes
 
     merged = merge_runs(runs, out, force=force)
     if as_json:
@@ -125,7 +125,7 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     from forebay.analysis.score import score_run
-    from forebay.traces.output import json_bytes
+    from forebay.traces.whole_file import json_bytes
 
     result = score_run(run, references)
     if as_json:

@@ -13,8 +13,8 @@ from forebay.replay.ending import Stop
 from forebay.replay.options import ReplayOptions
 from forebay.replay.output import check_folder, make_folder
 from forebay.replay.runner import Summary, replay
+from forebay.traces.command_line.messages import talk
 from forebay.traces.schema import TraceRequest
-from forebay.traces.talk import talk
 
 DIRECT, PROXIED = "round-robin", "forebay"
 

@@ -39,7 +39,7 @@ COMMANDS = {
         "forebay.analysis.search.cli:app",
         "the highest load that meets latency targets",
     ),
-    "traces": ("forebay.traces.cli:app", "import, describe and synthesise traces"),
+    "traces": ("forebay.traces.cli.main:app", "import, describe and synthesise traces"),
     "experiment": ("forebay.analysis.experiments.cli:app", "run measurement studies on a server"),
     "report": ("forebay.analysis.cli:report_app", "HTML report of one or more replay runs"),
     "compare": (

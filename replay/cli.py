@@ -17,7 +17,7 @@ from forebay.replay.schedule import parse_arrivals
 from forebay.replay.server_metrics import metrics_urls
 from forebay.replay.slo import parse_slos
 from forebay.traces.buckets import parse_buckets
-from forebay.traces.command_options import a_time, takes_options
+from forebay.traces.command_line.options import a_time, takes_options
 from forebay.traces.errors import InputError
 
 EXAMPLE = """Replay a trace at a set arrival rate and measure every answer.

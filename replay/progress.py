@@ -14,7 +14,7 @@ from rich.text import Text
 
 from forebay.replay.clock import Clock
 from forebay.replay.recorder import Live
-from forebay.traces.talk import talk
+from forebay.traces.command_line.messages import talk
 
 EVERY_S = 0.5  # on a terminal
 PRINTED_EVERY_S = 10.0

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
+from forebay.traces.command_line.quantities import seconds
 from forebay.traces.errors import InputError
-from forebay.traces.quantities import seconds
 
 CELLS = 1000  # of a period or ramp, within which the rate is taken as constant
 FORMS = {

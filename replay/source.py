@@ -15,7 +15,7 @@ from pathlib import Path
 
 from forebay.traces.errors import InputError
 from forebay.traces.formats import names, open_trace
-from forebay.traces.jsonl import row_bytes
+from forebay.traces.reading.jsonl import row_bytes
 from forebay.traces.schema import TraceRequest
 
 TOO_LONG = ("error", "truncate", "drop")

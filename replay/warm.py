@@ -15,9 +15,9 @@ from itertools import islice
 from typing import Any
 
 from forebay.replay.source import TraceSource
+from forebay.traces.edit.sharing import IdealCache
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
-from forebay.traces.sharing import IdealCache
 
 CLEAR_SHARE = 0.02  # excess hits, as a share of prompt tokens; fewer may be one retried request
 MOST_BLOCKS = 1_000_000  # blocks that are checked, in 100 MB; larger traces get no warning

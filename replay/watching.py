@@ -11,7 +11,7 @@ from forebay.replay.output import RunFolder
 from forebay.replay.part import Part
 from forebay.replay.recorder import Live
 from forebay.replay.server_metrics import MetricsSampler
-from forebay.traces.talk import is_quiet
+from forebay.traces.command_line.messages import is_quiet
 
 Progress = Callable[[Live, int, Clock], Coroutine[Any, Any, None]]
 

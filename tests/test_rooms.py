@@ -27,7 +27,6 @@ CROWDED = {
     "replay/engine": 19,
     "replay/fleet": 17,
     "replay/sim": 29,
-    "traces": 44,
 }
 WITHOUT_CAPTION = {
     "analysis",
@@ -57,8 +56,6 @@ WITHOUT_CAPTION = {
     "replay/engine/server",
     "replay/fleet",
     "replay/sim",
-    "traces",
-    "traces/readers",
 }
 
 

@@ -26,10 +26,10 @@ from forebay.replay.sim.capacity import capacity_per_s
 from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.replay.slo import Slo, default_slos, parse_slos
 from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
-from forebay.traces.command_options import a_time
+from forebay.traces.command_line.options import a_time
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth import Workload, workload
+from forebay.traces.synth.documents import Workload, workload
 
 HELP = """Offered load from 0.5 to 3 times capacity: p50 and p99 TTFT, goodput,
 rejections.

@@ -14,7 +14,7 @@ from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Engines, Gpus, Seed, Study, Work, integers, study
 from forebay.analysis.experiments.target import SIM, Ask, StudyFailed, StudyTarget
 from forebay.analysis.units import duration
-from forebay.traces.command_options import a_time
+from forebay.traces.command_line.options import a_time
 from forebay.traces.errors import InputError
 
 HELP = """Head-of-line blocking: the longest pause in a chat while a long prompt is

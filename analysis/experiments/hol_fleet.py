@@ -17,9 +17,9 @@ from forebay.analysis.units import duration
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.traces.errors import InputError
-from forebay.traces.lengths import Fixed
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.lengths import Fixed
 
 WHOLE, CHUNKED, THEIRS = "whole", "chunked", "as the servers are"
 ALIKE = 0.1  # a smaller relative difference of stalls is called "does not change"

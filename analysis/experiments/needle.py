@@ -24,8 +24,13 @@ from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.workload import with_blocks
 from forebay.replay.target import ask_served, parse_targets
 from forebay.traces.errors import InputError
-from forebay.traces.needle import NeedleAnswer, generated_haystack, load_haystack, needle_requests
 from forebay.traces.schema import TraceRequest
+from forebay.traces.synth.prompts.needle import (
+    NeedleAnswer,
+    generated_haystack,
+    load_haystack,
+    needle_requests,
+)
 from forebay.traces.tokens import ByteEstimate, TokenCounter, counter
 
 HELP = """A number hidden in a long text and a question about it: the share of right

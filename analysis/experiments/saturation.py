@@ -25,7 +25,7 @@ from forebay.analysis.experiments.target import SIM, sim_config
 from forebay.analysis.experiments.ways import IN_TURN, SimWay, Way
 from forebay.analysis.units import duration, ratio
 from forebay.replay.sim.scenario import DIRECT, Scenario
-from forebay.traces.command_options import a_time
+from forebay.traces.command_line.options import a_time
 from forebay.traces.errors import InputError
 
 HELP = """Throughput against load: the knee (T_sat), and max_num_seqs, read or

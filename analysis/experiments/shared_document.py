@@ -17,7 +17,7 @@ from forebay.analysis.experiments.ways_of import ways_of
 from forebay.analysis.units import duration, ratio
 from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
-from forebay.traces.synth import shared_document
+from forebay.traces.synth.documents import shared_document
 
 HELP = """Many users, one document: TTFT cold and cached, hit ratio, and KV use.
 

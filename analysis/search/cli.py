@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.traces.command_options import a_time, takes_options
+from forebay.traces.command_line.options import a_time, takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def search_command(given: SearchArguments) -> None:
     from forebay.analysis.search.result import result_of
     from forebay.analysis.search.search import LoadSearch
     from forebay.replay.source import TraceSource
-    from forebay.traces.talk import talk
+    from forebay.traces.command_line.messages import talk
 
     given.check()
     slos = given.slos()
@@ -259,7 +259,7 @@ def show(result: "SearchResult", folder: Path | None, *, as_json: bool) -> None:
     data = orjson.dumps(result.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     if folder is not None:
         from forebay.analysis.search.curve import curve_plot
-        from forebay.traces.output import whole_file
+        from forebay.traces.whole_file import whole_file
 
         for name, content in (("result.json", data), ("curve.svg", curve_plot(result).encode())):
             with whole_file(folder / name) as file:

@@ -25,8 +25,8 @@ from forebay.analysis.search.evidence import (
 from forebay.analysis.search.trial import TrialMaker, TrialRow
 from forebay.replay.slo import Slo
 from forebay.traces.errors import InputError
-from forebay.traces.output import whole_file
 from forebay.traces.schema import TraceRequest
+from forebay.traces.whole_file import whole_file
 
 TRIALS, QUESTION = "trials.jsonl", "search.json"
 WIDEST = 1024.0

@@ -20,8 +20,8 @@ from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.replay.sim.summary import Table
 from forebay.replay.sim.workload import SimWorkload
 from forebay.replay.slo import Slo
+from forebay.traces.command_line.messages import talk
 from forebay.traces.schema import TraceRequest
-from forebay.traces.talk import talk
 
 Words = NDArray[np.object_]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from forebay.analysis.sizing.options import PLOT, RESULTS, SizeArguments
 from forebay.proxy.command import new_app
-from forebay.traces.command_options import takes_options
-from forebay.traces.talk import talk
+from forebay.traces.command_line.messages import talk
+from forebay.traces.command_line.options import takes_options
 
 HELP = """Find the least number of GPUs that meets latency targets, by simulating the proxy and its
 engines under the traffic of that many users. The answer holds for the worst of at least 3 seeds.
@@ -101,7 +101,7 @@ def _encoded(data: dict[str, Any]) -> bytes:
 
 def _write(path: Path, data: bytes) -> None:
     from forebay.replay.output import make_folder
-    from forebay.traces.output import whole_file
+    from forebay.traces.whole_file import whole_file
 
     make_folder(path.parent)
     with whole_file(path) as file:

@@ -13,7 +13,7 @@ from forebay.analysis.sizing.workers import JobRunner
 from forebay.analysis.sizing.workload import Users
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.errors import InputError
-from forebay.traces.lengths import Fixed
+from forebay.traces.synth.lengths import Fixed
 
 SHARES = (0.25, 0.5, 1.0, 1.5)  # points of a curve, as multiples of --users
 COLOURS = ("#2a6f97", "#c8553d", "#588157", "#7b5ea7", "#b08900", "#444444")

@@ -18,7 +18,7 @@ from forebay.replay.engine.faults import Fault, fault_help, parse_fault
 from forebay.replay.engine.options import EngineFlags, EngineOptions
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
-from forebay.traces.command_options import takes_options
+from forebay.traces.command_line.options import takes_options
 from forebay.traces.errors import InputError
 
 HELP = f"""Run one simulated vLLM server until SIGTERM or Ctrl-C.

@@ -13,7 +13,7 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.replay.fleet.options import DIR, AsJson, Folder, UpOptions
-from forebay.traces.command_options import takes_options
+from forebay.traces.command_line.options import takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.traces.command_options import a_time, takes_options
+from forebay.traces.command_line.options import a_time, takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:

@@ -33,9 +33,9 @@ from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.served import ServedEngine
 from forebay.replay.sim.stepping import SteppingEngine
 from forebay.replay.sim.workload import SimWorkload as Source
-from forebay.traces.lengths import Lognormal
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth import Workload, workload
+from forebay.traces.synth.documents import Workload, workload
+from forebay.traces.synth.lengths import Lognormal
 
 MODES = ("believed", "corrected", "exact")
 ENGINES = 2

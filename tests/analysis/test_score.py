@@ -24,11 +24,11 @@ from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import replay
 from forebay.replay.sim.clock import run as run_in_virtual_time
 from forebay.traces.errors import InputError
-from forebay.traces.needle import answer_line, generated_haystack, needle_requests
-from forebay.traces.output import answers_path
 from forebay.traces.schema import TraceRequest
+from forebay.traces.synth.prompts.needle import answer_line, generated_haystack, needle_requests
+from forebay.traces.synth.prompts.zeroscrolls import TASKS
 from forebay.traces.tokens import ByteEstimate
-from forebay.traces.zeroscrolls import TASKS
+from forebay.traces.whole_file import answers_path
 
 # Computed by hand from the definitions of the official scorer (tau/zero_scrolls, metrics/).
 CAT = ("The cat sat.", ["the cat ran"])  # 2 of 3 words, 1 of 2 pairs, longest common part 2 of 3

@@ -35,7 +35,7 @@ from forebay.replay.schedule import Arrivals
 from forebay.replay.sim.clock import run
 from forebay.replay.slo import Slo
 from forebay.traces.errors import InputError
-from forebay.traces.jsonl import write_trace
+from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
 
 

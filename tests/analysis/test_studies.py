@@ -40,8 +40,8 @@ from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.replay.sim.served import served_engine
 from forebay.replay.slo import default_slos, parse_slos
 from forebay.traces.errors import InputError
-from forebay.traces.needle import NeedleAnswer, generated_haystack, needle_requests
 from forebay.traces.schema import TraceRequest
+from forebay.traces.synth.prompts.needle import NeedleAnswer, generated_haystack, needle_requests
 from forebay.traces.tokens import ByteEstimate
 
 PHI = "sim:phi-3-mini@h200-nvl"

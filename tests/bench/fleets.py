@@ -29,8 +29,8 @@ from forebay.replay.sim.fleet import Fleet, Policy
 from forebay.replay.sim.router_models import ROUTER_MODELS
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.served import served_engine
+from forebay.traces.edit.sharing import IdealCache
 from forebay.traces.schema import TraceRequest
-from forebay.traces.sharing import IdealCache
 
 FOREBAY = "forebay"
 SMG = ("smg_cache_aware", "smg_prefix_hash")

@@ -15,7 +15,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.served import served_engine
-from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 
 CHUNK = 2_048
 BUCKETS = [

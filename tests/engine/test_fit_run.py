@@ -30,7 +30,7 @@ from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import replay
 from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
-from forebay.traces.jsonl import write_trace
+from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
 
 CONFIG = EngineConfig("llama-3-8b", "h200", max_num_batched_tokens=2_048, max_num_seqs=64)

@@ -36,7 +36,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import RunningEngine
 from forebay.replay.engine.step_constants import Calibration, CalibrationFile, read_calibration
 from forebay.traces.formats import open_trace
-from forebay.traces.jsonl import write_trace
+from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
 
 pytestmark = pytest.mark.timeout(400)

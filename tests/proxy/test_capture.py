@@ -20,7 +20,7 @@ from forebay.proxy.telemetry.record import RequestRecord
 from forebay.replay.sim.clock import run
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.errors import InputError
-from forebay.traces.jsonl import parse_row, read_trace
+from forebay.traces.reading.jsonl import parse_row, read_trace
 from forebay.traces.schema import TraceRequest
 
 SECRET = "a secret of the tests"

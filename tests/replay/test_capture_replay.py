@@ -14,8 +14,8 @@ from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import replay
 from forebay.replay.schedule import parse_arrivals
 from forebay.replay.sim.clock import run
-from forebay.traces.describe import describe
-from forebay.traces.jsonl import read_trace
+from forebay.traces.edit.describe import describe
+from forebay.traces.reading.jsonl import read_trace
 from forebay.traces.schema import TraceRequest
 
 # Long waits are allowed, so that nothing is rejected and both engines get all requests.

@@ -24,7 +24,7 @@ from forebay.replay.clock import Clock
 from forebay.replay.progress import PRINTED_EVERY_S, describe, print_progress
 from forebay.replay.recorder import Live
 from forebay.replay.sim.clock import run
-from forebay.traces.jsonl import write_trace
+from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
 
 BY_CHANCE = {"run_id", "started_at", "started_unix_s"}

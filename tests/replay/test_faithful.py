@@ -11,7 +11,7 @@ from replay_server import Server, rows, run_one, table
 from forebay.proxy.cli import main
 from forebay.replay.keys import read_keys
 from forebay.traces.errors import InputError
-from forebay.traces.jsonl import write_trace
+from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
 
 MESSAGES = ({"role": "system", "content": "be brief"}, {"role": "user", "content": 'hé "x"'})

@@ -24,7 +24,7 @@ from forebay.replay.sim.clock import run
 from forebay.replay.summary import RunTotals
 from forebay.replay.target import Served
 from forebay.traces.errors import InputError
-from forebay.traces.jsonl import write_trace
+from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
 
 PARTS = 3

@@ -16,7 +16,7 @@ from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import Summary, replay
 from forebay.replay.schedule import Arrivals, parse_arrivals
 from forebay.replay.sim.clock import run
-from forebay.traces.describe import describe
+from forebay.traces.edit.describe import describe
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 

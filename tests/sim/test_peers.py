@@ -7,7 +7,7 @@ from forebay.replay.sim.router_base import RouterModel
 from forebay.replay.sim.router_models import ROUTER_MODELS, LeastConnectionsQueue
 from forebay.replay.sim.scenario import ALL_KNOWING, DIRECT, Scenario, simulate
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth import shared_document
+from forebay.traces.synth.documents import shared_document
 
 
 def started(name: str, engines: int = 2) -> RouterModel:

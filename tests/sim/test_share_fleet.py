@@ -10,9 +10,9 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet, proxy_request
 from forebay.replay.sim.served import served_engine
-from forebay.traces.lengths import Lognormal
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.lengths import Lognormal
 
 SEEDS = (1, 2, 3)
 BUCKETS = [

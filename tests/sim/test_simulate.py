@@ -35,11 +35,11 @@ from forebay.replay.sim.workload import SimWorkload, with_blocks
 from forebay.replay.slo import parse_slos
 from forebay.replay.source import TraceSource
 from forebay.replay.summary import RunTotals
-from forebay.traces.describe import describe as describe_requests
+from forebay.traces.edit.describe import describe as describe_requests
 from forebay.traces.errors import InputError
-from forebay.traces.jsonl import write_trace
+from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 
 SPEC = ChatBesideDocuments(
     chat_rate_per_s=4.0, document_rate_per_s=0.2, questions=4, duration_s=60.0, seed=3

@@ -8,7 +8,7 @@ import pytest
 
 from forebay.proxy.cli import main
 from forebay.replay.sim.fleet import Fleet
-from forebay.traces.jsonl import write_trace
+from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
 
 

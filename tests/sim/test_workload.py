@@ -12,8 +12,8 @@ from forebay.replay.sim.workload import SimWorkload, with_blocks
 from forebay.replay.source import TraceSource
 from forebay.traces.errors import InputError
 from forebay.traces.formats import open_trace
-from forebay.traces.jsonl import write_trace
-from forebay.traces.reader import TraceReader
+from forebay.traces.reading.jsonl import write_trace
+from forebay.traces.reading.reader import TraceReader
 from forebay.traces.schema import TraceRequest
 
 CONTEXT = 1_000

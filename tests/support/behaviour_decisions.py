@@ -11,7 +11,7 @@ from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.workload import SimWorkload
 from forebay.replay.slo import DEFAULT_SLO_S
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 
 ROWS = 1_500  # of each trace: seconds of work for a run
 LOADS = (0.8, 1.0, 1.5)

@@ -22,9 +22,9 @@ from forebay.proxy.config.schema import Config
 from forebay.replay.measure import DEFINITIONS
 from forebay.replay.record import Row
 from forebay.replay.summary import METRICS
-from forebay.traces import jsonl
-from forebay.traces.columns import TARGETS
 from forebay.traces.formats import formats
+from forebay.traces.formats.columns import TARGETS
+from forebay.traces.reading import jsonl
 
 WHAT_TO_DO = {
     "bad_http": "correct the request's framing or target",

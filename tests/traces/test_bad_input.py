@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from forebay.proxy.cli import main
-from forebay.traces import containers
+from forebay.traces.edit.edit import cap
 from forebay.traces.errors import InputError
 from forebay.traces.formats import ReadOptions, open_trace
-from forebay.traces.jsonl import parse_row, row_bytes
-from forebay.traces.reader import Order, TraceReader
+from forebay.traces.reading import containers
+from forebay.traces.reading.jsonl import parse_row, row_bytes
+from forebay.traces.reading.reader import Order, TraceReader
 from forebay.traces.schema import TraceRequest
-from forebay.traces.verbs import cap
 
 AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
 MOONCAKE = b'{"timestamp": %d, "input_length": 600, "output_length": 1, "hash_ids": [0, %d]}\n'

@@ -12,8 +12,8 @@ import pytest
 from paths import DATA, SHARED
 
 from forebay.proxy.cli import main
-from forebay.traces.jsonl import read_trace
-from forebay.traces.needle import read_answers
+from forebay.traces.reading.jsonl import read_trace
+from forebay.traces.synth.prompts.needle import read_answers
 
 AZURE = str(DATA / "traces_azure_2023.csv")
 GOLDEN = Path(__file__).parent / "golden"
@@ -239,7 +239,7 @@ def test_a_full_disk_leaves_nothing_behind(
     before = set(tmp_path.iterdir())
     monkeypatch.setattr(SmallDisk, "room", int((whole - 1) * share))
     monkeypatch.setattr(
-        "forebay.traces.output.open",
+        "forebay.traces.whole_file.open",
         lambda path, mode, buffering: io.BufferedWriter(SmallDisk(path, "w")),
         raising=False,
     )

@@ -9,11 +9,11 @@ import pyarrow.parquet
 import pytest
 
 from forebay.proxy.cli import main
-from forebay.traces.columns import map_text, mapped_format, parse_map
 from forebay.traces.errors import InputError
 from forebay.traces.formats import ReadOptions, detect
-from forebay.traces.guess import guess
-from forebay.traces.jsonl import read_trace
+from forebay.traces.formats.columns import map_text, mapped_format, parse_map
+from forebay.traces.formats.guess import guess
+from forebay.traces.reading.jsonl import read_trace
 
 LOREM = "Tell me about the river and its mill, please."
 

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from forebay.proxy.command import new_app, run_command
-from forebay.traces.command_options import takes_options
+from forebay.traces.command_line.options import takes_options
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import SHARED
 
-from forebay.traces.describe import describe
+from forebay.traces.edit.describe import describe
+from forebay.traces.edit.sharing import IdealCache
 from forebay.traces.formats import open_trace
 from forebay.traces.schema import TraceRequest
-from forebay.traces.sharing import IdealCache
 
 TRACES = SHARED / "data" / "traces"
 needs_data = pytest.mark.skipif(not TRACES.is_dir(), reason="no ../shared/data")

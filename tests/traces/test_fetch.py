@@ -13,7 +13,7 @@ import pytest
 
 from forebay.proxy.cli import main
 from forebay.traces.errors import InputError
-from forebay.traces.fetch import PUBLISHED, Published, fetch
+from forebay.traces.synth.fetch import PUBLISHED, Published, fetch
 
 DATA = b'{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [0]}\n'
 
@@ -82,7 +82,7 @@ def test_what_is_not_whole_is_not_kept(
 def test_a_network_that_stalls_is_no_fault_of_the_disk(
     mirror: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.traces.fetch.TIMEOUT_S", 0.3)
+    monkeypatch.setattr("forebay.traces.synth.fetch.TIMEOUT_S", 0.3)
     with pytest.raises(InputError, match=r"slow: cannot be fetched \(timed out\); download it"):
         fetch(Published(f"{mirror}/short-and-slow", "none", ""), str(tmp_path / "T"))
     assert list(tmp_path.iterdir()) == []

@@ -9,17 +9,17 @@ from random import Random
 import pytest
 
 from forebay.proxy.cli import main
-from forebay.traces.describe import describe
+from forebay.traces.edit.describe import describe
 from forebay.traces.errors import InputError
-from forebay.traces.fit_model import fit
-from forebay.traces.jsonl import read_trace, write_trace
-from forebay.traces.lengths import Fixed
-from forebay.traces.model import TrafficModel, read_model, write_model
+from forebay.traces.reading.jsonl import read_trace, write_trace
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth import Workload, workload
-from forebay.traces.synth_agents import AgentSessions, agent_sessions
-from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
-from forebay.traces.synth_model import Made, synthesise
+from forebay.traces.synth.agents import AgentSessions, agent_sessions
+from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.documents import Workload, workload
+from forebay.traces.synth.fit_model import fit
+from forebay.traces.synth.from_model import Made, synthesise
+from forebay.traces.synth.lengths import Fixed
+from forebay.traces.synth.model import TrafficModel, read_model, write_model
 
 Trace = list[TraceRequest]
 

@@ -13,7 +13,7 @@ import pytest
 
 from forebay.traces.errors import InputError
 from forebay.traces.formats import ReadOptions, detect, formats, open_trace
-from forebay.traces.jsonl import read_trace, write_trace
+from forebay.traces.reading.jsonl import read_trace, write_trace
 
 GOLDEN = Path(__file__).parent / "golden"
 OPTIONS = ReadOptions(tokens="estimate", duration_s=60.0)

@@ -12,10 +12,10 @@ from paths import DATA, SHARED
 
 from forebay.traces.errors import InputError
 from forebay.traces.formats import detect, open_trace, trace_format
-from forebay.traces.jsonl import write_trace
-from forebay.traces.reader import TraceReader
+from forebay.traces.reading.jsonl import write_trace
+from forebay.traces.reading.reader import TraceReader
 from forebay.traces.schema import TraceRequest
-from forebay.traces.ticks import spread_ticks
+from forebay.traces.synth.ticks import spread_ticks
 
 TRACES = SHARED / "data" / "traces"
 needs_data = pytest.mark.skipif(not TRACES.is_dir(), reason="no ../shared/data")

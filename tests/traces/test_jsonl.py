@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import DATA
 
-from forebay.traces.containers import MAX_LINE_BYTES
 from forebay.traces.errors import InputError
-from forebay.traces.jsonl import parse_row, read_trace, row_bytes, write_trace
+from forebay.traces.reading.containers import MAX_LINE_BYTES
+from forebay.traces.reading.jsonl import parse_row, read_trace, row_bytes, write_trace
 from forebay.traces.rows import RowError
 from forebay.traces.schema import TraceRequest
 

@@ -10,7 +10,7 @@ import pytest
 from paths import SHARED
 
 from forebay.traces.errors import InputError
-from forebay.traces.kv_cache_tester import interleaved, read_session, read_sessions
+from forebay.traces.formats.readers.kv_cache_tester import interleaved, read_session, read_sessions
 
 SESSIONS = SHARED / "data" / "traces" / "kv_cache_tester"
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from paths import SHARED
 
-from forebay.traces.describe import describe
+from forebay.traces.edit.describe import describe
 from forebay.traces.errors import InputError
-from forebay.traces.jsonl import parse_row, row_bytes
-from forebay.traces.needle import (
+from forebay.traces.reading.jsonl import parse_row, row_bytes
+from forebay.traces.schema import TraceRequest
+from forebay.traces.synth.prompts.needle import (
     NeedleAnswer,
     answer_line,
     generated_haystack,
@@ -17,7 +18,6 @@ from forebay.traces.needle import (
     needle_requests,
     read_answers,
 )
-from forebay.traces.schema import TraceRequest
 from forebay.traces.tokens import ByteEstimate
 
 DOCUMENTS = SHARED / "data" / "docs"

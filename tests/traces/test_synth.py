@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 
-from forebay.traces.arrivals import arrival_times
-from forebay.traces.describe import describe
+from forebay.traces.edit.describe import describe
 from forebay.traces.errors import InputError
-from forebay.traces.jsonl import parse_row, row_bytes
-from forebay.traces.lengths import (
+from forebay.traces.reading.jsonl import parse_row, row_bytes
+from forebay.traces.schema import TraceRequest
+from forebay.traces.synth.arrivals import arrival_times
+from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.documents import Workload, shared_document, workload
+from forebay.traces.synth.lengths import (
     AZURE_CONV_INPUT,
     Fixed,
     Length,
@@ -27,10 +30,7 @@ from forebay.traces.lengths import (
     Uniform,
     parse_length,
 )
-from forebay.traces.popularity import Zipf
-from forebay.traces.schema import TraceRequest
-from forebay.traces.synth import Workload, shared_document, workload
-from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.popularity import Zipf
 
 
 def check_well_formed(requests: list[TraceRequest]) -> None:
@@ -241,9 +241,10 @@ def digest(requests: Iterable[TraceRequest]) -> str:
 def test_equal_seeds_make_equal_bytes_in_every_process() -> None:
     program = (
         "import hashlib\n"
-        "from forebay.traces.jsonl import row_bytes\n"
-        "from forebay.traces.synth import Workload, workload\n"
-        "from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents\n"
+        "from forebay.traces.reading.jsonl import row_bytes\n"
+        "from forebay.traces.synth.documents import Workload, workload\n"
+        "from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments\n"
+        "from forebay.traces.synth.chat_beside_documents import chat_beside_documents\n"
         "for made in (workload(Workload(seed=9, chat_share=0.2, tenants=3)),"
         " chat_beside_documents(ChatBesideDocuments(seed=9))):\n"
         "    print(hashlib.sha256(b''.join(map(row_bytes, made))).hexdigest())"

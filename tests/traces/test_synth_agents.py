@@ -7,12 +7,12 @@ from statistics import median
 
 import pytest
 
+from forebay.traces.edit.sharing import IdealCache
 from forebay.traces.errors import InputError
-from forebay.traces.jsonl import parse_row, row_bytes
-from forebay.traces.lengths import Fixed
+from forebay.traces.reading.jsonl import parse_row, row_bytes
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
-from forebay.traces.sharing import IdealCache
-from forebay.traces.synth_agents import AgentSessions, agent_sessions, answer_s
+from forebay.traces.synth.agents import AgentSessions, agent_sessions, answer_s
+from forebay.traces.synth.lengths import Fixed
 
 SMALL = AgentSessions(
     session_rate_per_s=0.01, duration_s=3_000.0, turns=Fixed(6), instruction_tokens=2_048,

@@ -12,19 +12,19 @@ import pytest
 from paths import ROOT, SHARED
 
 from forebay.proxy.cli import main
-from forebay.traces import formats as registry
-from forebay.traces.describe import describe
+from forebay.traces.edit.describe import describe
+from forebay.traces.edit.edit import anonymise, cap, cut, merge, sample, scale, shift, thin
+from forebay.traces.edit.export import export
+from forebay.traces.edit.sharing import IdealCache
 from forebay.traces.errors import InputError
-from forebay.traces.export import export
-from forebay.traces.fit_model import fit
 from forebay.traces.formats import ReadOptions, detect, open_trace
-from forebay.traces.jsonl import read_trace, write_trace
-from forebay.traces.model import read_model, write_model
+from forebay.traces.formats import table as registry
+from forebay.traces.reading.jsonl import read_trace, write_trace
 from forebay.traces.schema import TraceRequest
-from forebay.traces.sharing import IdealCache
-from forebay.traces.synth_model import synthesise
-from forebay.traces.ticks import spread_ticks
-from forebay.traces.verbs import anonymise, cap, cut, merge, sample, scale, shift, thin
+from forebay.traces.synth.fit_model import fit
+from forebay.traces.synth.from_model import synthesise
+from forebay.traces.synth.model import read_model, write_model
+from forebay.traces.synth.ticks import spread_ticks
 
 TRACES = SHARED / "data" / "traces"
 needs_data = pytest.mark.skipif(not TRACES.is_dir(), reason="no ../shared/data")

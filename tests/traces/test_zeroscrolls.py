@@ -11,12 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import SHARED
 
-from forebay.traces import zeroscrolls
 from forebay.traces.errors import InputError
+from forebay.traces.synth.prompts import zeroscrolls
+from forebay.traces.synth.prompts.zeroscrolls import (
+    TASKS,
+    ZeroScrollsSample,
+    by_document,
+    read_task,
+)
+from forebay.traces.synth.prompts.zeroscrolls_prompts import (
+    NO_EXPLANATION,
+    prompt_form,
+    truncated_prompt,
+)
+from forebay.traces.synth.prompts.zeroscrolls_trace import ORDERS, ordered, to_trace
 from forebay.traces.tokens import ByteEstimate
-from forebay.traces.zeroscrolls import TASKS, ZeroScrollsSample, by_document, read_task
-from forebay.traces.zeroscrolls_prompts import NO_EXPLANATION, prompt_form, truncated_prompt
-from forebay.traces.zeroscrolls_trace import ORDERS, ordered, to_trace
 
 FIXTURE = SHARED / "data" / "zero_scrolls_fixture"
 needs_data = pytest.mark.skipif(not FIXTURE.is_dir(), reason="no ../shared/data")

@@ -18,7 +18,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.options import EngineFlags
 from forebay.replay.engine.step_constants import read_calibration
-from forebay.traces.command_options import takes_options
+from forebay.traces.command_line.options import takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import typer
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.options import EngineFlags
-from forebay.traces.command_options import takes_options
+from forebay.traces.command_line.options import takes_options
 from forebay.traces.errors import InputError
 
 HELP = """Compare the simulated engine with a real run.

@@ -28,7 +28,7 @@ from replay_server import Server, answer, serve
 
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import replay
-from forebay.traces.jsonl import write_trace
+from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
 
 RATE_PER_S = 20.0
