@@ -20,7 +20,7 @@ from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
 if TYPE_CHECKING:
-    from forebay.analysis.run import RunData
+    from forebay.analysis.runs.run import RunData
 
 EXAMPLE = """Repeat the published measurements: the proxy against round-robin on the same engines.
 
@@ -213,9 +213,9 @@ def _measure(
     case: Measurement, out: Path, seeds: int, time_scale: float, model: str, gpu: str, force: bool
 ) -> list[dict[str, Any]]:
     """One entry per seed, with the figures of both sides."""
-    from forebay.analysis.processes import Engines, ServerFailed
-    from forebay.analysis.run import load_run
-    from forebay.analysis.side_by_side import DIRECT, PROXIED, side_by_side
+    from forebay.analysis.demo.processes import Engines, ServerFailed
+    from forebay.analysis.demo.side_by_side import DIRECT, PROXIED, side_by_side
+    from forebay.analysis.runs.load import load_run
     from forebay.replay.fast_loop import run_on_fast_loop
     from forebay.replay.options import ReplayOptions
 
@@ -264,9 +264,9 @@ def _simulated(
     force: bool,
 ) -> dict[str, dict[str, float | None]]:
     """Run the same trace on both sides in virtual time."""
-    from forebay.analysis.run import load_run
-    from forebay.analysis.side_by_side import DIRECT as IN_TURN
-    from forebay.analysis.side_by_side import PROXIED
+    from forebay.analysis.demo.side_by_side import DIRECT as IN_TURN
+    from forebay.analysis.demo.side_by_side import PROXIED
+    from forebay.analysis.runs.load import load_run
     from forebay.replay.engine.config import EngineConfig
     from forebay.replay.sim import sweep
     from forebay.replay.sim.run_folder import keep
@@ -292,7 +292,7 @@ def _print(
     from rich.console import Console
     from rich.table import Table
 
-    from forebay.analysis.side_by_side import DIRECT
+    from forebay.analysis.demo.side_by_side import DIRECT
 
     console = Console(highlight=False)
     first = results[0]

@@ -16,7 +16,7 @@ CLOSED_PIPE = 141  # as of a program that SIGPIPE ends
 # word: (module:attribute of a Typer app, help text)
 COMMANDS = {
     "demo": (
-        "forebay.analysis.demo:app",
+        "forebay.analysis.demo.demo:app",
         "the whole toolkit on this machine, without a GPU",
     ),
     "proxy": ("forebay.proxy.proxy_cli:app", "the load-shaping proxy in front of vLLM servers"),
@@ -47,7 +47,7 @@ COMMANDS = {
         "compare replay runs, and fail on a regression",
     ),
     "runs": (
-        "forebay.analysis.runs_cli:app",
+        "forebay.analysis.runs.runs_cli:app",
         "merge runs, and write them in the formats of other tools",
     ),
     "simulate": ("forebay.replay.sim.cli:app", "simulate a fleet in virtual time"),

@@ -17,9 +17,6 @@ ROOMS = sorted(init.parent for folder in FOLDERS for init in (ROOT / folder).rgl
 
 # room: modules that it still has
 CROWDED = {
-    "analysis": 31,
-    "analysis/experiments": 25,
-    "analysis/sizing": 13,
     "proxy": 17,
     "proxy/http1": 19,
     "proxy/telemetry": 17,
@@ -29,11 +26,6 @@ CROWDED = {
     "replay/sim": 29,
 }
 WITHOUT_CAPTION = {
-    "analysis",
-    "analysis/experiments",
-    "analysis/kv",
-    "analysis/search",
-    "analysis/sizing",
     "proxy",
     "proxy/api",
     "proxy/config",

@@ -8,7 +8,7 @@ from typing import Any
 
 from forebay.analysis.experiments.gauges import GaugeSample
 from forebay.analysis.experiments.load_stats import percentile, ttfts
-from forebay.analysis.experiments.ways import PlayedLoad, Way
+from forebay.analysis.experiments.systems import PlayedLoad, Way
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.arrivals import arrival_times
 

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from forebay.analysis.units import NONE, counts, durations, rates, ratios, shares
+from forebay.analysis.statistics.units import NONE, counts, durations, rates, ratios, shares
 from forebay.replay.output import make_folder
 from forebay.traces.command_line.messages import talk
 from forebay.traces.errors import InputError

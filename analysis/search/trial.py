@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.analysis.quantiles import Floats, order_statistic
-from forebay.analysis.run import RunData, load_run
+from forebay.analysis.runs.load import load_run
+from forebay.analysis.runs.run import RunData
 from forebay.analysis.search.evidence import Evidence, judge_trial
+from forebay.analysis.statistics.quantiles import Floats, order_statistic
 from forebay.replay.fast_loop import run_on_fast_loop
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import Summary, replay

@@ -44,8 +44,8 @@ def size_command(asked: SizeArguments) -> None:
 
     asked.check()
     with workers(asked.jobs, "forebay.analysis.sizing.guide") as run:
-        from forebay.analysis.sizing.guide import size, validate
-        from forebay.analysis.sizing.plot import curves, draw
+        from forebay.analysis.charts.users_and_gpus import draw
+        from forebay.analysis.sizing.guide import curves, size, validate
         from forebay.analysis.sizing.report import as_json, cost, print_answer, provenance
         from forebay.analysis.sizing.targets import default_targets, parse_targets
 

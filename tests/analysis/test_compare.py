@@ -10,11 +10,11 @@ import pytest
 from made_runs import SLOS, Row, answered, realistic_rows, refused, write_pair, write_run
 
 from forebay.analysis.cli import compare_app
-from forebay.analysis.compare import Comparison, ComparisonRow, compare
-from forebay.analysis.figures import backends, figures, imbalance, unanswered
-from forebay.analysis.headline import headline
-from forebay.analysis.provenance import repeat_command, verdict
-from forebay.analysis.run import load_run, load_runs
+from forebay.analysis.compare.compare import Comparison, ComparisonRow, compare
+from forebay.analysis.compare.figures import backends, figures, imbalance, unanswered
+from forebay.analysis.compare.headline import headline
+from forebay.analysis.runs.load import load_run, load_runs
+from forebay.analysis.runs.provenance import repeat_command, verdict
 from forebay.proxy.command import run_command
 from forebay.replay.slo import Slo
 from forebay.traces.errors import InputError

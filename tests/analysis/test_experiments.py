@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from forebay.analysis.experiments import STUDIES, flood
-from forebay.analysis.experiments.fitting import fit_terms
-from forebay.analysis.experiments.hol import beside_a_chat
+from forebay.analysis.experiments import STUDIES
 from forebay.analysis.experiments.result import Result, finish
+from forebay.analysis.experiments.studies import flood
+from forebay.analysis.experiments.studies.hol import beside_a_chat
 from forebay.analysis.experiments.study import integers
 from forebay.analysis.experiments.target import Ask, SimTarget, open_target, sim_config
+from forebay.analysis.statistics.fitting import fit_terms
 from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine

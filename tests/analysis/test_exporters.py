@@ -16,9 +16,9 @@ import pytest
 from ports import free_ports
 from replay_server import Server, rows, run_one
 
-from forebay.analysis import exporters
-from forebay.analysis.foreign import load_foreign
-from forebay.analysis.run import load_run
+from forebay.analysis.runs import exporters
+from forebay.analysis.runs.load import load_run
+from forebay.analysis.runs.other_tools import load_foreign
 from forebay.proxy.cli import main
 
 
@@ -241,7 +241,7 @@ def test_a_collector_that_is_not_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("opentelemetry.sdk", reason="pip install 'forebay[otel]'")
-    monkeypatch.setattr("forebay.analysis.push.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("forebay.analysis.runs.push.TIMEOUT_S", 0.2)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_ports(1)[0]}")
     assert main(["runs", "export", "otlp", str(folder)]) == 2
     assert "took no metrics; set OTEL_EXPORTER_OTLP_ENDPOINT" in capsys.readouterr().err

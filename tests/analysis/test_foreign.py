@@ -8,8 +8,8 @@ import orjson
 import pytest
 from paths import TESTS
 
-from forebay.analysis.foreign import FROM_SENDING, load_foreign
-from forebay.analysis.run import load_runs
+from forebay.analysis.runs.load import load_runs
+from forebay.analysis.runs.other_tools import FROM_SENDING, load_foreign
 from forebay.proxy.cli import main
 from forebay.traces.errors import InputError
 

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from forebay.analysis.provenance import setting
-from forebay.analysis.run import RunData, load_run
+from forebay.analysis.runs.load import load_run
+from forebay.analysis.runs.provenance import setting
+from forebay.analysis.runs.run import RunData
 from forebay.proxy.cli import main
 from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.record import Row

@@ -10,8 +10,8 @@ from made_runs import write_pair
 from ports import free_ports
 from proxy_stage import RawBackend, stage
 
-from forebay.analysis.report import build_report
-from forebay.analysis.run import load_runs
+from forebay.analysis.report.report import build_report
+from forebay.analysis.runs.load import load_runs
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on PATH: apt install chromium")

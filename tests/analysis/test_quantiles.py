@@ -8,16 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.analysis import svg
-from forebay.analysis.bootstrap import ratio_interval
-from forebay.analysis.quantiles import (
+from forebay.analysis.charts import svg
+from forebay.analysis.statistics.bootstrap import ratio_interval
+from forebay.analysis.statistics.quantiles import (
     order_statistic,
     percentile_table,
     rank_of,
     samples_beyond,
     tail_curve,
 )
-from forebay.analysis.units import counts, duration, durations, printable, rates, ratio, shares
+from forebay.analysis.statistics.units import (
+    counts,
+    duration,
+    durations,
+    printable,
+    rates,
+    ratio,
+    shares,
+)
 
 ONE_TO_THOUSAND = np.arange(1.0, 1001.0)
 

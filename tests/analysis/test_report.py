@@ -13,11 +13,11 @@ from made_runs import SLOS, answered, refused, write_pair, write_run
 
 from forebay.analysis.bench import cases
 from forebay.analysis.cli import report_app
-from forebay.analysis.page import html_page
-from forebay.analysis.plots import percentile_plot, timeline_plot
-from forebay.analysis.report import build_report, write_report
-from forebay.analysis.run import load_run, load_runs
-from forebay.analysis.tables import provenance_section
+from forebay.analysis.report.page import html_page
+from forebay.analysis.report.plots import percentile_plot, timeline_plot
+from forebay.analysis.report.report import build_report, write_report
+from forebay.analysis.report.tables import provenance_section
+from forebay.analysis.runs.load import load_run, load_runs
 from forebay.proxy.command import run_command
 from forebay.replay.slo import Slo
 from forebay.traces.errors import InputError

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from replay_server import Server, event, run_one, stream, usage
 
-from forebay.analysis.answer_metrics import METRICS, concordance_index, f1
-from forebay.analysis.score import (
+from forebay.analysis.score.answer_metrics import METRICS, concordance_index, f1
+from forebay.analysis.score.score import (
     FIXED_LENGTHS,
     RANDOM_WEIGHTS,
     read_references,

@@ -14,7 +14,6 @@ from aiohttp import web
 from replay_server import Server, answer, rows, serve
 from search_knee import known_queue, searched, within
 
-from forebay.analysis.quantiles import Floats
 from forebay.analysis.search.bracket import Bracket, bracket
 from forebay.analysis.search.cli import SearchArguments
 from forebay.analysis.search.evidence import (
@@ -28,6 +27,7 @@ from forebay.analysis.search.evidence import (
 from forebay.analysis.search.result import result_of
 from forebay.analysis.search.search import TRIALS, LoadSearch, SearchQuestion, least_part_s
 from forebay.analysis.search.trial import HttpTrials, TrialRow
+from forebay.analysis.statistics.quantiles import Floats
 from forebay.proxy.cli import main
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import Summary, replay

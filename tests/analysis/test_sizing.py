@@ -12,17 +12,18 @@ from xml.etree import ElementTree
 import pytest
 from kv_models import CONFIGS
 
-from forebay.analysis.shares import share_ratio_interval, wilson
+from forebay.analysis.charts.users_and_gpus import Curve, draw
 from forebay.analysis.sizing import guide
 from forebay.analysis.sizing.binding import Usage, binding
 from forebay.analysis.sizing.floor import alone, check_floor
+from forebay.analysis.sizing.guide import curves
 from forebay.analysis.sizing.judge import judge
 from forebay.analysis.sizing.naive import erlang_c, formulas
-from forebay.analysis.sizing.plot import Curve, curves, draw
 from forebay.analysis.sizing.search import JudgedWindow, LeastCount, Question, least_gpus
 from forebay.analysis.sizing.targets import DEFAULT_SLO, default_targets, parse_targets
 from forebay.analysis.sizing.workers import JobRunner
 from forebay.analysis.sizing.workload import Users, class_of
+from forebay.analysis.statistics.share_intervals import share_ratio_interval, wilson
 from forebay.proxy.cli import main
 from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig

@@ -13,24 +13,31 @@ import pytest
 from aiohttp import web
 from replay_server import MODEL, Server, serve
 
-from forebay.analysis.experiments import flood, kv, needle, one_load, saturation, shared_document
+from forebay.analysis.charts.heat_map import heat_map
+from forebay.analysis.experiments import one_load
 from forebay.analysis.experiments.asking import ModelReply, is_simulated
-from forebay.analysis.experiments.flood_setup import (
+from forebay.analysis.experiments.gauges import GaugeSample, Pool, read_page
+from forebay.analysis.experiments.http_system import HttpWay, http_ways
+from forebay.analysis.experiments.load_stats import doubted, good, percentile
+from forebay.analysis.experiments.studies import (
+    flood,
+    kv_study,
+    needle,
+    saturation,
+    shared_document,
+)
+from forebay.analysis.experiments.studies.flood_setup import (
     config_with,
     highest_followed,
     max_waits_s,
 )
-from forebay.analysis.experiments.gauges import GaugeSample, Pool, read_page
-from forebay.analysis.experiments.heat_map import heat_map
-from forebay.analysis.experiments.hol_fleet import THEIRS
-from forebay.analysis.experiments.hol_fleet import _result as hol_result
-from forebay.analysis.experiments.http_way import HttpWay, http_ways
-from forebay.analysis.experiments.knee import gain_of_last_doubling, kneedle, last_followed
-from forebay.analysis.experiments.load_stats import doubted, good, percentile
+from forebay.analysis.experiments.studies.hol_fleet import THEIRS
+from forebay.analysis.experiments.studies.hol_fleet import _result as hol_result
 from forebay.analysis.experiments.study import Study, numbers
+from forebay.analysis.experiments.systems import IN_TURN, PROXY, PlayedLoad, Seen, SimWay, sim_ways
 from forebay.analysis.experiments.target import StudyFailed, sim_config
-from forebay.analysis.experiments.ways import IN_TURN, PROXY, PlayedLoad, Seen, SimWay, sim_ways
 from forebay.analysis.kv.plan import Choices
+from forebay.analysis.statistics.knee import gain_of_last_doubling, kneedle, last_followed
 from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
@@ -477,8 +484,8 @@ def test_a_cache_that_fills_early_is_not_called_as_predicted() -> None:
         (4, 0.9, "did not, nor with 4"),
         (3, 0.5, "max_num_seqs let only 3 run"),
     ):
-        told = kv.table_row(load(running, share), pool, 2000, 2010)
-        result = kv.result(way, None, pool, [told], 2010, {})
+        told = kv_study.table_row(load(running, share), pool, 2000, 2010)
+        result = kv_study.result(way, None, pool, [told], 2010, {})
         assert words in result.sentence
         assert "was not predicted" in result.notes[0]
 
@@ -707,7 +714,7 @@ def test_a_server_without_metrics_cannot_tell_of_its_kv_cache(tmp_path: Path) ->
     async def live() -> None:
         async with serve(Server()) as up:
             wanted = asked(tmp_path, targets=(up.url,))
-            await kv._way(wanted, Choices())
+            await kv_study._way(wanted, Choices())
 
     with pytest.raises(InputError, match="no vllm:cache_config_info"):
         run(live())

@@ -14,7 +14,7 @@ from math import inf
 from statistics import median
 from typing import NamedTuple
 
-from forebay.analysis.experiments.shared_document import requests
+from forebay.analysis.experiments.studies.shared_document import requests
 from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Fleet

@@ -16,8 +16,8 @@ import orjson
 import pytest
 from replay_server import Server, serve
 
-from forebay.analysis.provenance import repeat_command
-from forebay.analysis.run import load_run
+from forebay.analysis.runs.load import load_run
+from forebay.analysis.runs.provenance import repeat_command
 from forebay.proxy.cli import main
 from forebay.replay.cli import app
 from forebay.replay.clock import Clock

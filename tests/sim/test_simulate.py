@@ -11,8 +11,9 @@ import orjson
 import pyarrow.parquet
 import pytest
 
-from forebay.analysis.figures import figures
-from forebay.analysis.run import RunData, load_run
+from forebay.analysis.compare.figures import figures
+from forebay.analysis.runs.load import load_run
+from forebay.analysis.runs.run import RunData
 from forebay.proxy.cli import main
 from forebay.proxy.config.schema import Config
 from forebay.proxy.telemetry.hlog import read_hlog

@@ -31,7 +31,8 @@ from arena_traffic import Traffic
 from peers import Missing, Setting
 from ports import free_ports
 
-from forebay.analysis.run import RunData, load_run
+from forebay.analysis.runs.load import load_run
+from forebay.analysis.runs.run import RunData
 from forebay.replay.fast_loop import run_on_fast_loop
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import Summary, replay
