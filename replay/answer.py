@@ -14,7 +14,7 @@ import orjson
 
 from forebay.proxy.http1.sse import EventScanner, MalformedStream, event_body, event_of
 from forebay.replay import outcome
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
 from forebay.replay.connection import HttpConnection
 from forebay.replay.exchange import ClientExchange, ProgressWatch
 from forebay.replay.framing import KEPT, ChunkedBody, MalformedAnswer, plain_head

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from forebay.replay.spare_time import SpareTime
+from forebay.replay.clock.spare_time import SpareTime
 from forebay.traces.schema import TraceRequest
 from forebay.traces.text import block_text, prompt_text, run_text, texts_made
 

@@ -14,10 +14,10 @@ import aiohttp
 from yarl import URL
 
 from forebay.replay.answer import AnswerReader
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
+from forebay.replay.clock.spare_time import SpareTime
 from forebay.replay.connection import ConnectionPool, Route, route_to
 from forebay.replay.exchange import ClientExchange, ProgressWatch, WatchLine
-from forebay.replay.spare_time import SpareTime
 
 
 class Client:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 
 from yarl import URL
 
-from forebay.replay.clock import Clock
-from forebay.replay.spare_time import SpareTime
+from forebay.replay.clock.clock import Clock
+from forebay.replay.clock.spare_time import SpareTime
 
 if TYPE_CHECKING:
     from forebay.replay.answer import AnswerReader

@@ -12,7 +12,7 @@ from functools import partial
 
 from forebay.replay.bodies import PATHS, PreparedQueue, PreparedRequest
 from forebay.replay.client import Client
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
 from forebay.replay.exchange import ClientExchange, ProgressWatch
 from forebay.replay.pacer import Pacer
 from forebay.replay.recorder import Recorder

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
 from forebay.replay.dispatch import Dispatch
 
 

@@ -22,9 +22,9 @@ from typing import Any, BinaryIO, Self, TextIO, get_args, get_type_hints
 
 import orjson
 
+from forebay.replay.clock.virtual_loop import VirtualClockLoop
 from forebay.replay.record import Row
 from forebay.replay.server_metrics import MetricsTable
-from forebay.replay.sim.clock import VirtualClockLoop
 from forebay.traces.errors import InputError
 
 HLOG = "latency.hlog"

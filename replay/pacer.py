@@ -14,8 +14,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from forebay.replay.clock import Clock
-from forebay.replay.spare_time import SpareTime
+from forebay.replay.clock.clock import Clock
+from forebay.replay.clock.spare_time import SpareTime
 
 _CLOCK_MONOTONIC = 1
 _TFD_NONBLOCK = os.O_NONBLOCK if hasattr(os, "O_NONBLOCK") else 0

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from forebay.replay.agenda import Agenda, link
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
 from forebay.replay.options import ReplayOptions
 from forebay.replay.recorder import Live
 from forebay.replay.schedule import Schedule

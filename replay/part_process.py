@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
 from forebay.replay.ending import Stop
 from forebay.replay.fast_loop import run_on_fast_loop
 from forebay.replay.part import Part, PartJob

@@ -20,7 +20,7 @@ import orjson
 from hdrh.histogram import HdrHistogram
 
 from forebay.proxy.telemetry.hlog import HIGHEST_US
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
 from forebay.replay.ending import Stop
 from forebay.replay.merge import Measured, merge_parts
 from forebay.replay.options import ReplayOptions

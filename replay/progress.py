@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live as Display
 from rich.text import Text
 
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
 from forebay.replay.recorder import Live
 from forebay.traces.command_line.messages import talk
 

@@ -17,12 +17,12 @@ import orjson
 from hdrh.histogram import HdrHistogram
 
 from forebay.proxy.telemetry.hlog import HIGHEST_US, IntervalLog, all_to_us, record_all
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
+from forebay.replay.clock.spare_time import SpareTime
 from forebay.replay.exchange import ClientExchange
 from forebay.replay.measure import Latency, measure
 from forebay.replay.output import TableWriter
 from forebay.replay.record import Row, never_sent_row, row_of
-from forebay.replay.spare_time import SpareTime
 from forebay.replay.summary import METRICS, RunTotals
 from forebay.traces.buckets import LengthBucket, bucket_of
 from forebay.traces.schema import TraceRequest

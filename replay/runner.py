@@ -18,7 +18,7 @@ from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.replay.agenda import Agenda
 from forebay.replay.bodies import PATHS, PreparedQueue, RequestStyle, body_slices, render
 from forebay.replay.client import Client
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
 from forebay.replay.dispatch import Dispatch
 from forebay.replay.due_times import plan_schedule
 from forebay.replay.ending import Stop, drain

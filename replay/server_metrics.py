@@ -16,7 +16,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
 from forebay.traces.errors import InputError
 
 TIMEOUT_WALL_S = 5.0

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
 from forebay.replay.options import ReplayOptions
 from forebay.replay.output import RunFolder
 from forebay.replay.part import Part

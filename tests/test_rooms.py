@@ -20,10 +20,7 @@ CROWDED = {
     "proxy": 17,
     "proxy/http1": 19,
     "proxy/telemetry": 17,
-    "replay": 47,
-    "replay/engine": 19,
-    "replay/fleet": 17,
-    "replay/sim": 29,
+    "replay": 45,
 }
 WITHOUT_CAPTION = {
     "proxy",
@@ -42,12 +39,6 @@ WITHOUT_CAPTION = {
     "proxy/share",
     "proxy/telemetry",
     "replay",
-    "replay/engine",
-    "replay/engine/calibration",
-    "replay/engine/hardware",
-    "replay/engine/server",
-    "replay/fleet",
-    "replay/sim",
 }
 
 

@@ -15,7 +15,7 @@ from forebay.analysis.experiments.study import Study
 from forebay.analysis.experiments.systems import PlayedLoad, Seen
 from forebay.analysis.experiments.target import About, known_model
 from forebay.replay.client import Client
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
 from forebay.replay.engine.hardware.find import find_gpu
 from forebay.replay.options import ReplayOptions
 from forebay.replay.output import TABLE

@@ -13,11 +13,11 @@ from typing import Protocol
 from forebay.analysis.experiments.gauges import GaugeSample, Pool
 from forebay.analysis.experiments.target import About, StudyFailed
 from forebay.replay.sim.closed_loop import closed_loop
+from forebay.replay.sim.engine.request import SimRequest
+from forebay.replay.sim.engine.served import ServedEngine
+from forebay.replay.sim.engine.stepping import SteppingEngine
 from forebay.replay.sim.fleet import Fleet, SimOutcome
-from forebay.replay.sim.request import SimRequest
 from forebay.replay.sim.scenario import DIRECT, Scenario, check_lengths
-from forebay.replay.sim.served import ServedEngine
-from forebay.replay.sim.stepping import SteppingEngine
 from forebay.traces.schema import TraceRequest
 
 IN_TURN, PROXY = "round robin", "proxy"

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from forebay.replay.bodies import PATHS, RequestStyle, body_slices
 from forebay.replay.client import Client
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.calibration.play import play
 from forebay.replay.engine.config import EngineConfig

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.replay.sim.fleet import SimOutcome
-from forebay.replay.sim.possible import most_in_time
+from forebay.replay.sim.routers.possible import most_in_time
 from forebay.replay.sim.scenario import Simulated
 from forebay.replay.slo import Slo
 from forebay.replay.summary import INFINITE, PERCENTILES, rank_of

@@ -18,9 +18,9 @@ from forebay.analysis.experiments.study import integers
 from forebay.analysis.experiments.target import Ask, SimTarget, open_target, sim_config
 from forebay.analysis.statistics.fitting import fit_terms
 from forebay.proxy.cli import main
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
-from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 
 PHI = "sim:phi-3-mini@h200-nvl"

@@ -18,11 +18,11 @@ from forebay.analysis.score.score import (
     task_score,
 )
 from forebay.proxy.cli import main
+from forebay.replay.clock.virtual_loop import run as run_in_virtual_time
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import replay
-from forebay.replay.sim.clock import run as run_in_virtual_time
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.prompts.needle import answer_line, generated_haystack, needle_requests

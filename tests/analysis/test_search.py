@@ -29,10 +29,10 @@ from forebay.analysis.search.search import TRIALS, LoadSearch, SearchQuestion, l
 from forebay.analysis.search.trial import HttpTrials, TrialRow
 from forebay.analysis.statistics.quantiles import Floats
 from forebay.proxy.cli import main
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import Summary, replay
 from forebay.replay.schedule import Arrivals
-from forebay.replay.sim.clock import run
 from forebay.replay.slo import Slo
 from forebay.traces.errors import InputError
 from forebay.traces.reading.jsonl import write_trace

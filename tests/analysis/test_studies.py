@@ -39,12 +39,12 @@ from forebay.analysis.experiments.target import StudyFailed, sim_config
 from forebay.analysis.kv.plan import Choices
 from forebay.analysis.statistics.knee import gain_of_last_doubling, kneedle, last_followed
 from forebay.proxy.cli import main
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
-from forebay.replay.sim.clock import run
 from forebay.replay.sim.closed_loop import closed_loop
+from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.scenario import DIRECT, Scenario
-from forebay.replay.sim.served import served_engine
 from forebay.replay.slo import default_slos, parse_slos
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest

@@ -6,8 +6,8 @@ import json
 import pytest
 from engine_stage import Client, on_server
 
-from forebay.replay.engine.api_server import ApiProcess, ApiServer, ServerTimes
 from forebay.replay.engine.server.server import RunningEngine
+from forebay.replay.engine.timing.api_server import ApiProcess, ApiServer, ServerTimes
 
 TIMES = ServerTimes(
     request_s=0.0025, receive_token_s=1e-6, tokenize_token_s=3e-6,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from made_runs import SCHEMA, answered
 
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.calibration.calibrate import CalibrationResult, calibrate, kernel_table
 from forebay.replay.engine.calibration.points import Point, Points, read_points
 from forebay.replay.engine.calibration.workloads import point_steps, predicted_s
@@ -18,9 +19,9 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.hardware.specs import H200_NVL, H200_SXM, LLAMA_3_8B, PHI_3_MINI
-from forebay.replay.engine.roofline import bound_by, least
 from forebay.replay.engine.server.server import start_engine
-from forebay.replay.engine.step_constants import (
+from forebay.replay.engine.timing.roofline import bound_by, least
+from forebay.replay.engine.timing.step_constants import (
     CONSTANTS,
     Calibration,
     calibration_file_of,
@@ -32,7 +33,6 @@ from forebay.replay.engine.step_constants import (
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import replay
 from forebay.replay.schedule import parse_arrivals
-from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 

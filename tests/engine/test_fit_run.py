@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from made_runs import SCHEMA
 
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.calibration.calibrate import kernel_table
 from forebay.replay.engine.calibration.fit_run import (
     Timed,
@@ -22,13 +23,12 @@ from forebay.replay.engine.calibration.fit_run import (
 )
 from forebay.replay.engine.calibration.play import play
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.flags import EngineFlags
 from forebay.replay.engine.hardware.find import find_gpu, find_model
-from forebay.replay.engine.options import EngineFlags
 from forebay.replay.engine.server.server import start_engine
-from forebay.replay.engine.step_constants import read_calibration
+from forebay.replay.engine.timing.step_constants import read_calibration
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import replay
-from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest

@@ -19,7 +19,7 @@ import pytest
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.specs import H200_SXM, LLAMA_3_8B
-from forebay.replay.engine.step_time import StepTimeModel, StepWork
+from forebay.replay.engine.timing.step_time import StepTimeModel, StepWork
 
 DATA = Path(__file__).parents[1] / "data" / "h200-2026-11-26"
 PARTS = ("drive", "direct-4", "forebay-4", "flag-direct-4")

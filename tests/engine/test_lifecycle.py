@@ -12,11 +12,11 @@ import pytest
 import wire
 from engine_stage import COMMAND, HELLO, Client, chat, completion, get, on_server
 
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.faults import FAULTS, fault_help
+from forebay.replay.engine.loop.faults import FAULTS, fault_help
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import KEEP_ALIVE_S, RunningEngine, start_engine
-from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 
 COMMENT = b": keep-alive\n\n"

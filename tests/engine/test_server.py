@@ -12,10 +12,10 @@ import orjson
 import pytest
 
 from forebay.proxy.http1.sse import EventScanner, parse_event
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.faults import parse_fault
+from forebay.replay.engine.loop.faults import parse_fault
 from forebay.replay.engine.server.server import RunningEngine, start_engine
-from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 
 CHAT = "/v1/chat/completions"

@@ -9,10 +9,10 @@ import pytest
 from engine_stage import COMMAND
 from ports import free_ports
 
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import start_engine
-from forebay.replay.sim.clock import run
 from forebay.traces.errors import InputError
 
 

@@ -34,7 +34,11 @@ from forebay.replay.engine.calibration.calibrate import kernel_table
 from forebay.replay.engine.calibration.fit_run import hit_ratio, predict, read_runs
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import RunningEngine
-from forebay.replay.engine.step_constants import Calibration, CalibrationFile, read_calibration
+from forebay.replay.engine.timing.step_constants import (
+    Calibration,
+    CalibrationFile,
+    read_calibration,
+)
 from forebay.traces.formats import open_trace
 from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest

@@ -18,12 +18,12 @@ from engine_stage import HELLO, Cache, Client, chat, completion, get, on_server,
 from paths import SHARED
 from prometheus_client.parser import text_string_to_metric_families
 
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEventsConfig
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
 from forebay.replay.engine.tokenizer import encode_ids
-from forebay.replay.sim.clock import run
 
 SAMPLES = SHARED / "vllm_cpu" / "samples"
 NAMES = sorted(path.stem for path in SAMPLES.glob("*") if path.is_file())

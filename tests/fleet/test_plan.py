@@ -18,14 +18,14 @@ from forebay.replay.engine.hardware.specs import (
     QWEN_2_5_14B,
     ModelSpec,
 )
-from forebay.replay.engine.step_time import StepTimeModel, StepWork
-from forebay.replay.fleet.flags import names_in
-from forebay.replay.fleet.gpus import Gpu, check_free, choose_gpus, parse_gpus
+from forebay.replay.engine.timing.step_time import StepTimeModel, StepWork
+from forebay.replay.fleet.gpu.flags import names_in
+from forebay.replay.fleet.gpu.gpus import Gpu, check_free, choose_gpus, parse_gpus
+from forebay.replay.fleet.gpu.profiles import PROFILES, STEP_TARGET_S
+from forebay.replay.fleet.gpu.sizes import parse_bytes, sequences
+from forebay.replay.fleet.gpu.vllm_install import VllmInstall, find_vllm, listed_flags
 from forebay.replay.fleet.plan import FleetOptions, FleetPlan, make_plan
-from forebay.replay.fleet.profiles import PROFILES, STEP_TARGET_S
 from forebay.replay.fleet.proxy_file import proxy_yaml
-from forebay.replay.fleet.sizes import parse_bytes, sequences
-from forebay.replay.fleet.vllm_install import VllmInstall, find_vllm, listed_flags
 from forebay.traces.errors import InputError
 
 H200 = (Gpu(0, "NVIDIA H200", 139.8, 139.0), Gpu(1, "NVIDIA H200", 139.8, 139.0))

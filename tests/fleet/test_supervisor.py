@@ -24,6 +24,7 @@ from forebay.proxy.cli import main
 from forebay.replay.fleet import supervisor as module
 from forebay.replay.fleet.cli import _free_ports
 from forebay.replay.fleet.control import stop_fleet
+from forebay.replay.fleet.gpu.vllm_install import VllmInstall
 from forebay.replay.fleet.plan import FleetOptions, FleetPlan, make_plan
 from forebay.replay.fleet.probe import healthy
 from forebay.replay.fleet.restarts import RestartPolicy, Restarts
@@ -40,7 +41,6 @@ from forebay.replay.fleet.state import (
     write_state,
 )
 from forebay.replay.fleet.supervisor import StartFailed, Supervisor
-from forebay.replay.fleet.vllm_install import VllmInstall
 from forebay.traces.errors import InputError
 
 WAIT_S = 100.0

@@ -17,7 +17,7 @@ from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.model import Request
 from forebay.proxy.telemetry.capture import MOST_PENDING, SALT, Capture, Rows, capturing
 from forebay.proxy.telemetry.record import RequestRecord
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.errors import InputError
 from forebay.traces.reading.jsonl import parse_row, read_trace

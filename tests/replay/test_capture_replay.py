@@ -8,12 +8,12 @@ import pytest
 from proxy_stage import stage
 
 from forebay.proxy.telemetry.capture import SALT
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import replay
 from forebay.replay.schedule import parse_arrivals
-from forebay.replay.sim.clock import run
 from forebay.traces.edit.describe import describe
 from forebay.traces.reading.jsonl import read_trace
 from forebay.traces.schema import TraceRequest

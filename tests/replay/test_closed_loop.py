@@ -10,11 +10,11 @@ from replay_server import rows, run_one, table
 
 from forebay.replay import runner
 from forebay.replay.bodies import PreparedQueue, PreparedRequest
+from forebay.replay.clock.spare_time import SpareTime
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.dispatch import Dispatch
 from forebay.replay.exchange import ClientExchange
 from forebay.replay.schedule import Arrivals
-from forebay.replay.sim.clock import run
-from forebay.replay.spare_time import SpareTime
 from forebay.replay.target import parse_targets
 
 BODY_S = 0.05

@@ -20,10 +20,10 @@ from forebay.analysis.runs.load import load_run
 from forebay.analysis.runs.provenance import repeat_command
 from forebay.proxy.cli import main
 from forebay.replay.cli import app
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.progress import PRINTED_EVERY_S, describe, print_progress
 from forebay.replay.recorder import Live
-from forebay.replay.sim.clock import run
 from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
 

@@ -17,11 +17,11 @@ from yarl import URL
 
 from forebay.replay.answer import AnswerReader
 from forebay.replay.client import Client
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.connection import KEEP_ALIVE_S, ConnectionPool, HttpConnection
 from forebay.replay.exchange import ClientExchange, ProgressWatch
 from forebay.replay.framing import MAX_LINE_BYTES
-from forebay.replay.sim.clock import run
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 WORD = b'data: {"choices":[{"index":0,"text":" cat","finish_reason":null}]}\n\n'

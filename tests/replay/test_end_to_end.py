@@ -10,13 +10,13 @@ import pytest
 from replay_server import Server, rows, run_one, serve, table, text
 
 from forebay.proxy.telemetry.hlog import read_hlog
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
+from forebay.replay.clock.spare_time import SpareTime
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.options import ReplayOptions
 from forebay.replay.pacer import Pacer
 from forebay.replay.runner import Summary, replay
 from forebay.replay.schedule import Arrivals
-from forebay.replay.sim.clock import run
-from forebay.replay.spare_time import SpareTime
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.text import prompt_text

@@ -24,10 +24,10 @@ from replay_server import (
 )
 
 from forebay.proxy.telemetry.hlog import read_hlog
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.options import ReplayOptions
 from forebay.replay.output import HLOG, RUN
 from forebay.replay.runner import replay
-from forebay.replay.sim.clock import run
 
 Body = dict[str, Any]
 
@@ -296,7 +296,7 @@ def test_tls_is_a_class_of_its_own() -> None:
     from yarl import URL
 
     from forebay.replay.client import Client
-    from forebay.replay.clock import Clock
+    from forebay.replay.clock.clock import Clock
     from forebay.replay.exchange import ClientExchange
 
     async def main() -> ClientExchange:
@@ -317,7 +317,7 @@ def test_what_is_no_http(tmp_path: Path) -> None:
     from yarl import URL
 
     from forebay.replay.client import Client
-    from forebay.replay.clock import Clock
+    from forebay.replay.clock.clock import Clock
     from forebay.replay.exchange import ClientExchange
 
     async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -11,7 +11,8 @@ import pytest
 from replay_server import rows, run_one, serve, table
 
 from forebay.replay import processes
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.ending import Stop
 from forebay.replay.merge import merge_parts
 from forebay.replay.options import ReplayOptions
@@ -20,7 +21,6 @@ from forebay.replay.part import Part, divide
 from forebay.replay.recorder import Live
 from forebay.replay.runner import Summary, replay
 from forebay.replay.schedule import Arrivals
-from forebay.replay.sim.clock import run
 from forebay.replay.summary import RunTotals
 from forebay.replay.target import Served
 from forebay.traces.errors import InputError

@@ -13,12 +13,12 @@ from replay_server import Server, answer, rows, run_one, table
 
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog, read_hlog
 from forebay.replay import output
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
+from forebay.replay.clock.spare_time import SpareTime
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.exchange import ClientExchange
 from forebay.replay.output import RunFolder
 from forebay.replay.recorder import Recorder
-from forebay.replay.sim.clock import run
-from forebay.replay.spare_time import SpareTime
 from forebay.replay.summary import RunTotals
 from forebay.traces.buckets import DEFAULT_BUCKETS
 from forebay.traces.errors import InputError

@@ -1,12 +1,12 @@
-"""replay/spare_time.py: work in the background takes its steps where they make no arrival late."""
+"""replay/clock/spare_time.py: background work takes its steps where they make no arrival late."""
 
 import asyncio
 
 import pytest
 
-from forebay.replay.clock import Clock
-from forebay.replay.sim.clock import run
-from forebay.replay.spare_time import SpareTime
+from forebay.replay.clock.clock import Clock
+from forebay.replay.clock.spare_time import SpareTime
+from forebay.replay.clock.virtual_loop import run
 
 
 async def taken_at(spare: SpareTime, clock: Clock, turns: int = 1) -> list[float]:

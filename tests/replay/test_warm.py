@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.replay import warm
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
 from forebay.replay.options import ReplayOptions
 from forebay.replay.runner import Summary, replay
-from forebay.replay.sim.clock import run
 from forebay.replay.source import TraceSource
 from forebay.replay.warm import cache_warnings, most_hits
 from forebay.traces.schema import TraceRequest

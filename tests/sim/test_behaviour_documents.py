@@ -12,9 +12,9 @@ from proxy_stage import Stage, stage
 
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
-from forebay.replay.sim.clock import run
 
 
 class TestAffinity:

@@ -13,9 +13,9 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Action, Send
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_gpu
+from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import DIRECT, Scenario
-from forebay.replay.sim.served import served_engine
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 
 MODES = ("whole", "flag")

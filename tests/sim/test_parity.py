@@ -15,14 +15,14 @@ from parity_scene import NAMES, a_shaper, a_trace
 
 from forebay.proxy.core.model import CLASSES, Action, Reject, Send
 from forebay.proxy.driver import Driver, Grant, Rejected
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.loop import EngineLoop
-from forebay.replay.engine.metrics import EngineMetrics
-from forebay.replay.sim.clock import run
+from forebay.replay.engine.loop.core_loop import EngineLoop
+from forebay.replay.engine.loop.metrics import EngineMetrics
+from forebay.replay.sim.engine.served import served_engine
+from forebay.replay.sim.engine.stepping import engine_request
 from forebay.replay.sim.fleet import Fleet, Journal, proxy_request, sim_request
-from forebay.replay.sim.served import served_engine
-from forebay.replay.sim.stepping import engine_request
 from forebay.traces.schema import TraceRequest
 
 STREAMS_S = 1e-5

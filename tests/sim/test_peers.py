@@ -3,8 +3,8 @@
 import pytest
 
 from forebay.proxy.core.model import Reject, Request, Send
-from forebay.replay.sim.router_base import RouterModel
-from forebay.replay.sim.router_models import ROUTER_MODELS, LeastConnectionsQueue
+from forebay.replay.sim.routers.base import RouterModel
+from forebay.replay.sim.routers.models import ROUTER_MODELS, LeastConnectionsQueue
 from forebay.replay.sim.scenario import ALL_KNOWING, DIRECT, Scenario, simulate
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.documents import shared_document

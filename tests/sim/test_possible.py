@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from overload import mix, poisson
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.sim.possible import Floats, LeastPrefill, densest, fitting, most_in_time
+from forebay.replay.sim.routers.possible import Floats, LeastPrefill, densest, fitting, most_in_time
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.replay.sim.summary import summarise
 from forebay.replay.sim.sweep import cases, parse_axes, run_all, run_case
@@ -102,7 +102,7 @@ def test_coarse_times_only_raise_the_bound(monkeypatch: pytest.MonkeyPatch) -> N
     release = dice.uniform(0, 100, 300)
     jobs = release, release + dice.choice([2.0, 30.0], 300), dice.uniform(0.1, 1.5, 300)
     exact = fitting(*jobs, 1).sum()
-    monkeypatch.setattr("forebay.replay.sim.possible.CELLS", 300 * 60**2)
+    monkeypatch.setattr("forebay.replay.sim.routers.possible.CELLS", 300 * 60**2)
     assert exact <= fitting(*jobs, 1).sum() < 1.15 * exact
 
 
@@ -113,7 +113,7 @@ def test_what_fits_is_found_by_sums_and_by_visits(monkeypatch: pytest.MonkeyPatc
     for most_s in (0.05, 0.2, 0.5, 1.5):
         jobs = release, release + dice.choice([2.0, 30.0], 300), dice.uniform(0.01, most_s, 300)
         found = fitting(*jobs, 1)
-        monkeypatch.setattr("forebay.replay.sim.possible.ROUNDING_S", inf)
+        monkeypatch.setattr("forebay.replay.sim.routers.possible.ROUNDING_S", inf)
         assert found.tolist() == fitting(*jobs, 1).tolist()
         monkeypatch.undo()
         assert (found == 1.0).all() == (most_s < 1.0)

@@ -8,8 +8,8 @@ from shared_fleet import Result, play
 from forebay.proxy.core.model import BackendSpec, Bucket
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet, proxy_request
-from forebay.replay.sim.served import served_engine
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 from forebay.traces.synth.lengths import Lognormal

@@ -12,10 +12,10 @@ from forebay.replay.engine import engine
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.request import EngineRequest
-from forebay.replay.engine.step_time import StepWork
+from forebay.replay.engine.timing.step_time import StepWork
 from forebay.replay.engine.tokenizer import hashes_of_ids
-from forebay.replay.sim import skipping
-from forebay.replay.sim.skipping import SimRequest, SkippingEngine
+from forebay.replay.sim.engine import skipping
+from forebay.replay.sim.engine.skipping import SimRequest, SkippingEngine
 
 TOLERANCE_S = 1e-8
 

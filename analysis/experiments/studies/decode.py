@@ -13,8 +13,8 @@ from forebay.analysis.experiments.study import Batched, Study, integers, study
 from forebay.analysis.experiments.target import About, Ask, MeasuredAnswer, StudyFailed, StudyTarget
 from forebay.analysis.statistics.fitting import fit_terms
 from forebay.analysis.statistics.units import duration
-from forebay.replay.engine.roofline import bound_by, least
-from forebay.replay.engine.step_time import StepWork
+from forebay.replay.engine.timing.roofline import bound_by, least
+from forebay.replay.engine.timing.step_time import StepWork
 
 HELP = """Time per output token against output length (one request) and batch size.
 

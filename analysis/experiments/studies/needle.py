@@ -19,7 +19,7 @@ from forebay.analysis.experiments.systems import PROXY, SimWay
 from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
 from forebay.replay.bodies import PATHS
 from forebay.replay.client import Client
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.workload import with_blocks
 from forebay.replay.target import ask_served, parse_targets

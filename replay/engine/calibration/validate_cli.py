@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.options import EngineFlags
+from forebay.replay.engine.flags import EngineFlags
 from forebay.traces.command_line.options import takes_options
 from forebay.traces.errors import InputError
 

@@ -8,11 +8,11 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Final
 
-from forebay.replay.engine.api_server import ApiServer
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.sim.request import SimRequest
-from forebay.replay.sim.skipping import SkippingEngine
-from forebay.replay.sim.stepping import SteppingEngine
+from forebay.replay.engine.timing.api_server import ApiServer
+from forebay.replay.sim.engine.request import SimRequest
+from forebay.replay.sim.engine.skipping import SkippingEngine
+from forebay.replay.sim.engine.stepping import SteppingEngine
 
 # Unions, not protocols: compiled code then calls the first of each directly.
 Engine = SkippingEngine | SteppingEngine

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.step_time import StepWork, step_time_model
+from forebay.replay.engine.timing.step_time import StepWork, step_time_model
 from forebay.traces.schema import TraceRequest
 
 Floats = NDArray[np.float64]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from forebay.replay.engine.hardware.kv_layout import KvOptions, kv_layout
 from forebay.replay.engine.hardware.memory import MemoryOptions, memory_budget
-from forebay.replay.fleet.gpus import Gpu
-from forebay.replay.fleet.profiles import Profile
+from forebay.replay.fleet.gpu.gpus import Gpu
+from forebay.replay.fleet.gpu.profiles import Profile
 from forebay.traces.errors import InputError
 
 CHAT_TOKENS = 5_000

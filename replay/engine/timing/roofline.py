@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
-from forebay.replay.engine.step_time import StepWork
+from forebay.replay.engine.timing.step_time import StepWork
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Final
 from zlib import crc32
 
 from forebay.proxy.core.model import Action, Reject, Request, Send
-from forebay.replay.sim.router_base import EngineView, RouterModel
-from forebay.replay.sim.token_routers import Dynamo, DynamoQueues, LlmD, LMetric
+from forebay.replay.sim.routers.base import EngineView, RouterModel
+from forebay.replay.sim.routers.token_routers import Dynamo, DynamoQueues, LlmD, LMetric
 
 CHARS_PER_TOKEN: Final = 4
 TREE_CHARS: Final = 33_554_432  # size of a worker's tree in vllm-router; sglang-router: twice this

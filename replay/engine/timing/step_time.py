@@ -17,7 +17,7 @@ from functools import lru_cache
 from math import fsum
 
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
-from forebay.replay.engine.step_constants import Calibration, calibration_of
+from forebay.replay.engine.timing.step_constants import Calibration, calibration_of
 
 LARGEST_GRAPH = 512
 """Tokens of the largest CUDA graph that vLLM captures by default."""

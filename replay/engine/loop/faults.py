@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from forebay.replay.engine.loop import Unavailable
+from forebay.replay.engine.loop.core_loop import Unavailable
 from forebay.traces.errors import InputError
 
 

@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections import deque
 
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
 
 SOON_S = 0.000_2  # an arrival that is due within this time would be late by a step
 SETTLED_S = 0.000_1  # by then the server has read what was sent

@@ -8,12 +8,12 @@ from collections import deque
 from typing import Final
 
 from forebay.replay.engine.scheduler import SchedulerLimits
-from forebay.replay.engine.step_time import StepWork
-from forebay.replay.sim.block_runs import RunPool
-from forebay.replay.sim.cohort import Cohort
-from forebay.replay.sim.request import ENDING, PREFILLING, SimRequest
-from forebay.replay.sim.runs import Node, Run
-from forebay.replay.sim.stalls import LongestSince
+from forebay.replay.engine.timing.step_time import StepWork
+from forebay.replay.sim.engine.block_runs import RunPool
+from forebay.replay.sim.engine.cohort import Cohort
+from forebay.replay.sim.engine.request import ENDING, PREFILLING, SimRequest
+from forebay.replay.sim.engine.runs import Node, Run
+from forebay.replay.sim.engine.stalls import LongestSince
 
 RELEASED: list[tuple[Run, int]] = []
 PLANNED: Final = -1  # the planned step prefills or preempts

@@ -15,9 +15,9 @@ from math import inf
 from typing import Final
 
 from forebay.proxy.core.model import Action, Request, Send
-from forebay.replay.sim.router_base import EngineView, RouterModel
-from forebay.replay.sim.served import ServedEngine
-from forebay.replay.sim.skipping import SkippingEngine
+from forebay.replay.sim.engine.served import ServedEngine
+from forebay.replay.sim.engine.skipping import SkippingEngine
+from forebay.replay.sim.routers.base import EngineView, RouterModel
 
 MIN_MATCH: Final = 0.25
 

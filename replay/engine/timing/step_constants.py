@@ -14,8 +14,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from forebay.replay.engine.api_server import ServerTimes
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
+from forebay.replay.engine.timing.api_server import ServerTimes
 from forebay.traces.errors import InputError
 
 FORMAT = 2

@@ -3,7 +3,7 @@
 from heapq import heappop, heappush
 from typing import Final
 
-from forebay.replay.sim.request import PREFILLING, SimRequest
+from forebay.replay.sim.engine.request import PREFILLING, SimRequest
 
 # More requests than one engine ever admits, and small enough that compiled code multiplies by it
 # in machine words.

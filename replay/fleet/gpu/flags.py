@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from forebay.replay.fleet.profiles import Profile
+from forebay.replay.fleet.gpu.profiles import Profile
 from forebay.traces.errors import InputError
 
 SINCE = {"--max-num-queued-reqs": (0, 29), "--shutdown-timeout": (0, 20)}

@@ -1,6 +1,6 @@
 r"""Measure how well the proxy knows the engines' prefix caches: believed, corrected and exact.
 
-    python -m forebay.replay.sim.prefix_bench [--mooncake FILE] [--requests N] [--seeds N] \
+    python -m forebay.replay.sim.bench.prefix_bench [--mooncake FILE] [--requests N] [--seeds N] \
         [--first-seed N] [--pool 96k] [--case "pool unknown"]
 
 Each row is one fleet in virtual time; every engine step is computed. Believed: blocks that were
@@ -28,10 +28,10 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.tokenizer import hashes_of_ids
+from forebay.replay.sim.engine.served import ServedEngine
+from forebay.replay.sim.engine.stepping import SteppingEngine
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
-from forebay.replay.sim.served import ServedEngine
-from forebay.replay.sim.stepping import SteppingEngine
 from forebay.replay.sim.workload import SimWorkload as Source
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.documents import Workload, workload

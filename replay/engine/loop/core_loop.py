@@ -13,10 +13,10 @@ from contextlib import suppress
 from enum import Enum
 from typing import Protocol
 
-from forebay.replay.engine.api_server import ApiProcess
 from forebay.replay.engine.engine import EngineCore, StepResult
-from forebay.replay.engine.metrics import EngineMetrics
+from forebay.replay.engine.loop.metrics import EngineMetrics
 from forebay.replay.engine.request import EngineRequest
+from forebay.replay.engine.timing.api_server import ApiProcess
 
 
 class Unavailable(Enum):

@@ -5,7 +5,7 @@ from math import ceil, inf
 from typing import Final
 
 from forebay.proxy.core.model import Action, Reject, Request, Send
-from forebay.replay.sim.router_base import EngineView, RouterModel
+from forebay.replay.sim.routers.base import EngineView, RouterModel
 
 
 class LlmD(RouterModel):

@@ -14,8 +14,9 @@ from forebay.replay.engine.calibration.output import print_shipped
 from forebay.replay.engine.calibration.validate_cli import HELP as VALIDATE_HELP
 from forebay.replay.engine.calibration.validate_cli import validate_command
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.faults import Fault, fault_help, parse_fault
-from forebay.replay.engine.options import EngineFlags, EngineOptions
+from forebay.replay.engine.flags import EngineFlags
+from forebay.replay.engine.loop.faults import Fault, fault_help, parse_fault
+from forebay.replay.engine.server.engine_options import EngineOptions
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
 from forebay.traces.command_line.options import takes_options

@@ -6,7 +6,7 @@ request frees its tail before its head, so a cached prefix never has a gap: a pr
 blocks that a prompt can hit.
 """
 
-from forebay.replay.sim.runs import Node, Run, agreed, last_part, parts
+from forebay.replay.sim.engine.runs import Node, Run, agreed, last_part, parts
 
 
 class RunPool:

@@ -10,7 +10,7 @@ from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.tokenizer import hashes_of_ids
-from forebay.replay.sim.request import SimRequest
+from forebay.replay.sim.engine.request import SimRequest
 
 
 class SteppingEngine:

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from forebay.replay.engine.api_server import ApiProcess
-from forebay.replay.sim.runs import Run
+from forebay.replay.engine.timing.api_server import ApiProcess
+from forebay.replay.sim.engine.runs import Run
 
 PREFILLING: Final = -1
 """`phase` of a request whose prompt is not fully computed."""

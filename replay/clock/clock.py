@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from forebay.replay.sim.clock import VirtualClockLoop
+from forebay.replay.clock.virtual_loop import VirtualClockLoop
 
 
 class Clock:

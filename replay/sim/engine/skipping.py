@@ -16,9 +16,9 @@ from math import inf, sqrt
 from typing import Final
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.step_time import step_time_model
-from forebay.replay.sim.planning import NOTHING, PLANNED, Planner
-from forebay.replay.sim.request import ENDING, SimRequest
+from forebay.replay.engine.timing.step_time import step_time_model
+from forebay.replay.sim.engine.planning import NOTHING, PLANNED, Planner
+from forebay.replay.sim.engine.request import ENDING, SimRequest
 
 __all__ = ["SimRequest", "SkippingEngine"]
 

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.replay.fleet.flags import names_in
+from forebay.replay.fleet.gpu.flags import names_in
 from forebay.traces.errors import InputError
 
 OLDEST = (0, 11)
