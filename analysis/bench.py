@@ -216,8 +216,8 @@ def _measure(
     from forebay.analysis.demo.processes import Engines, ServerFailed
     from forebay.analysis.demo.side_by_side import DIRECT, PROXIED, side_by_side
     from forebay.analysis.runs.load import load_run
-    from forebay.replay.fast_loop import run_on_fast_loop
-    from forebay.replay.options import ReplayOptions
+    from forebay.replay.plan.options import ReplayOptions
+    from forebay.replay.send.fast_loop import run_on_fast_loop
 
     wanted = Engines(model=model, gpu=gpu, time_scale=time_scale)
     wanted.check()
@@ -268,11 +268,11 @@ def _simulated(
     from forebay.analysis.demo.side_by_side import PROXIED
     from forebay.analysis.runs.load import load_run
     from forebay.replay.engine.config import EngineConfig
+    from forebay.replay.plan.slo import default_slos
     from forebay.replay.sim import sweep
     from forebay.replay.sim.run_folder import keep
     from forebay.replay.sim.scenario import DIRECT, Scenario
     from forebay.replay.sim.workload import SimWorkload
-    from forebay.replay.slo import default_slos
 
     shown = {}
     for side, policy in ((IN_TURN, DIRECT), (PROXIED, "warm_or_least_work")):

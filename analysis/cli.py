@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from forebay.analysis.compare.compare import Comparison
     from forebay.analysis.compare.headline import Headline
     from forebay.analysis.runs.run import RunData
-    from forebay.replay.slo import Slo
+    from forebay.replay.plan.slo import Slo
 
 compare_app = new_app()
 report_app = new_app()
@@ -165,7 +165,7 @@ def report(
 
 
 def _slos(text: str | None, runs: "Sequence[RunData]") -> "tuple[Slo, ...]":
-    from forebay.replay.slo import parse_slos
+    from forebay.replay.plan.slo import parse_slos
 
     if text is None:
         return ()

@@ -17,11 +17,11 @@ from typing import Any
 import orjson
 
 from forebay.replay.clock.clock import Clock
-from forebay.replay.ending import Stop
-from forebay.replay.fast_loop import run_on_fast_loop
-from forebay.replay.part import Part, PartJob
-from forebay.replay.recorder import LIVE_COUNTS, Live
+from forebay.replay.parts.divide import Part, PartJob
+from forebay.replay.results.recorder import LIVE_COUNTS, Live
 from forebay.replay.runner import replay
+from forebay.replay.send.drain import Stop
+from forebay.replay.send.fast_loop import run_on_fast_loop
 from forebay.traces.errors import InputError
 
 REPORT_EVERY_S = 0.5

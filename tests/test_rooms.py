@@ -20,7 +20,6 @@ CROWDED = {
     "proxy": 17,
     "proxy/http1": 19,
     "proxy/telemetry": 17,
-    "replay": 45,
 }
 WITHOUT_CAPTION = {
     "proxy",
@@ -38,7 +37,6 @@ WITHOUT_CAPTION = {
     "proxy/security",
     "proxy/share",
     "proxy/telemetry",
-    "replay",
 }
 
 

@@ -19,7 +19,7 @@ from forebay.analysis.runs.run import RunData, at_path, from_sending
 from forebay.analysis.statistics.bootstrap import ConfidenceInterval, ratio_interval
 from forebay.analysis.statistics.quantiles import EQUAL_WITHIN, MIN_BEYOND, SHARES
 from forebay.analysis.statistics.share_intervals import share_ratio_interval
-from forebay.replay.slo import Slo, parse_slos
+from forebay.replay.plan.slo import Slo, parse_slos
 
 Unit = Literal["s", "per_s", "share", "ratio", "count"]
 Better = Literal["a", "b", "equal", "unclear"]

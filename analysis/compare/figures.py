@@ -22,7 +22,7 @@ from forebay.analysis.statistics.quantiles import (
     samples_beyond,
 )
 from forebay.analysis.statistics.units import printable
-from forebay.replay.slo import Slo, meets
+from forebay.replay.plan.slo import Slo, meets
 
 LATENCIES = {
     "ttft": "ttft_response_s",

@@ -33,7 +33,7 @@ app = new_app(help=EXAMPLE)
 def check_out(out: Path, files: Iterable[Path], force: bool) -> None:
     """Raise InputError if both runs and `files` cannot be written to `out`; create nothing."""
     from forebay.analysis.demo.side_by_side import DIRECT, PROXIED
-    from forebay.replay.output import check_folder
+    from forebay.replay.results.folder import check_folder
     from forebay.traces.errors import InputError
 
     for file in files:
@@ -67,7 +67,7 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="print the comparison as JSON")] = False,
 ) -> None:
     from forebay.analysis.demo.processes import Engines
-    from forebay.replay.output import make_folder
+    from forebay.replay.results.folder import make_folder
     from forebay.traces.synth.chat_beside_documents import (
         ChatBesideDocuments,
         chat_beside_documents,
@@ -128,8 +128,8 @@ def _live(
     from forebay.analysis.demo.side_by_side import side_by_side
     from forebay.analysis.report.report import build_report, write_report
     from forebay.analysis.runs.load import load_runs
-    from forebay.replay.fast_loop import run_on_fast_loop
-    from forebay.replay.options import ReplayOptions
+    from forebay.replay.plan.options import ReplayOptions
+    from forebay.replay.send.fast_loop import run_on_fast_loop
     from forebay.traces.reading.jsonl import write_trace
 
     trace, page = out / "trace.jsonl", out / "report.html"

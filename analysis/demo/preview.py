@@ -6,10 +6,10 @@ from typing import Any
 from forebay.analysis.demo.processes import Engines
 from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.plan.slo import default_slos
 from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.replay.sim.sweep import SweepCase, run_case
 from forebay.replay.sim.workload import SimWorkload
-from forebay.replay.slo import default_slos
 from forebay.traces.schema import TraceRequest
 
 ROUTERS = {

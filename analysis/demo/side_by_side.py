@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forebay.analysis.demo.processes import Engines, engines, proxy
-from forebay.replay.ending import Stop
-from forebay.replay.options import ReplayOptions
-from forebay.replay.output import check_folder, make_folder
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.results.folder import check_folder, make_folder
 from forebay.replay.runner import Summary, replay
+from forebay.replay.send.drain import Stop
 from forebay.traces.command_line.messages import talk
 from forebay.traces.schema import TraceRequest
 

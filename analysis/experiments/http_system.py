@@ -14,15 +14,15 @@ from forebay.analysis.experiments.result import RUNS
 from forebay.analysis.experiments.study import Study
 from forebay.analysis.experiments.systems import PlayedLoad, Seen
 from forebay.analysis.experiments.target import About, known_model
-from forebay.replay.client import Client
 from forebay.replay.clock.clock import Clock
 from forebay.replay.engine.hardware.find import find_gpu
-from forebay.replay.options import ReplayOptions
-from forebay.replay.output import TABLE
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.schedule import TRACE_ARRIVALS, Arrivals
+from forebay.replay.plan.target import Target as Address
+from forebay.replay.plan.target import ask_served, parse_targets
+from forebay.replay.results.folder import TABLE
 from forebay.replay.runner import replay
-from forebay.replay.schedule import TRACE_ARRIVALS, Arrivals
-from forebay.replay.target import Target as Address
-from forebay.replay.target import ask_served, parse_targets
+from forebay.replay.send.http.client import Client
 from forebay.traces.schema import TraceRequest
 
 MOST_LAG_S = 0.1  # with more lag of a simulated engine, the figures measure this machine

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from forebay.analysis.experiments.systems import Seen
-from forebay.replay.slo import Slo, meets
-from forebay.replay.summary import LEAST_BEYOND
+from forebay.replay.plan.slo import Slo, meets
+from forebay.replay.results.summary import LEAST_BEYOND
 from forebay.traces.buckets import bucket_of
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.analysis.statistics.units import NONE, counts, durations, rates, ratios, shares
-from forebay.replay.output import make_folder
+from forebay.replay.results.folder import make_folder
 from forebay.traces.command_line.messages import talk
 from forebay.traces.errors import InputError
 from forebay.traces.whole_file import whole_file

@@ -19,7 +19,7 @@ from forebay.analysis.runs.provenance import setting, text_of
 from forebay.analysis.runs.run import RunData
 from forebay.analysis.statistics.quantiles import MIN_BEYOND
 from forebay.analysis.statistics.units import is_text, printable
-from forebay.replay.slo import Slo
+from forebay.replay.plan.slo import Slo
 from forebay.traces.errors import InputError
 from forebay.traces.whole_file import whole_file
 

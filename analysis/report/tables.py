@@ -12,7 +12,7 @@ from forebay.analysis.report.plots import legend_mark
 from forebay.analysis.runs.provenance import setting, settings, verdict
 from forebay.analysis.runs.run import RunData
 from forebay.analysis.statistics.units import NONE, counts, durations, ratio, shares
-from forebay.replay.slo import Slo
+from forebay.replay.plan.slo import Slo
 
 DEFINITIONS = (
     ("TTFT", "Time to first token: from when the request was due, not from when it was sent, to "

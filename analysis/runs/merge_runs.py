@@ -18,12 +18,12 @@ import orjson
 from forebay.analysis.runs.load import load_runs
 from forebay.analysis.runs.provenance import LATENCY_TARGETS, MUST_AGREE, PLACES
 from forebay.analysis.runs.run import RunData, at_path
-from forebay.replay.merge import merge_parts
-from forebay.replay.output import ANSWERS, HLOG, SUMMARY, TABLE, RunFolder
-from forebay.replay.record import Row
-from forebay.replay.recorder import interval_s
-from forebay.replay.slo import parse_slos
-from forebay.replay.summary import RunTotals
+from forebay.replay.plan.slo import parse_slos
+from forebay.replay.results.folder import ANSWERS, HLOG, SUMMARY, TABLE, RunFolder
+from forebay.replay.results.merge import merge_parts
+from forebay.replay.results.recorder import interval_s
+from forebay.replay.results.row import Row
+from forebay.replay.results.summary import RunTotals
 from forebay.traces.errors import InputError
 
 MAY_DIFFER = ("seed",)

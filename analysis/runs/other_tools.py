@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 
 from forebay.analysis.runs.run import NUMBERS, WORDS, RunData, folder_name
-from forebay.replay.slo import default_slos, meets
+from forebay.replay.plan.slo import default_slos, meets
 from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
 from forebay.traces.errors import InputError
 from forebay.traces.formats import DEFAULTS

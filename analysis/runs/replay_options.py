@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from forebay.analysis.runs.run import at_path
 from forebay.analysis.statistics.units import printable
-from forebay.replay.options import ReplayOptions
-from forebay.replay.slo import Slo, default_slos
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.slo import Slo, default_slos
 from forebay.traces.buckets import DEFAULT_BUCKETS, LengthBucket
 
 _Made = TypeVar("_Made")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from forebay.analysis.statistics.quantiles import Floats
 from forebay.analysis.statistics.units import printable
-from forebay.replay.summary import is_firm
+from forebay.replay.results.summary import is_firm
 from forebay.traces.errors import InputError
 
 NUMBERS = (

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from forebay.analysis.score.answer_metrics import METRICS, PAIRWISE, rouge
-from forebay.replay.output import ANSWERS, RUN, TABLE
+from forebay.replay.results.folder import ANSWERS, RUN, TABLE
 from forebay.traces.errors import InputError
 from forebay.traces.synth.prompts.needle import NeedleAnswer
 from forebay.traces.whole_file import answers_path

@@ -23,7 +23,7 @@ from forebay.analysis.search.evidence import (
     z_of_looks,
 )
 from forebay.analysis.search.trial import TrialMaker, TrialRow
-from forebay.replay.slo import Slo
+from forebay.replay.plan.slo import Slo
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.whole_file import whole_file

@@ -100,7 +100,7 @@ def _encoded(data: dict[str, Any]) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    from forebay.replay.output import make_folder
+    from forebay.replay.results.folder import make_folder
     from forebay.traces.whole_file import whole_file
 
     make_folder(path.parent)

@@ -16,7 +16,7 @@ from forebay.analysis.compare.headline import headline
 from forebay.analysis.runs.load import load_run, load_runs
 from forebay.analysis.runs.provenance import repeat_command, verdict
 from forebay.proxy.command import run_command
-from forebay.replay.slo import Slo
+from forebay.replay.plan.slo import Slo
 from forebay.traces.errors import InputError
 
 

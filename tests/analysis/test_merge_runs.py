@@ -15,7 +15,7 @@ from forebay.analysis.runs.provenance import setting
 from forebay.analysis.runs.run import RunData
 from forebay.proxy.cli import main
 from forebay.proxy.telemetry.hlog import read_hlog
-from forebay.replay.record import Row
+from forebay.replay.results.row import Row
 
 SEEDS = (1, 2, 3)
 START = 1_700_000_000.0

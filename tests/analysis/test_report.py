@@ -19,7 +19,7 @@ from forebay.analysis.report.report import build_report, write_report
 from forebay.analysis.report.tables import provenance_section
 from forebay.analysis.runs.load import load_run, load_runs
 from forebay.proxy.command import run_command
-from forebay.replay.slo import Slo
+from forebay.replay.plan.slo import Slo
 from forebay.traces.errors import InputError
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}

@@ -21,7 +21,7 @@ from forebay.proxy.cli import main
 from forebay.replay.clock.virtual_loop import run as run_in_virtual_time
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
-from forebay.replay.options import ReplayOptions
+from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.runner import replay
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest

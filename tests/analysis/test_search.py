@@ -30,10 +30,10 @@ from forebay.analysis.search.trial import HttpTrials, TrialRow
 from forebay.analysis.statistics.quantiles import Floats
 from forebay.proxy.cli import main
 from forebay.replay.clock.virtual_loop import run
-from forebay.replay.options import ReplayOptions
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.schedule import Arrivals
+from forebay.replay.plan.slo import Slo
 from forebay.replay.runner import Summary, replay
-from forebay.replay.schedule import Arrivals
-from forebay.replay.slo import Slo
 from forebay.traces.errors import InputError
 from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest

@@ -42,10 +42,10 @@ from forebay.proxy.cli import main
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
+from forebay.replay.plan.slo import default_slos, parse_slos
 from forebay.replay.sim.closed_loop import closed_loop
 from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.scenario import DIRECT, Scenario
-from forebay.replay.slo import default_slos, parse_slos
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.prompts.needle import NeedleAnswer, generated_haystack, needle_requests

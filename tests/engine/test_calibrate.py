@@ -30,9 +30,9 @@ from forebay.replay.engine.timing.step_constants import (
     read_calibration,
     shipped,
 )
-from forebay.replay.options import ReplayOptions
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.schedule import parse_arrivals
 from forebay.replay.runner import replay
-from forebay.replay.schedule import parse_arrivals
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 

@@ -27,7 +27,7 @@ from forebay.replay.engine.flags import EngineFlags
 from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.server.server import start_engine
 from forebay.replay.engine.timing.step_constants import read_calibration
-from forebay.replay.options import ReplayOptions
+from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.runner import replay
 from forebay.traces.errors import InputError
 from forebay.traces.reading.jsonl import write_trace

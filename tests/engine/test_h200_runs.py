@@ -13,9 +13,9 @@ import pytest
 from paths import ROOT
 
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.plan.slo import parse_slos
 from forebay.replay.sim.scenario import DIRECT, Scenario, simulate
 from forebay.replay.sim.summary import summarise
-from forebay.replay.slo import parse_slos
 from forebay.traces.formats import open_trace
 
 RUNS = ROOT / "tests" / "data" / "h200-2026-11-26"

@@ -11,9 +11,9 @@ from forebay.proxy.telemetry.capture import SALT
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
-from forebay.replay.options import ReplayOptions
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.schedule import parse_arrivals
 from forebay.replay.runner import replay
-from forebay.replay.schedule import parse_arrivals
 from forebay.traces.edit.describe import describe
 from forebay.traces.reading.jsonl import read_trace
 from forebay.traces.schema import TraceRequest

@@ -1,4 +1,4 @@
-"""replay/dispatch.py: a closed loop reports when its own client was the bottleneck."""
+"""replay/send/dispatch.py: a closed loop reports when its own client was the bottleneck."""
 
 import asyncio
 from pathlib import Path
@@ -9,13 +9,13 @@ import pytest
 from replay_server import rows, run_one, table
 
 from forebay.replay import runner
-from forebay.replay.bodies import PreparedQueue, PreparedRequest
 from forebay.replay.clock.spare_time import SpareTime
 from forebay.replay.clock.virtual_loop import run
-from forebay.replay.dispatch import Dispatch
-from forebay.replay.exchange import ClientExchange
-from forebay.replay.schedule import Arrivals
-from forebay.replay.target import parse_targets
+from forebay.replay.plan.schedule import Arrivals
+from forebay.replay.plan.target import parse_targets
+from forebay.replay.send.bodies import PreparedQueue, PreparedRequest
+from forebay.replay.send.dispatch import Dispatch
+from forebay.replay.send.http.exchange import ClientExchange
 
 BODY_S = 0.05
 
@@ -70,17 +70,17 @@ def test_the_first_round_of_a_closed_loop_does_not_wait_for_itself() -> None:
         client: Any = SimpleNamespace(
             begin=begin, watch=lambda _: object(), route=str, spare=SpareTime(clock)
         )
-        recorder: Any = SimpleNamespace(finished=lambda *_: None, live=SimpleNamespace(sent=0))
         async with asyncio.TaskGroup() as tasks:
             dispatch = Dispatch(
                 clock,
                 client,
-                recorder,
                 window,
                 parse_targets(["http://127.0.0.1:1"]),
                 max_in_flight=100,
                 run_id="x",
                 tasks=tasks,
+                on_sent=lambda: None,
+                on_ended=lambda request, exchange: None,
             )
             await dispatch.closed_loop(None)
 

@@ -22,8 +22,8 @@ from forebay.proxy.cli import main
 from forebay.replay.cli import app
 from forebay.replay.clock.clock import Clock
 from forebay.replay.clock.virtual_loop import run
-from forebay.replay.progress import PRINTED_EVERY_S, describe, print_progress
-from forebay.replay.recorder import Live
+from forebay.replay.results.progress import PRINTED_EVERY_S, describe, print_progress
+from forebay.replay.results.recorder import Live
 from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
 

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from forebay.replay.answer import AnswerReader
-from forebay.replay.client import Client
 from forebay.replay.clock.clock import Clock
 from forebay.replay.clock.virtual_loop import run
-from forebay.replay.connection import KEEP_ALIVE_S, ConnectionPool, HttpConnection
-from forebay.replay.exchange import ClientExchange, ProgressWatch
-from forebay.replay.framing import MAX_LINE_BYTES
+from forebay.replay.send.http.answer_reader import AnswerReader
+from forebay.replay.send.http.client import Client
+from forebay.replay.send.http.connection import KEEP_ALIVE_S, ConnectionPool, HttpConnection
+from forebay.replay.send.http.exchange import ClientExchange, ProgressWatch
+from forebay.replay.send.http.framing import MAX_LINE_BYTES
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 WORD = b'data: {"choices":[{"index":0,"text":" cat","finish_reason":null}]}\n\n'

@@ -13,10 +13,10 @@ from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.clock.clock import Clock
 from forebay.replay.clock.spare_time import SpareTime
 from forebay.replay.clock.virtual_loop import run
-from forebay.replay.options import ReplayOptions
-from forebay.replay.pacer import Pacer
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.schedule import Arrivals
 from forebay.replay.runner import Summary, replay
-from forebay.replay.schedule import Arrivals
+from forebay.replay.send.pacer import Pacer
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.text import prompt_text
@@ -426,7 +426,7 @@ def test_two_runs_are_equal_in_everything_but_their_name(tmp_path: Path) -> None
 
 def test_memory_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A window holds so many requests and bytes, but always lets one through."""
-    from forebay.replay.bodies import PreparedQueue, PreparedRequest
+    from forebay.replay.send.bodies import PreparedQueue, PreparedRequest
 
     async def main() -> tuple[int, int]:
         request = rows(1)[0]

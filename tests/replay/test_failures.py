@@ -25,8 +25,8 @@ from replay_server import (
 
 from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.clock.virtual_loop import run
-from forebay.replay.options import ReplayOptions
-from forebay.replay.output import HLOG, RUN
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.results.folder import HLOG, RUN
 from forebay.replay.runner import replay
 
 Body = dict[str, Any]
@@ -295,9 +295,9 @@ def test_a_plain_server_behind_https(tmp_path: Path) -> None:
 def test_tls_is_a_class_of_its_own() -> None:
     from yarl import URL
 
-    from forebay.replay.client import Client
     from forebay.replay.clock.clock import Clock
-    from forebay.replay.exchange import ClientExchange
+    from forebay.replay.send.http.client import Client
+    from forebay.replay.send.http.exchange import ClientExchange
 
     async def main() -> ClientExchange:
         async with (
@@ -316,9 +316,9 @@ def test_tls_is_a_class_of_its_own() -> None:
 def test_what_is_no_http(tmp_path: Path) -> None:
     from yarl import URL
 
-    from forebay.replay.client import Client
     from forebay.replay.clock.clock import Clock
-    from forebay.replay.exchange import ClientExchange
+    from forebay.replay.send.http.client import Client
+    from forebay.replay.send.http.exchange import ClientExchange
 
     async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

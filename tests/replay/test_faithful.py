@@ -9,7 +9,7 @@ from aiohttp import web
 from replay_server import Server, rows, run_one, table
 
 from forebay.proxy.cli import main
-from forebay.replay.keys import read_keys
+from forebay.replay.plan.keys import read_keys
 from forebay.traces.errors import InputError
 from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest

@@ -1,4 +1,4 @@
-"""replay/measure.py, slo.py, verdict.py, outcome.py: each definition as a table."""
+"""replay/send/http/measure.py, slo.py, verdict.py, outcome.py: each definition as a table."""
 
 from io import StringIO
 
@@ -6,12 +6,12 @@ import pytest
 from rich.console import Console
 
 from forebay.proxy.telemetry.hlog import new_histogram
-from forebay.replay.measure import Latency, OutputEvents, measure
-from forebay.replay.outcome import of_status, of_stream_error, seconds_header, token_count
-from forebay.replay.slo import Slo, default_slos, meets, parse_slos
-from forebay.replay.summary import RunTotals, distribution_ms, firm, is_firm
-from forebay.replay.table import summary_table
-from forebay.replay.verdict import Lateness, lag_limit_s
+from forebay.replay.plan.slo import Slo, default_slos, meets, parse_slos
+from forebay.replay.results.printed_table import summary_table
+from forebay.replay.results.summary import RunTotals, distribution_ms, firm, is_firm
+from forebay.replay.results.verdict import Lateness, lag_limit_s
+from forebay.replay.send.http.measure import Latency, OutputEvents, measure
+from forebay.replay.send.http.outcome import of_status, of_stream_error, seconds_header, token_count
 from forebay.traces.errors import InputError
 
 

@@ -1,4 +1,4 @@
-"""replay/processes.py: several processes measure what one does."""
+"""replay/parts/run_parts.py: several processes measure what one does."""
 
 import asyncio
 import warnings
@@ -10,19 +10,19 @@ import orjson
 import pytest
 from replay_server import rows, run_one, serve, table
 
-from forebay.replay import processes
 from forebay.replay.clock.clock import Clock
 from forebay.replay.clock.virtual_loop import run
-from forebay.replay.ending import Stop
-from forebay.replay.merge import merge_parts
-from forebay.replay.options import ReplayOptions
-from forebay.replay.output import RunFolder
-from forebay.replay.part import Part, divide
-from forebay.replay.recorder import Live
+from forebay.replay.parts import run_parts
+from forebay.replay.parts.divide import Part, divide
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.schedule import Arrivals
+from forebay.replay.plan.target import Served
+from forebay.replay.results.folder import RunFolder
+from forebay.replay.results.merge import merge_parts
+from forebay.replay.results.recorder import Live
+from forebay.replay.results.summary import RunTotals
 from forebay.replay.runner import Summary, replay
-from forebay.replay.schedule import Arrivals
-from forebay.replay.summary import RunTotals
-from forebay.replay.target import Served
+from forebay.replay.send.drain import Stop
 from forebay.traces.errors import InputError
 from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
@@ -136,7 +136,7 @@ def test_two_processes_make_one_run(tmp_path: Path) -> None:
 def test_a_killed_process_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
-    class Watched(processes._Child):
+    class Watched(run_parts._Child):
         async def ready(self) -> None:
             await super().ready()
             made.append(cast(Any, self.part))
@@ -146,7 +146,7 @@ def test_a_killed_process_fails_the_run(tmp_path: Path, monkeypatch: pytest.Monk
                 cast(Any, self.part)._process.kill()
             return await super().ended()
 
-    monkeypatch.setattr(processes, "_Child", Watched)
+    monkeypatch.setattr(run_parts, "_Child", Watched)
     with pytest.raises(InputError, match=r"process \d of 2 was ended by signal 9"):
         asyncio.run(_replay(tmp_path / "run", first_s=60.0))
     assert list((tmp_path / "run").iterdir()) == []

@@ -1,4 +1,4 @@
-"""replay/recorder.py, output.py: whenever a run ends, its folder holds each measurement once."""
+"""replay/results/recorder.py, folder.py: each measurement is in the folder of an ended run once."""
 
 import asyncio
 from collections import Counter
@@ -12,14 +12,14 @@ from aiohttp import web
 from replay_server import Server, answer, rows, run_one, table
 
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog, read_hlog
-from forebay.replay import output
 from forebay.replay.clock.clock import Clock
 from forebay.replay.clock.spare_time import SpareTime
 from forebay.replay.clock.virtual_loop import run
-from forebay.replay.exchange import ClientExchange
-from forebay.replay.output import RunFolder
-from forebay.replay.recorder import Recorder
-from forebay.replay.summary import RunTotals
+from forebay.replay.results import folder as run_folder
+from forebay.replay.results.folder import RunFolder
+from forebay.replay.results.recorder import Recorder
+from forebay.replay.results.summary import RunTotals
+from forebay.replay.send.http.exchange import ClientExchange
 from forebay.traces.buckets import DEFAULT_BUCKETS
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
@@ -47,7 +47,7 @@ def counts(folder: Path) -> dict[str, int]:
 def test_a_flush_cancelled_at_any_turn_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "GROUP_ROWS", 20)
+    monkeypatch.setattr(run_folder, "GROUP_ROWS", 20)
     requests = 50  # two groups, and some rows that fill none
 
     async def cancelled_after(turns: int, folder: RunFolder) -> tuple[bool, dict[str, int]]:
@@ -80,7 +80,9 @@ def test_a_flush_cancelled_at_any_turn_loses_and_doubles_nothing(
         assert kept == [f"r{number}" for number in range(requests)], f"{turns} turns"
         assert counts(folder.path) == totals == expected, f"{turns} turns"
         turns += 1
-    assert turns > len(expected) + 2 * len(pyarrow.parquet.read_schema(folder.path / output.TABLE))
+    assert turns > len(expected) + 2 * len(
+        pyarrow.parquet.read_schema(folder.path / run_folder.TABLE)
+    )
 
 
 @pytest.mark.parametrize("turns", [0, 8, 16, 24, 32])
@@ -89,7 +91,7 @@ def test_a_run_that_ends_during_a_flush_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int, given_up: bool
 ) -> None:
     """The last answer ends, or is given up, in the loop turns in which second 1 is written."""
-    monkeypatch.setattr(output, "GROUP_ROWS", 10)
+    monkeypatch.setattr(run_folder, "GROUP_ROWS", 10)
     both = zip(rows(30), rows(30, input_tokens=9000), strict=True)
     trace = [document if at % 3 else chat for at, (chat, document) in enumerate(both)]
     trace[-1] = replace(trace[-1], output_tokens=1)
@@ -125,10 +127,10 @@ def test_a_run_that_ends_during_a_flush_is_whole(
 def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: output.TableWriter, columns: list[Any]) -> None:
+    def full(self: run_folder.TableWriter, columns: list[Any]) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(output.TableWriter, "_write", full)
+    monkeypatch.setattr(run_folder.TableWriter, "_write", full)
     with pytest.raises(InputError, match=r"--out: .*run cannot be written \(No space left"):
         run_one(tmp_path / "run", rows(30))
     assert list((tmp_path / "run").iterdir()) == []

@@ -1,4 +1,4 @@
-"""replay/schedule.py: intended times, their statistics, and what cannot be scheduled."""
+"""replay/plan/schedule.py: intended times, their statistics, and what cannot be scheduled."""
 
 import hashlib
 import re
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.replay.schedule import Arrivals, Schedule, make_schedule, parse_arrivals
+from forebay.replay.plan.schedule import Arrivals, Schedule, make_schedule, parse_arrivals
 from forebay.traces.errors import InputError
 
 TRACE = [0.0, 1.0, 1.0, 4.0]  # three gaps in 4 s: 0.75 a second

@@ -13,9 +13,9 @@ from replay_server import Server, answer, rows, run_one, serve
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
-from forebay.replay.options import ReplayOptions
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.results.server_metrics import MetricsTable, metrics_urls
 from forebay.replay.runner import replay
-from forebay.replay.server_metrics import MetricsTable, metrics_urls
 from forebay.traces.errors import InputError
 
 URL = "http://a/metrics"

@@ -9,13 +9,13 @@ import pytest
 from replay_server import Server, answer, event, run_one, stream, text, usage
 from session_trace import sessions
 
-from forebay.replay.agenda import link
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
-from forebay.replay.options import ReplayOptions
+from forebay.replay.plan.agenda import link
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.schedule import Arrivals, parse_arrivals
 from forebay.replay.runner import Summary, replay
-from forebay.replay.schedule import Arrivals, parse_arrivals
 from forebay.traces.edit.describe import describe
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.replay import warm
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
-from forebay.replay.options import ReplayOptions
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.source import TraceSource
+from forebay.replay.results.cache_warnings import cache_warnings, most_hits
 from forebay.replay.runner import Summary, replay
-from forebay.replay.source import TraceSource
-from forebay.replay.warm import cache_warnings, most_hits
 from forebay.traces.schema import TraceRequest
 from forebay.traces.text import prompt_text
 
@@ -116,7 +115,7 @@ def test_it_reads_no_further_than_it_must(monkeypatch: pytest.MonkeyPatch) -> No
     assert most_hits(reading(requests), 1_024_000, 1_024_000, 102_400) is None
     assert len(read) < 100
     read.clear()
-    monkeypatch.setattr(warm, "MOST_BLOCKS", 100)
+    monkeypatch.setattr("forebay.replay.results.cache_warnings.MOST_BLOCKS", 100)
     assert most_hits(reading(requests), 1_024_000, 1_024_000, CLAIM) is None
     assert len(read) == 51
 

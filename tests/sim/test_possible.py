@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from overload import mix, poisson
 
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.plan.slo import parse_slos
 from forebay.replay.sim.routers.possible import Floats, LeastPrefill, densest, fitting, most_in_time
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.replay.sim.summary import summarise
 from forebay.replay.sim.sweep import cases, parse_axes, run_all, run_case
 from forebay.replay.sim.table import results_table
 from forebay.replay.sim.workload import SimWorkload
-from forebay.replay.slo import parse_slos
 from forebay.traces.schema import TraceRequest
 
 ENGINE = EngineConfig()

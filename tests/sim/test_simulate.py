@@ -18,7 +18,10 @@ from forebay.proxy.cli import main
 from forebay.proxy.config.schema import Config
 from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.output import HLOG, TABLE
+from forebay.replay.plan.slo import parse_slos
+from forebay.replay.plan.source import TraceSource
+from forebay.replay.results.folder import HLOG, TABLE
+from forebay.replay.results.summary import RunTotals
 from forebay.replay.sim.run_folder import keep
 from forebay.replay.sim.scenario import DIRECT, Scenario, can_skip, simulate
 from forebay.replay.sim.summary import summarise
@@ -33,9 +36,6 @@ from forebay.replay.sim.sweep import (
 )
 from forebay.replay.sim.table import results_table
 from forebay.replay.sim.workload import SimWorkload, with_blocks
-from forebay.replay.slo import parse_slos
-from forebay.replay.source import TraceSource
-from forebay.replay.summary import RunTotals
 from forebay.traces.edit.describe import describe as describe_requests
 from forebay.traces.errors import InputError
 from forebay.traces.reading.jsonl import write_trace

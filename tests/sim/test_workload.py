@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from forebay.replay import source as source_module
+from forebay.replay.plan import source as source_module
+from forebay.replay.plan.source import TraceSource
 from forebay.replay.sim.workload import SimWorkload, with_blocks
-from forebay.replay.source import TraceSource
 from forebay.traces.errors import InputError
 from forebay.traces.formats import open_trace
 from forebay.traces.reading.jsonl import write_trace

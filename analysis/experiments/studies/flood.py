@@ -22,9 +22,9 @@ from forebay.analysis.experiments.systems import IN_TURN, PROXY, PlayedLoad, Sim
 from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
 from forebay.analysis.statistics.knee import last_followed
 from forebay.analysis.statistics.units import duration
+from forebay.replay.plan.slo import Slo, default_slos, parse_slos
 from forebay.replay.sim.capacity import capacity_per_s
 from forebay.replay.sim.scenario import DIRECT, Scenario
-from forebay.replay.slo import Slo, default_slos, parse_slos
 from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
 from forebay.traces.command_line.options import a_time
 from forebay.traces.errors import InputError

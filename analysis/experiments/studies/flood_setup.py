@@ -9,8 +9,8 @@ from forebay.analysis.experiments.systems import Way
 from forebay.analysis.statistics.knee import FOLLOWED
 from forebay.proxy.config.schema import BucketConfig, Config
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.plan.slo import Slo
 from forebay.replay.sim.capacity import drain_s
-from forebay.replay.slo import Slo
 from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
 from forebay.traces.schema import TraceRequest
 

@@ -17,12 +17,12 @@ from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Gpus, Seed, Study, integers, study
 from forebay.analysis.experiments.systems import PROXY, SimWay
 from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
-from forebay.replay.bodies import PATHS
-from forebay.replay.client import Client
 from forebay.replay.clock.clock import Clock
+from forebay.replay.plan.options import PATHS
+from forebay.replay.plan.target import ask_served, parse_targets
+from forebay.replay.send.http.client import Client
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.workload import with_blocks
-from forebay.replay.target import ask_served, parse_targets
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.prompts.needle import (
