@@ -1,4 +1,4 @@
-"""Run one process of a replay that has several; `processes.py` starts it.
+"""Run one process of a replay that has several; `parts/run_parts.py` starts it.
 
 Its standard input has the job in one line, then one line with the common start, then one line for
 each time the run is to stop; its end stops the run at once. Standard output has one JSON line for

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paths import DATA, SHARED
+from paths import DATA, SHARED, TESTS
 
 from forebay.proxy.cli import main
 from forebay.traces.reading.jsonl import read_trace
 from forebay.traces.synth.prompts.needle import read_answers
 
 AZURE = str(DATA / "traces_azure_2023.csv")
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = TESTS / "traces" / "golden"
 needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data")
 
 

@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import pytest
+from paths import DATA
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.specs import H200_SXM, LLAMA_3_8B
 from forebay.replay.engine.timing.step_time import StepTimeModel, StepWork
 
-DATA = Path(__file__).parents[1] / "data" / "h200-2026-11-26"
+MEASURED = DATA / "h200-2026-11-26"
 PARTS = ("drive", "direct-4", "forebay-4", "flag-direct-4")
 MODEL = StepTimeModel(LLAMA_3_8B, H200_SXM, async_scheduling=True)
 CONTEXT_S = MODEL.decode_terms(1)[1]
@@ -53,7 +53,7 @@ class Step:
 
 @cache
 def steps(part: str) -> list[Step]:
-    with gzip.open(DATA / "steps.csv.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(MEASURED / "steps.csv.gz", "rt", encoding="utf-8") as file:
         found = [_step(row) for row in csv.DictReader(file) if row["part"] == part]
     ends: list[int] = []  # of the chunks of the step before
     for number, step in enumerate(found):
@@ -124,7 +124,7 @@ def test_windows_of_a_second(part: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def lone() -> list[dict[str, Any]]:
-    rows = map(json.loads, (DATA / "drive.jsonl").read_text(encoding="utf-8").splitlines())
+    rows = map(json.loads, (MEASURED / "drive.jsonl").read_text(encoding="utf-8").splitlines())
     return [row for row in rows if row["part"] == "lone" and row["n"] >= 1_024]
 
 

@@ -4,6 +4,7 @@ import gzip
 from pathlib import Path
 
 import pytest
+from paths import TESTS
 
 from forebay.proxy.cli import main
 from forebay.traces.edit.edit import cap
@@ -173,7 +174,7 @@ def test_every_row_that_is_left_out_is_counted(
     said = capsys.readouterr().err
     assert "note: 1 rows with images" in said
     assert f"2 bad rows skipped; the first: {path}:3: ContextTokens: 'none'" in said
-    nginx = Path(__file__).parent / "golden" / "nginx.log"
+    nginx = TESTS / "traces" / "golden" / "nginx.log"
     assert main(["traces", "import", "auto", str(nginx), "-o", str(tmp_path / "n")]) == 0
     assert "not requests: 1 GET /metrics, which generates no text" in capsys.readouterr().err
 

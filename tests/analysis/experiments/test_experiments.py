@@ -160,8 +160,9 @@ def test_prefill_finds_the_crossover(tmp_path: Path) -> None:
 def test_decode_of_phi_is_bound_by_overhead_at_batch_1(tmp_path: Path) -> None:
     """6.17 ms a token; the weights' read is 26 % of that, so it is not the memory.
 
-    Published: 9.37 ms, with synchronous scheduling (tests/engine/test_step_time.py). With
-    asynchronous scheduling the GPU's part, 3.2 ms, hides behind the CPU's.
+    Published: 9.37 ms, with synchronous scheduling
+    (tests/replay/engine/timing/test_step_time.py). With asynchronous scheduling the GPU's part,
+    3.2 ms, hides behind the CPU's.
     """
     words = ("--target", PHI, "--repeats", "1", "--lengths", "128,512", "--batches", "1,64")
     found = study("decode", tmp_path, *words)

@@ -1,7 +1,7 @@
 """The simulated server's answers, byte for byte, against files made from its own.
 
 They fix the wire format where the recordings of real vLLM are missing. To make them anew, after
-tests/engine/test_wire.py has passed:  python tests/engine/test_golden.py
+test_wire.py has passed:  python tests/replay/engine/server/test_golden.py
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from paths import GOLDEN
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))  # when run as a script
+sys.path.insert(0, str(Path(__file__).parents[3] / "support"))  # when run as a script
 
 import wire
 from engine_stage import HELLO, Client, chat, completion, get, on_server, post

@@ -10,12 +10,13 @@ from random import Random
 from typing import Any
 
 import pytest
+from paths import TESTS
 
 from forebay.traces.errors import InputError
 from forebay.traces.formats import ReadOptions, detect, formats, open_trace
 from forebay.traces.reading.jsonl import read_trace, write_trace
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = TESTS / "traces" / "golden"
 OPTIONS = ReadOptions(tokens="estimate", duration_s=60.0)
 INPUTS = sorted(one for one in GOLDEN.iterdir() if not one.name.endswith(".expected.jsonl"))
 
