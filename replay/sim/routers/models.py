@@ -2,7 +2,7 @@
 
 Each model chooses an engine as the documentation and source of its router say; constants are the
 router's defaults. Models replace routers in simulations only; `tests/bench/routers` measures the
-real ones. `router_base` has what models share, `token_routers` those that weigh prompt tokens.
+real ones. `base` has what models share, `token_routers` those that weigh prompt tokens.
 """
 
 from collections import deque
