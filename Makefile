@@ -58,8 +58,8 @@ bench: .venv/runtime
 	$(BIN)/forebay bench all --out runs/bench --force
 
 bench-sim: compiled
-	$(BIN)/python -m forebay.replay.sim.bench
-	PYTHONPATH=.compiled $(BIN)/python -m forebay.replay.sim.bench
+	$(BIN)/python -m forebay.replay.sim.bench.speed
+	PYTHONPATH=.compiled $(BIN)/python -m forebay.replay.sim.bench.speed
 
 # The policy and the simulator as machine code, from the same source, in .compiled/ (needs gcc).
 # To use it: PYTHONPATH=.compiled .venv/bin/forebay ...; for good: docs/how-to/install.md
@@ -69,7 +69,7 @@ compiled: .venv/dev
 
 # The test that is left out gives the engine a step-time model of its own, which compiled code cannot take.
 test-compiled: compiled
-	PYTHONPATH=.compiled $(BIN)/pytest -q -n 2 tests/core/test_parts.py tests/core/test_shaper_stateful.py tests/proxy/test_driver_cancel.py tests/core/test_explain.py tests/sim/test_parity.py tests/sim/test_skipping.py tests/sim/test_simulate.py -k "not at_the_end_of_a_step"
+	PYTHONPATH=.compiled $(BIN)/pytest -q -n 2 tests/core/test_parts.py tests/core/test_shaper_stateful.py tests/proxy/test_driver_cancel.py tests/core/test_explain.py tests/behaviour/test_parity.py tests/replay/sim/engine/test_skipping.py tests/replay/sim/test_simulate.py -k "not at_the_end_of_a_step"
 
 # Look for bytes that break the SSE scanner and the body reader: make fuzz SECONDS=600
 SECONDS ?= 60

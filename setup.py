@@ -16,18 +16,20 @@ CORE = ".typing/forebay/proxy/core"
 SIM = ".typing/forebay/replay/sim"
 # Modules of the simulator that stay interpreted: commands, reports, what runs once per simulation.
 INTERPRETED_SIM = (
-    *("bench", "capacity", "cli", "clock", "closed_loop", "hindsight", "prefix_bench"),
-    *("possible", "run_folder", "scenario", "stepping", "summary", "sweep", "table", "workload"),
+    *("capacity", "cli", "closed_loop", "hindsight", "run_folder", "scenario", "summary", "sweep"),
+    *("table", "workload", "bench/prefix_bench", "bench/speed", "engine/stepping"),
+    "routers/possible",
 )
 
 
 def compiled_modules(root: str = ".") -> list[str]:
     """Paths of all modules to compile: the core, most of the simulator, the step-time model."""
     core = sorted(glob(f"{CORE}/**/*.py", root_dir=root, recursive=True))
-    sim = sorted(glob(f"{SIM}/*.py", root_dir=root))
+    sim = sorted(glob(f"{SIM}/**/*.py", root_dir=root, recursive=True))
     skipped = {f"{SIM}/{name}.py" for name in INTERPRETED_SIM}
     modules = [*core, *(path for path in sim if path not in skipped)]
-    modules += [f".typing/forebay/replay/engine/{name}.py" for name in ("api_server", "step_time")]
+    timing = ".typing/forebay/replay/engine/timing"
+    modules += [f"{timing}/{name}.py" for name in ("api_server", "step_time")]
     return [path for path in modules if not path.endswith("__init__.py")]
 
 

@@ -20,7 +20,7 @@ from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
 if TYPE_CHECKING:
-    from forebay.analysis.run import RunData
+    from forebay.analysis.runs.run import RunData
 
 EXAMPLE = """Repeat the published measurements: the proxy against round-robin on the same engines.
 
@@ -64,7 +64,10 @@ def _mooncake(path: Path) -> Callable[[int], list[TraceRequest]]:
 
 def _documents(questions: int) -> Callable[[int], list[TraceRequest]]:
     def traffic(seed: int) -> list[TraceRequest]:
-        from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+        from forebay.traces.synth.chat_beside_documents import (
+            ChatBesideDocuments,
+            chat_beside_documents,
+        )
 
         spec = ChatBesideDocuments(
             chat_rate_per_s=4.0,
@@ -210,11 +213,11 @@ def _measure(
     case: Measurement, out: Path, seeds: int, time_scale: float, model: str, gpu: str, force: bool
 ) -> list[dict[str, Any]]:
     """One entry per seed, with the figures of both sides."""
-    from forebay.analysis.processes import Engines, ServerFailed
-    from forebay.analysis.run import load_run
-    from forebay.analysis.side_by_side import DIRECT, PROXIED, side_by_side
-    from forebay.replay.fast_loop import run_on_fast_loop
-    from forebay.replay.options import ReplayOptions
+    from forebay.analysis.demo.processes import Engines, ServerFailed
+    from forebay.analysis.demo.side_by_side import DIRECT, PROXIED, side_by_side
+    from forebay.analysis.runs.load import load_run
+    from forebay.replay.plan.options import ReplayOptions
+    from forebay.replay.send.fast_loop import run_on_fast_loop
 
     wanted = Engines(model=model, gpu=gpu, time_scale=time_scale)
     wanted.check()
@@ -261,15 +264,15 @@ def _simulated(
     force: bool,
 ) -> dict[str, dict[str, float | None]]:
     """Run the same trace on both sides in virtual time."""
-    from forebay.analysis.run import load_run
-    from forebay.analysis.side_by_side import DIRECT as IN_TURN
-    from forebay.analysis.side_by_side import PROXIED
+    from forebay.analysis.demo.side_by_side import DIRECT as IN_TURN
+    from forebay.analysis.demo.side_by_side import PROXIED
+    from forebay.analysis.runs.load import load_run
     from forebay.replay.engine.config import EngineConfig
+    from forebay.replay.plan.slo import default_slos
     from forebay.replay.sim import sweep
     from forebay.replay.sim.run_folder import keep
     from forebay.replay.sim.scenario import DIRECT, Scenario
     from forebay.replay.sim.workload import SimWorkload
-    from forebay.replay.slo import default_slos
 
     shown = {}
     for side, policy in ((IN_TURN, DIRECT), (PROXIED, "warm_or_least_work")):
@@ -289,7 +292,7 @@ def _print(
     from rich.console import Console
     from rich.table import Table
 
-    from forebay.analysis.side_by_side import DIRECT
+    from forebay.analysis.demo.side_by_side import DIRECT
 
     console = Console(highlight=False)
     first = results[0]

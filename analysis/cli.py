@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
+from forebay.traces.command_line.messages import talk
 from forebay.traces.errors import InputError
-from forebay.traces.talk import talk
 
 if TYPE_CHECKING:
-    from forebay.analysis.compare import Comparison
-    from forebay.analysis.headline import Headline
-    from forebay.analysis.run import RunData
-    from forebay.replay.slo import Slo
+    from forebay.analysis.compare.compare import Comparison
+    from forebay.analysis.compare.headline import Headline
+    from forebay.analysis.runs.run import RunData
+    from forebay.replay.plan.slo import Slo
 
 compare_app = new_app()
 report_app = new_app()
@@ -72,10 +72,10 @@ def compare(
 
     Example: forebay compare runs/round-robin runs/forebay --fail-if 'chat.ttft_p99 > 5%'
     """
-    from forebay.analysis.compare import compare as compare_runs
-    from forebay.analysis.headline import headline
-    from forebay.analysis.limits import broken, parse_limit
-    from forebay.analysis.run import load_runs
+    from forebay.analysis.compare.compare import compare as compare_runs
+    from forebay.analysis.compare.headline import headline
+    from forebay.analysis.compare.limits import broken, parse_limit
+    from forebay.analysis.runs.load import load_runs
 
     if len(runs) < 2:
         raise InputError("give two or more runs: the baseline, and those to compare with it")
@@ -118,7 +118,7 @@ def _show(
         return
     from rich.console import Console
 
-    from forebay.analysis.terminal import print_comparison
+    from forebay.analysis.compare.terminal import print_comparison
 
     for comparison, said in zip(compared, words, strict=True):
         print_comparison(comparison, said, Console(highlight=False))
@@ -143,9 +143,9 @@ def report(
 
     Example: forebay report runs/round-robin runs/forebay -o report.html
     """
-    from forebay.analysis.report import build_report, write_report
-    from forebay.analysis.run import load_runs
-    from forebay.analysis.units import is_text, printable
+    from forebay.analysis.report.report import build_report, write_report
+    from forebay.analysis.runs.load import load_runs
+    from forebay.analysis.statistics.units import is_text, printable
 
     if not is_text(str(out)):
         raise InputError(f"--out {printable(str(out))}: is not UTF-8; give another name")
@@ -165,7 +165,7 @@ def report(
 
 
 def _slos(text: str | None, runs: "Sequence[RunData]") -> "tuple[Slo, ...]":
-    from forebay.replay.slo import parse_slos
+    from forebay.replay.plan.slo import parse_slos
 
     if text is None:
         return ()

@@ -16,7 +16,7 @@ CLOSED_PIPE = 141  # as of a program that SIGPIPE ends
 # word: (module:attribute of a Typer app, help text)
 COMMANDS = {
     "demo": (
-        "forebay.analysis.demo:app",
+        "forebay.analysis.demo.demo:app",
         "the whole toolkit on this machine, without a GPU",
     ),
     "proxy": ("forebay.proxy.proxy_cli:app", "the load-shaping proxy in front of vLLM servers"),
@@ -29,7 +29,7 @@ COMMANDS = {
         "what is wrong with a running proxy and its backends",
     ),
     "top": ("forebay.proxy.diagnose.top_cli:app", "a running proxy in the terminal, each second"),
-    "engine": ("forebay.replay.engine.cli:app", "one simulated vLLM server"),
+    "engine": ("forebay.replay.engine.server.cli:app", "one simulated vLLM server"),
     "fleet": ("forebay.replay.fleet.cli:app", "real vLLM servers, one on each GPU"),
     "replay": (
         "forebay.replay.cli:app",
@@ -39,7 +39,7 @@ COMMANDS = {
         "forebay.analysis.search.cli:app",
         "the highest load that meets latency targets",
     ),
-    "traces": ("forebay.traces.cli:app", "import, describe and synthesise traces"),
+    "traces": ("forebay.traces.cli.main:app", "import, describe and synthesise traces"),
     "experiment": ("forebay.analysis.experiments.cli:app", "run measurement studies on a server"),
     "report": ("forebay.analysis.cli:report_app", "HTML report of one or more replay runs"),
     "compare": (
@@ -47,7 +47,7 @@ COMMANDS = {
         "compare replay runs, and fail on a regression",
     ),
     "runs": (
-        "forebay.analysis.runs_cli:app",
+        "forebay.analysis.runs.runs_cli:app",
         "merge runs, and write them in the formats of other tools",
     ),
     "simulate": ("forebay.replay.sim.cli:app", "simulate a fleet in virtual time"),

@@ -17,7 +17,7 @@ from forebay.proxy.runtime.event_loop import (
     on_signal,
     short_collections,
 )
-from forebay.traces.talk import talk
+from forebay.traces.command_line.messages import talk
 
 EXAMPLE = """The load-shaping proxy in front of OpenAI-compatible vLLM servers.
 

@@ -9,15 +9,15 @@ from typing import Annotated
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.replay.fast_loop import run_on_fast_loop
-from forebay.replay.keys import read_keys
-from forebay.replay.options import ReplayOptions
+from forebay.replay.plan.keys import read_keys
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.schedule import parse_arrivals
+from forebay.replay.plan.slo import parse_slos
+from forebay.replay.results.server_metrics import metrics_urls
 from forebay.replay.runner import Summary, replay
-from forebay.replay.schedule import parse_arrivals
-from forebay.replay.server_metrics import metrics_urls
-from forebay.replay.slo import parse_slos
+from forebay.replay.send.fast_loop import run_on_fast_loop
 from forebay.traces.buckets import parse_buckets
-from forebay.traces.command_options import a_time, takes_options
+from forebay.traces.command_line.options import a_time, takes_options
 from forebay.traces.errors import InputError
 
 EXAMPLE = """Replay a trace at a set arrival rate and measure every answer.
@@ -199,7 +199,7 @@ HEADINGS = {
 def replay_command(given: ReplayArguments) -> None:
     options = given.options()
     if given.print_schedule:
-        from forebay.replay.schedule_text import csv_lines, json_lines, schedule_of
+        from forebay.replay.plan.schedule_text import csv_lines, json_lines, schedule_of
 
         lines = json_lines if given.as_json else csv_lines
         sys.stdout.writelines(lines(schedule_of(options)))
@@ -224,7 +224,7 @@ def show(summary: Summary, *, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from forebay.replay.table import summary_table
+    from forebay.replay.results.printed_table import summary_table
 
     console = Console()
     console.print(summary_table(summary.values))

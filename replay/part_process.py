@@ -1,4 +1,4 @@
-"""Run one process of a replay that has several; `processes.py` starts it.
+"""Run one process of a replay that has several; `parts/run_parts.py` starts it.
 
 Its standard input has the job in one line, then one line with the common start, then one line for
 each time the run is to stop; its end stops the run at once. Standard output has one JSON line for
@@ -16,12 +16,12 @@ from typing import Any
 
 import orjson
 
-from forebay.replay.clock import Clock
-from forebay.replay.ending import Stop
-from forebay.replay.fast_loop import run_on_fast_loop
-from forebay.replay.part import Part, PartJob
-from forebay.replay.recorder import LIVE_COUNTS, Live
+from forebay.replay.clock.clock import Clock
+from forebay.replay.parts.divide import Part, PartJob
+from forebay.replay.results.recorder import LIVE_COUNTS, Live
 from forebay.replay.runner import replay
+from forebay.replay.send.drain import Stop
+from forebay.replay.send.fast_loop import run_on_fast_loop
 from forebay.traces.errors import InputError
 
 REPORT_EVERY_S = 0.5

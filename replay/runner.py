@@ -15,30 +15,30 @@ from typing import Any
 
 from forebay.proxy.runtime.event_loop import short_collections
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
-from forebay.replay.agenda import Agenda
-from forebay.replay.bodies import PATHS, PreparedQueue, RequestStyle, body_slices, render
-from forebay.replay.client import Client
-from forebay.replay.clock import Clock
-from forebay.replay.dispatch import Dispatch
-from forebay.replay.due_times import plan_schedule
-from forebay.replay.ending import Stop, drain
-from forebay.replay.exchange import ClientExchange
-from forebay.replay.history import History
-from forebay.replay.merge import Measured
-from forebay.replay.options import ReplayOptions
-from forebay.replay.output import RunFolder, check_folder
-from forebay.replay.part import Part
-from forebay.replay.provenance import Provenance, run_record
-from forebay.replay.recorder import Recorder, flush_every_interval
-from forebay.replay.schedule import Schedule
-from forebay.replay.server_metrics import MetricsSampler
-from forebay.replay.session_loop import SessionLoop
-from forebay.replay.slo import Slo
-from forebay.replay.source import Scan, TraceSource
-from forebay.replay.summary import RunTotals
-from forebay.replay.target import Served, Target, ask_served, parse_targets
-from forebay.replay.warm import cache_warnings
-from forebay.replay.watching import Progress, watching
+from forebay.replay.clock.clock import Clock
+from forebay.replay.parts.divide import Part
+from forebay.replay.plan.agenda import Agenda
+from forebay.replay.plan.due_times import plan_schedule
+from forebay.replay.plan.history import History
+from forebay.replay.plan.options import PATHS, ReplayOptions
+from forebay.replay.plan.schedule import Schedule
+from forebay.replay.plan.slo import Slo
+from forebay.replay.plan.source import Scan, TraceSource
+from forebay.replay.plan.target import Served, Target, ask_served, parse_targets
+from forebay.replay.results.cache_warnings import cache_warnings
+from forebay.replay.results.folder import RunFolder, check_folder
+from forebay.replay.results.merge import Measured
+from forebay.replay.results.provenance import Provenance, run_record
+from forebay.replay.results.recorder import Recorder, flush_every_interval
+from forebay.replay.results.server_metrics import MetricsSampler
+from forebay.replay.results.summary import RunTotals
+from forebay.replay.results.watching import Progress, watching
+from forebay.replay.send.bodies import PreparedQueue, RequestStyle, body_slices, render
+from forebay.replay.send.dispatch import Dispatch
+from forebay.replay.send.drain import Stop, drain
+from forebay.replay.send.http.client import Client
+from forebay.replay.send.http.exchange import ClientExchange
+from forebay.replay.send.session_loop import SessionLoop
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
@@ -132,7 +132,8 @@ async def _run_into_folder(
         metrics=bool(options.metrics),
     ) as folder:
         try:
-            plan = replace(plan, watch=watching(options, plan.part, sampler, folder))
+            report = None if plan.part is None else plan.part.report
+            plan = replace(plan, watch=watching(options, report, sampler, folder))
             totals = RunTotals([bucket.name for bucket in options.buckets], plan.slos)
             divided = plan.part is None and (options.processes > 1 or options.ray is not None)
             run = _run_divided if divided else _run_here
@@ -182,7 +183,7 @@ def _narrow(plan: _Plan, part: Part) -> _Plan:
 async def _run_divided(
     plan: _Plan, client: Client, clock: Clock, folder: RunFolder, totals: RunTotals, stop: Stop
 ) -> Measured:
-    from forebay.replay.processes import replay_in_processes
+    from forebay.replay.parts.run_parts import replay_in_processes
 
     return await replay_in_processes(
         replace(plan.options, trace=plan.source.rereadable),
@@ -217,12 +218,13 @@ async def _run_here(
             dispatch = Dispatch(
                 clock,
                 client,
-                recorder,
                 prepared,
                 plan.targets,
                 max_in_flight=_most_in_flight(plan),
                 run_id=plan.run_id,
                 tasks=tasks,
+                on_sent=recorder.count_sent,
+                on_ended=recorder.finished,
                 keep_answers=options.keep_answers or options.history == "answers",
             )
             sessions = None if plan.agenda is None else _session_loop(plan, plan.agenda, dispatch)

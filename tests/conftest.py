@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 FIRST = ("engine/test_vllm_oracle.py", "fleet/test_vllm.py")
-SIMULATIONS = {"bench", "sim"}
+SIMULATIONS = {"behaviour", "bench", "sim"}
 NOT_QUICK = re.compile(
     "proxy_stage|replay_server|fleet_stage|vllm_server|start_engine|cache_spy|overload"
     "|import subprocess|import socket|http.server"
@@ -31,7 +31,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """With --quick, leave out files that name a server, a process or a long simulation."""
     if not config.getoption("quick") or not collection_path.match("test_*.py"):
         return None
-    in_simulation = collection_path.parent.name in SIMULATIONS
+    rooms = collection_path.relative_to(Path(__file__).parent).parts
+    in_simulation = not SIMULATIONS.isdisjoint(rooms)
     return in_simulation or bool(NOT_QUICK.search(collection_path.read_text("utf-8"))) or None
 
 

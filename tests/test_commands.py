@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.analysis.processes import ServerFailed
+from forebay.analysis.demo.processes import ServerFailed
 from forebay.proxy.cli import COMMANDS, main
 
 NO_PACE = ("0", "-1", "nan", "inf")
@@ -180,7 +180,7 @@ def test_bench_says_in_one_line_why_a_server_did_not_start(
     async def fails(*_: object, **__: object) -> None:
         raise ServerFailed("no URL within 60 s")
 
-    monkeypatch.setattr("forebay.analysis.side_by_side.side_by_side", fails)
+    monkeypatch.setattr("forebay.analysis.demo.side_by_side.side_by_side", fails)
     assert main(["bench", "documents", "--seeds", "1", "--out", str(tmp_path)]) == 1
     assert capsys.readouterr().err == "forebay bench: no URL within 60 s\n"
 
@@ -215,7 +215,7 @@ def test_the_demo_overwrites_nothing_unasked(
     async def never(*_: object, **__: object) -> None:
         raise ServerFailed("it was started")
 
-    monkeypatch.setattr("forebay.analysis.side_by_side.side_by_side", never)
+    monkeypatch.setattr("forebay.analysis.demo.side_by_side.side_by_side", never)
     file = tmp_path / held
     file.parent.mkdir(exist_ok=True)
     file.write_text("mine")

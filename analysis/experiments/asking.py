@@ -7,10 +7,10 @@ import aiohttp
 import orjson
 
 from forebay.analysis.experiments.target import StudyFailed
-from forebay.replay import outcome
-from forebay.replay.bodies import PATHS
 from forebay.replay.engine.tokenizer import WORDS
-from forebay.replay.target import Target as Address
+from forebay.replay.plan.options import PATHS
+from forebay.replay.plan.target import Target as Address
+from forebay.replay.send.http import outcome
 
 TIMEOUT_S = 600.0
 SIMULATED_WORDS = frozenset(word.decode().strip() for word in WORDS)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from forebay.replay.clock import Clock
-from forebay.replay.target import Target as Address
+from forebay.replay.clock.clock import Clock
+from forebay.replay.plan.target import Target as Address
 
 EVERY_S, TIMEOUT_S = 0.05, 10.0  # wall time; peaks between two samples are missed
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"

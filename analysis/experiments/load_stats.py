@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from forebay.analysis.experiments.ways import Seen
-from forebay.replay.slo import Slo, meets
-from forebay.replay.summary import LEAST_BEYOND
+from forebay.analysis.experiments.systems import Seen
+from forebay.replay.plan.slo import Slo, meets
+from forebay.replay.results.summary import LEAST_BEYOND
 from forebay.traces.buckets import bucket_of
 
 

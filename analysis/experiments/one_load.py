@@ -8,9 +8,9 @@ from typing import Any
 
 from forebay.analysis.experiments.gauges import GaugeSample
 from forebay.analysis.experiments.load_stats import percentile, ttfts
-from forebay.analysis.experiments.ways import PlayedLoad, Way
-from forebay.traces.arrivals import arrival_times
+from forebay.analysis.experiments.systems import PlayedLoad, Way
 from forebay.traces.schema import TraceRequest
+from forebay.traces.synth.arrivals import arrival_times
 
 ROUNDS, LEAST_REQUESTS = 5, 24  # requests of a level: ROUNDS per request in flight, or more
 KV_FULL = 0.9

@@ -11,11 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from forebay.analysis.units import NONE, counts, durations, rates, ratios, shares
-from forebay.replay.output import make_folder
+from forebay.analysis.statistics.units import NONE, counts, durations, rates, ratios, shares
+from forebay.replay.results.folder import make_folder
+from forebay.traces.command_line.messages import talk
 from forebay.traces.errors import InputError
-from forebay.traces.output import whole_file
-from forebay.traces.talk import talk
+from forebay.traces.whole_file import whole_file
 
 FILES = ("results.json", "results.csv", "plot.svg")
 RUNS = "runs"  # subfolder with the replayed runs of a target given by URL

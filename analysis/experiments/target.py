@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Protocol
 
-from forebay.replay.bodies import PATHS, RequestStyle, body_slices
-from forebay.replay.client import Client
-from forebay.replay.clock import Clock
+from forebay.replay.clock.clock import Clock
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.calibration.play import play
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.request import EngineRequest
-from forebay.replay.exchange import ClientExchange, ProgressWatch
-from forebay.replay.measure import Latency, OutputEvents, measure
-from forebay.replay.target import Served, ask_served, parse_targets
-from forebay.replay.target import Target as Address
+from forebay.replay.plan.options import PATHS
+from forebay.replay.plan.target import Served, ask_served, parse_targets
+from forebay.replay.plan.target import Target as Address
+from forebay.replay.send.bodies import RequestStyle, body_slices
+from forebay.replay.send.http.client import Client
+from forebay.replay.send.http.exchange import ClientExchange, ProgressWatch
+from forebay.replay.send.http.measure import Latency, OutputEvents, measure
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 

@@ -8,7 +8,7 @@ import typer
 
 from forebay.analysis.kv.options import KvArguments
 from forebay.proxy.command import new_app
-from forebay.traces.command_options import takes_options
+from forebay.traces.command_line.options import takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from forebay.analysis.kv.verify import CacheCheck, parts
-from forebay.analysis.units import NONE, printable
+from forebay.analysis.statistics.units import NONE, printable
 from forebay.replay.engine.hardware.specs import GIB
 
 if TYPE_CHECKING:

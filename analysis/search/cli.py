@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.traces.command_options import a_time, takes_options
+from forebay.traces.command_line.options import a_time, takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
     from forebay.analysis.search.result import SearchResult
     from forebay.analysis.search.search import SearchQuestion
     from forebay.analysis.search.trial import TrialMaker
-    from forebay.replay.slo import Slo
+    from forebay.replay.plan.slo import Slo
     from forebay.traces.schema import TraceRequest
 
 EXAMPLE = """Find the highest load that meets the targets, with 95 % confidence.
@@ -112,8 +112,8 @@ class SearchArguments:
 
     def check(self) -> None:
         """Raise InputError for options that cannot be used together, or out of range."""
-        from forebay.replay.schedule import parse_arrivals
-        from forebay.replay.target import parse_targets
+        from forebay.replay.plan.schedule import parse_arrivals
+        from forebay.replay.plan.target import parse_targets
 
         if not 0 < self.attainment < 1:
             raise InputError(f"--attainment {self.attainment:g}: give a share such as 0.99")
@@ -135,7 +135,7 @@ class SearchArguments:
 
     def question(self, rows: "list[TraceRequest]", slos: "tuple[Slo, ...]") -> "SearchQuestion":
         from forebay.analysis.search.search import SearchQuestion, least_part_s
-        from forebay.replay.schedule import parse_arrivals
+        from forebay.replay.plan.schedule import parse_arrivals
         from forebay.traces.buckets import bucket_of, parse_buckets
 
         span_s = rows[-1].arrival_s - rows[0].arrival_s
@@ -176,8 +176,8 @@ class SearchArguments:
         from forebay.analysis.search.trial import HttpTrials, SimTrials
         from forebay.proxy.config.schema import Config
         from forebay.proxy.config.sources import load_config
-        from forebay.replay.options import ReplayOptions
-        from forebay.replay.schedule import parse_arrivals
+        from forebay.replay.plan.options import ReplayOptions
+        from forebay.replay.plan.schedule import parse_arrivals
         from forebay.replay.sim.scenario import Scenario
         from forebay.traces.buckets import parse_buckets
 
@@ -207,7 +207,7 @@ class SearchArguments:
         return HttpTrials(options, self.out, slos)
 
     def slos(self) -> "tuple[Slo, ...]":
-        from forebay.replay.slo import default_slos, parse_slos
+        from forebay.replay.plan.slo import default_slos, parse_slos
         from forebay.traces.buckets import parse_buckets
 
         names = [bucket.name for bucket in parse_buckets(self.buckets)]
@@ -236,8 +236,8 @@ HEADINGS = {
 def search_command(given: SearchArguments) -> None:
     from forebay.analysis.search.result import result_of
     from forebay.analysis.search.search import LoadSearch
-    from forebay.replay.source import TraceSource
-    from forebay.traces.talk import talk
+    from forebay.replay.plan.source import TraceSource
+    from forebay.traces.command_line.messages import talk
 
     given.check()
     slos = given.slos()
@@ -259,7 +259,7 @@ def show(result: "SearchResult", folder: Path | None, *, as_json: bool) -> None:
     data = orjson.dumps(result.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     if folder is not None:
         from forebay.analysis.search.curve import curve_plot
-        from forebay.traces.output import whole_file
+        from forebay.traces.whole_file import whole_file
 
         for name, content in (("result.json", data), ("curve.svg", curve_plot(result).encode())):
             with whole_file(folder / name) as file:

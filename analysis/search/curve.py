@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from forebay.analysis.experiments.plot import Axis, Panel, Series, count_label, document
-from forebay.analysis.units import duration
+from forebay.analysis.charts.panels import Axis, Panel, Series, count_label, document
+from forebay.analysis.statistics.units import duration
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.analysis.experiments.knee import FOLLOWING, last_followed
 from forebay.analysis.search.bracket import Bracket
 from forebay.analysis.search.evidence import CONFIDENCE
 from forebay.analysis.search.search import LoadSearch, SearchQuestion
+from forebay.analysis.statistics.knee import FOLLOWING, last_followed
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ from forebay.analysis.search.evidence import (
     z_of_looks,
 )
 from forebay.analysis.search.trial import TrialMaker, TrialRow
-from forebay.replay.slo import Slo
+from forebay.replay.plan.slo import Slo
 from forebay.traces.errors import InputError
-from forebay.traces.output import whole_file
 from forebay.traces.schema import TraceRequest
+from forebay.traces.whole_file import whole_file
 
 TRIALS, QUESTION = "trials.jsonl", "search.json"
 WIDEST = 1024.0

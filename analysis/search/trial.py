@@ -9,19 +9,20 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.analysis.quantiles import Floats, order_statistic
-from forebay.analysis.run import RunData, load_run
+from forebay.analysis.runs.load import load_run
+from forebay.analysis.runs.run import RunData
 from forebay.analysis.search.evidence import Evidence, judge_trial
-from forebay.replay.fast_loop import run_on_fast_loop
-from forebay.replay.options import ReplayOptions
+from forebay.analysis.statistics.quantiles import Floats, order_statistic
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.schedule import Arrivals
+from forebay.replay.plan.slo import Slo
 from forebay.replay.runner import Summary, replay
-from forebay.replay.schedule import Arrivals
+from forebay.replay.send.fast_loop import run_on_fast_loop
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.replay.sim.summary import Table
 from forebay.replay.sim.workload import SimWorkload
-from forebay.replay.slo import Slo
+from forebay.traces.command_line.messages import talk
 from forebay.traces.schema import TraceRequest
-from forebay.traces.talk import talk
 
 Words = NDArray[np.object_]
 

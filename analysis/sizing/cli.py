@@ -7,8 +7,8 @@ from typing import Any
 
 from forebay.analysis.sizing.options import PLOT, RESULTS, SizeArguments
 from forebay.proxy.command import new_app
-from forebay.traces.command_options import takes_options
-from forebay.traces.talk import talk
+from forebay.traces.command_line.messages import talk
+from forebay.traces.command_line.options import takes_options
 
 HELP = """Find the least number of GPUs that meets latency targets, by simulating the proxy and its
 engines under the traffic of that many users. The answer holds for the worst of at least 3 seeds.
@@ -44,8 +44,8 @@ def size_command(asked: SizeArguments) -> None:
 
     asked.check()
     with workers(asked.jobs, "forebay.analysis.sizing.guide") as run:
-        from forebay.analysis.sizing.guide import size, validate
-        from forebay.analysis.sizing.plot import curves, draw
+        from forebay.analysis.charts.users_and_gpus import draw
+        from forebay.analysis.sizing.guide import curves, size, validate
         from forebay.analysis.sizing.report import as_json, cost, print_answer, provenance
         from forebay.analysis.sizing.targets import default_targets, parse_targets
 
@@ -100,8 +100,8 @@ def _encoded(data: dict[str, Any]) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    from forebay.replay.output import make_folder
-    from forebay.traces.output import whole_file
+    from forebay.replay.results.folder import make_folder
+    from forebay.traces.whole_file import whole_file
 
     make_folder(path.parent)
     with whole_file(path) as file:

@@ -14,11 +14,11 @@ from forebay.analysis.sizing.targets import LatencyTarget, NotMet
 from forebay.analysis.sizing.workload import DOCUMENT, Users
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_gpu, find_model
-from forebay.replay.engine.roofline import bound_by, least
-from forebay.replay.engine.step_time import StepWork, step_time_model
-from forebay.replay.sim.request import SimRequest
+from forebay.replay.engine.timing.roofline import bound_by, least
+from forebay.replay.engine.timing.step_time import StepWork, step_time_model
+from forebay.replay.sim.engine.request import SimRequest
+from forebay.replay.sim.engine.served import run_alone
 from forebay.replay.sim.scenario import Scenario
-from forebay.replay.sim.served import run_alone
 from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS
 

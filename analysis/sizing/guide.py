@@ -1,9 +1,11 @@
-"""Size a fleet: search, neighbouring counts, the binding resource, and what-if variants."""
+"""Size a fleet: search, neighbouring counts, the binding resource, what-if variants, plots."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from math import ceil
 
+from forebay.analysis.charts.users_and_gpus import Curve
 from forebay.analysis.sizing.binding import Binding, binding
 from forebay.analysis.sizing.floor import alone, check_floor
 from forebay.analysis.sizing.judge import FleetJudgement
@@ -16,11 +18,13 @@ from forebay.proxy.config.schema import BackendConfig
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.errors import InputError
+from forebay.traces.synth.lengths import Fixed
 
 BEYOND = 20
 """Requests beyond each percentile that the window of one seed has on average."""
 FRESH = 1_000  # first seed of the validation, which the search never uses
 LONGER = 4  # window of the validation, as a multiple of that of the search
+SHARES = (0.25, 0.5, 1.0, 1.5)  # points of a curve, as multiples of --users
 GUESSED_BUSY = 0.75  # utilisation at the first count tried; affects only the search time
 
 
@@ -283,3 +287,44 @@ def validate(answer: SizingAnswer, run: JobRunner) -> Validation:
     ]
     judged = run.all(ask, jobs)
     return Validation(window, judged[:-3], judged[-3:])
+
+
+def curves(
+    users: Users,
+    scenario: Scenario,
+    targets: tuple[LatencyTarget, ...],
+    run: JobRunner,
+    *,
+    sizes: Sequence[int],
+    seed: int,
+) -> list[Curve]:
+    """Run one search per point, which takes minutes for large fleets."""
+    counts = sorted({max(1, round(users.users * share)) for share in SHARES})
+    started = []
+    for tokens in sizes:
+        found: list[Future[LeastCount]] = []
+        why = ""
+        try:
+            jobs = []
+            for count in counts:
+                asked = replace(users, users=count, document_tokens=Fixed(tokens))
+                jobs.append(question_of(asked, scenario, targets, None, seed))
+            for job in jobs:
+                found.append(run.start(search, job))
+        except InputError as error:
+            why = str(error)
+        started.append((tokens, found, why))
+    return [_curve(tokens, counts, found, why) for tokens, found, why in started]
+
+
+def _curve(
+    tokens: int, counts: Sequence[int], found: Sequence[Future[LeastCount]], why: str
+) -> Curve:
+    """The points up to the first failed search: a partial plot must not cost the answer."""
+    points = []
+    try:
+        for count, one in zip(counts, found, strict=False):
+            points.append((count, one.result().gpus))
+    except InputError as error:
+        why = str(error)
+    return Curve(tokens, tuple(points), why)

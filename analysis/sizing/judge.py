@@ -12,11 +12,11 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.analysis.quantiles import order_statistic
 from forebay.analysis.sizing.binding import Usage, usage
 from forebay.analysis.sizing.targets import LatencyTarget
 from forebay.analysis.sizing.workload import CLASSES, class_of
-from forebay.analysis.units import NONE
+from forebay.analysis.statistics.quantiles import order_statistic
+from forebay.analysis.statistics.units import NONE
 from forebay.replay.sim.scenario import Simulated
 from forebay.replay.sim.summary import Table
 

@@ -120,7 +120,7 @@ class SizeArguments:
 
     def population(self) -> "Users":
         from forebay.analysis.sizing.workload import Users
-        from forebay.traces.lengths import parse_length
+        from forebay.traces.synth.lengths import parse_length
 
         return Users(
             users=self.users,
@@ -141,7 +141,7 @@ class SizeArguments:
 
     def plot_sizes(self, users: "Users") -> list[int]:
         """Document sizes of the plot's curves; raises InputError."""
-        from forebay.traces.lengths import Fixed
+        from forebay.traces.synth.lengths import Fixed
 
         if self.plot_tokens is None:
             length = users.document_tokens
@@ -161,7 +161,7 @@ class SizeArguments:
     def check_memory(self, users: "Users", sizes: list[int]) -> None:
         """Raise InputError if the longest request, or one of the plot, does not fit a GPU."""
         from forebay.analysis.sizing.floor import check_memory
-        from forebay.traces.lengths import Fixed
+        from forebay.traces.synth.lengths import Fixed
 
         options = {**self._engine_options(), "max_model_len": self.max_model_len}
         check_memory(users, **options)

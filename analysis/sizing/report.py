@@ -7,9 +7,9 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from forebay.analysis.shares import wilson
 from forebay.analysis.sizing.guide import SizingAnswer, Validation
 from forebay.analysis.sizing.judge import FleetJudgement, pooled
+from forebay.analysis.statistics.share_intervals import wilson
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from forebay.analysis.sizing.workload import CLASSES, Users
-from forebay.replay.slo import METRICS, parse_slos
+from forebay.replay.plan.slo import METRICS, parse_slos
 from forebay.traces.errors import InputError
 
 DEFAULT_SLO = "chat.ttft_p95=2s,document.ttft_p95=10s,tpot_p95=100ms"

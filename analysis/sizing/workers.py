@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TypeVar
 
-from forebay.replay.process_pool import process_pool
+from forebay.replay.parts.pool import process_pool
 
 T = TypeVar("T")
 

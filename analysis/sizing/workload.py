@@ -9,9 +9,9 @@ from math import isfinite
 from random import Random
 
 from forebay.traces.errors import InputError
-from forebay.traces.lengths import AZURE_CONV_INPUT, AZURE_CONV_OUTPUT, Fixed, Length
-from forebay.traces.popularity import Zipf
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
+from forebay.traces.synth.lengths import AZURE_CONV_INPUT, AZURE_CONV_OUTPUT, Fixed, Length
+from forebay.traces.synth.popularity import Zipf
 
 CHAT, DOCUMENT = "chat", "document"
 CLASSES = (CHAT, DOCUMENT)

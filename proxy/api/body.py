@@ -37,7 +37,7 @@ from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
 from forebay.proxy.core.model import CLASSES, Request, ServiceClass
 from forebay.proxy.http1.errors import ApiError, invalid_type
 from forebay.proxy.models import Models, Wanted
-from forebay.traces.quantities import seconds
+from forebay.traces.command_line.quantities import seconds
 
 TEXTS = {
     CHAT.path: chat_text,

@@ -20,8 +20,8 @@ from forebay.proxy.config.advice import THRESHOLD_REMEDY
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sections import UNITS
 from forebay.proxy.telemetry.redaction import STANDS_FOR, without_user_info
+from forebay.traces.command_line.plain_words import plain_words
 from forebay.traces.errors import InputError
-from forebay.traces.plain_words import plain_words
 
 PREFIX = "FOREBAY_"
 NOT_OURS = {  # read by other parts or by tests

@@ -13,7 +13,7 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, Unreachable, ask, ask_json
-from forebay.traces.talk import talk
+from forebay.traces.command_line.messages import talk
 
 if TYPE_CHECKING:
     from forebay.proxy.diagnose.checks import Finding

@@ -27,7 +27,7 @@ from forebay.proxy.core.model import Request
 from forebay.proxy.telemetry.events import LogEvent, Say
 from forebay.proxy.telemetry.record import RequestRecord
 from forebay.traces.errors import InputError
-from forebay.traces.jsonl import row_bytes
+from forebay.traces.reading.jsonl import row_bytes
 from forebay.traces.schema import TraceRequest
 
 SALT: Final = "FOREBAY_CAPTURE_SALT"

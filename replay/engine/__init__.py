@@ -1,11 +1,12 @@
-"""A simulated vLLM server: the engine on top, what surrounds it in rooms.
+"""A simulated vLLM server: the engine on top, its surroundings in rooms.
 
-- `engine` steps `scheduler` over `kv_cache` and `waiting`; `step_time` gives a step's duration,
-  from `step_constants`. `async_engine` is the variant for async scheduling, `vllm_versions` the
-  table of version differences, `tokenizer` the prompts and their block hashes.
-- `loop` runs an engine in real time; `metrics`, `kv_events` and `faults` observe or break it.
-- `server/` is the API server, `hardware/` has the sizes of models and GPUs, `calibration/` fits
-  the constants to measurements. `cli` is the command.
+- `engine` steps `scheduler` over `kv_cache` and `waiting`, for each `request`. `config` has its
+  settings, `flags` those that commands offer. `async_engine` is the variant for async scheduling,
+  `vllm_versions` the table of version differences, `tokenizer` makes the prompts and their block
+  hashes, `kv_events` reports blocks.
+- `hardware` has the sizes of models and GPUs, `timing` the durations of steps.
+- `loop` runs an engine in real time, `calibration` fits the constants to measurements.
+- `server` is the API server, and `forebay engine`, its command.
 
-Modules on top import no room but `hardware/`; only `cli` and its `options` import the others.
+Modules on top import `timing` and `hardware`; those two import no other room.
 """

@@ -4,12 +4,12 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from forebay.replay.engine.api_server import ApiServer, ServerTimes
 from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.hardware.memory import pool_blocks
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.scheduler import POLICIES, SchedulerLimits
-from forebay.replay.engine.step_constants import (
+from forebay.replay.engine.timing.api_server import ApiServer, ServerTimes
+from forebay.replay.engine.timing.step_constants import (
     ANY,
     Calibration,
     CalibrationFile,

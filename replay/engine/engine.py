@@ -7,12 +7,12 @@ that are added or aborted in between take effect in the next step, as in vLLM.
 
 from dataclasses import dataclass
 
-from forebay.replay.engine.api_server import ApiServer
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_cache import BlockPool
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduled, Scheduler
-from forebay.replay.engine.step_time import step_time_model
+from forebay.replay.engine.timing.api_server import ApiServer
+from forebay.replay.engine.timing.step_time import step_time_model
 
 
 @dataclass(frozen=True, slots=True)

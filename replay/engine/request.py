@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from xxhash import xxh3_64_intdigest
 
-from forebay.replay.engine.api_server import ApiProcess
+from forebay.replay.engine.timing.api_server import ApiProcess
 
 Extend = Callable[[int, int], int]
 """Return the hash of a block with output tokens from the previous block's hash and its index."""

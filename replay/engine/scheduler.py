@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from forebay.replay.engine.kv_cache import BlockPool
 from forebay.replay.engine.request import EngineRequest
-from forebay.replay.engine.step_time import StepWork
+from forebay.replay.engine.timing.step_time import StepWork
 from forebay.replay.engine.waiting import WaitingQueue
 
 POLICIES = ("fcfs", "priority")

@@ -13,13 +13,13 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.replay.fleet.options import DIR, AsJson, Folder, UpOptions
-from forebay.traces.command_options import takes_options
+from forebay.traces.command_line.options import takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
-    from forebay.replay.fleet.gpus import Gpu
+    from forebay.replay.fleet.gpu.gpus import Gpu
+    from forebay.replay.fleet.gpu.vllm_install import VllmInstall
     from forebay.replay.fleet.plan import FleetPlan
-    from forebay.replay.fleet.vllm_install import VllmInstall
 
 HELP = """Real vLLM servers, one on each GPU, with flags for long documents beside chats.
 
@@ -123,7 +123,7 @@ def down(folder: Folder = DIR, as_json: AsJson = False) -> None:
 
 def _install(options: UpOptions, notes: list[str]) -> "VllmInstall":
     """Find vLLM; for a dry run without one, assume the newest version and note it."""
-    from forebay.replay.fleet.vllm_install import (
+    from forebay.replay.fleet.gpu.vllm_install import (
         NEWEST,
         VllmInstall,
         find_vllm,
@@ -163,7 +163,7 @@ def _check_build(install: "VllmInstall", cpu: bool) -> None:
 
 def _gpus(options: UpOptions, notes: list[str]) -> "list[Gpu]":
     """Choose the GPUs to serve on; a dry run without any assumes those of --gpu."""
-    from forebay.replay.fleet.gpus import choose_gpus, found_gpus, parse_indexes
+    from forebay.replay.fleet.gpu.gpus import choose_gpus, found_gpus, parse_indexes
 
     indexes, found = parse_indexes(options.gpus, os.environ), found_gpus()
     if not found and options.dry_run:
@@ -174,7 +174,7 @@ def _gpus(options: UpOptions, notes: list[str]) -> "list[Gpu]":
 
 def _assumed(name: str, indexes: list[int] | None) -> "list[Gpu]":
     from forebay.replay.engine.hardware.gpu_memory import find_gpu_memory
-    from forebay.replay.fleet.gpus import Gpu
+    from forebay.replay.fleet.gpu.gpus import Gpu
 
     try:
         memory = find_gpu_memory(name)
@@ -210,7 +210,7 @@ def _print_plan(plan: "FleetPlan", configuration: str, *, as_json: bool) -> None
 
 def _run(options: UpOptions, plan: "FleetPlan", gpus: "list[Gpu]", configuration: str) -> None:
     """Run the fleet until it is stopped; exit with status 1 unless all servers stayed well."""
-    from forebay.replay.fleet.gpus import check_free
+    from forebay.replay.fleet.gpu.gpus import check_free
     from forebay.replay.fleet.restarts import RestartPolicy
     from forebay.replay.fleet.run import run_fleet
     from forebay.replay.fleet.show import plan_text

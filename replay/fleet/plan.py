@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forebay.replay.fleet.flags import (
+from forebay.replay.fleet.gpu.flags import (
     CHUNK_FLAG,
     POLICY_FLAG,
     Flag,
@@ -22,10 +22,10 @@ from forebay.replay.fleet.flags import (
     serve_flags,
     value_in,
 )
-from forebay.replay.fleet.gpus import Gpu
-from forebay.replay.fleet.profiles import CPU_CHUNK, Profile, find_profile
-from forebay.replay.fleet.sizes import kv_tokens, parse_bytes, sequences
-from forebay.replay.fleet.vllm_install import VllmInstall
+from forebay.replay.fleet.gpu.gpus import Gpu
+from forebay.replay.fleet.gpu.profiles import CPU_CHUNK, Profile, find_profile
+from forebay.replay.fleet.gpu.sizes import kv_tokens, parse_bytes, sequences
+from forebay.replay.fleet.gpu.vllm_install import VllmInstall
 from forebay.traces.errors import InputError
 
 GPU_BATCHED_TOKENS, CPU_BATCHED_TOKENS = 8192, 2048

@@ -7,8 +7,8 @@ import yaml
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
+from forebay.replay.fleet.gpu.sizes import CHAT_TOKENS
 from forebay.replay.fleet.plan import FleetPlan
-from forebay.replay.fleet.sizes import CHAT_TOKENS
 from forebay.traces.errors import InputError
 
 HEADER = """\

@@ -3,7 +3,7 @@
 import textwrap
 from typing import Any
 
-from forebay.replay.fleet.flags import Flag
+from forebay.replay.fleet.gpu.flags import Flag
 from forebay.replay.fleet.plan import FleetPlan
 
 NAME_WIDTH = 45

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from math import inf
 
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import sim_request
-from forebay.replay.sim.served import served_engine
 from forebay.traces.schema import TraceRequest
 
 

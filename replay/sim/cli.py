@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.traces.command_options import a_time, takes_options
+from forebay.traces.command_line.options import a_time, takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -107,7 +107,9 @@ class SimulateArguments:
         if self.out is not None:
             if sweeps:
                 raise InputError("--out keeps one run: leave out --sweep, or take --json")
-            from forebay.replay.output import check_folder  # takes 0.3 s: it imports aiohttp
+            from forebay.replay.results.folder import (
+                check_folder,  # takes 0.3 s: it imports aiohttp
+            )
 
             check_folder(self.out, force=self.force)
         if self.stream and (sweeps or self.out is not None or self.explain is not None):
@@ -145,7 +147,7 @@ class SimulateArguments:
         )
 
     def workload(self) -> "SimWorkload":
-        from forebay.replay.schedule import parse_arrivals
+        from forebay.replay.plan.schedule import parse_arrivals
         from forebay.replay.sim.workload import SimWorkload
 
         return SimWorkload(
@@ -173,8 +175,8 @@ HEADINGS = {
 @app.command(help=EXAMPLE, headings=HEADINGS)
 @takes_options
 def simulate_command(given: SimulateArguments) -> None:
+    from forebay.replay.plan.slo import default_slos, parse_slos
     from forebay.replay.sim.sweep import cases, parse_axes, run_all, run_on_ray
-    from forebay.replay.slo import default_slos, parse_slos
 
     axes = parse_axes(given.sweep or ())
     given.check(axes)

@@ -6,8 +6,8 @@ There is no proxy and arrival times do not count: this measures the engine, not 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from forebay.replay.sim.engine.served import ServedEngine
 from forebay.replay.sim.fleet import SimOutcome, sim_request
-from forebay.replay.sim.served import ServedEngine
 from forebay.traces.schema import TraceRequest
 
 

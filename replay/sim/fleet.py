@@ -11,10 +11,10 @@ from math import inf
 from forebay.proxy.core.model import Action, Reject, Send
 from forebay.proxy.core.model import Request as ProxyRequest
 from forebay.proxy.core.shaper import Shaper
-from forebay.replay.sim.all_knowing import AllKnowing
-from forebay.replay.sim.request import SimRequest
-from forebay.replay.sim.router_base import RouterModel
-from forebay.replay.sim.served import ServedEngine
+from forebay.replay.sim.engine.request import SimRequest
+from forebay.replay.sim.engine.served import ServedEngine
+from forebay.replay.sim.routers.all_knowing import AllKnowing
+from forebay.replay.sim.routers.base import RouterModel
 from forebay.traces.schema import TraceRequest
 
 Journal = list[tuple[float, Action]]

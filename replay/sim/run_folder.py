@@ -12,13 +12,13 @@ from typing import Any
 
 from forebay.proxy.core.model import Reject
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
-from forebay.replay.measure import DEFINITIONS
-from forebay.replay.output import RunFolder
-from forebay.replay.record import Row
+from forebay.replay.plan.source import TraceSource
+from forebay.replay.results.folder import RunFolder
+from forebay.replay.results.row import Row
+from forebay.replay.send.http.measure import DEFINITIONS
 from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.scenario import Simulated
 from forebay.replay.sim.sweep import SweepCase
-from forebay.replay.source import TraceSource
 from forebay.traces.buckets import bucket_of
 from forebay.traces.schema import TraceRequest
 

@@ -17,11 +17,11 @@ from forebay.proxy.core.policy.routing import ROUTES, Route
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.scheduler import SchedulerLimits
-from forebay.replay.sim.all_knowing import AllKnowing
+from forebay.replay.sim.engine.served import ServedEngine, served_engine
 from forebay.replay.sim.fleet import Fleet, Policy, SimOutcome
-from forebay.replay.sim.router_base import InTurn
-from forebay.replay.sim.router_models import ROUTER_MODELS
-from forebay.replay.sim.served import ServedEngine, served_engine
+from forebay.replay.sim.routers.all_knowing import AllKnowing
+from forebay.replay.sim.routers.base import InTurn
+from forebay.replay.sim.routers.models import ROUTER_MODELS
 from forebay.traces.buckets import LengthBucket
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest

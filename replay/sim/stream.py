@@ -16,13 +16,13 @@ from typing import Any
 
 from hdrh.histogram import HdrHistogram
 
-from forebay.replay.schedule import Schedule, make_schedule
+from forebay.replay.plan.schedule import Schedule, make_schedule
+from forebay.replay.plan.slo import Slo, meets
+from forebay.replay.plan.source import TraceSource
+from forebay.replay.results.summary import PERCENTILES, rank_of
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.sweep import SweepCase
 from forebay.replay.sim.workload import with_blocks
-from forebay.replay.slo import Slo, meets
-from forebay.replay.source import TraceSource
-from forebay.replay.summary import PERCENTILES, rank_of
 from forebay.traces.buckets import LengthBucket, bucket_of
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest

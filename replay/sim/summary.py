@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay.replay.plan.slo import Slo
+from forebay.replay.results.summary import INFINITE, PERCENTILES, rank_of
 from forebay.replay.sim.fleet import SimOutcome
-from forebay.replay.sim.possible import most_in_time
+from forebay.replay.sim.routers.possible import most_in_time
 from forebay.replay.sim.scenario import Simulated
-from forebay.replay.slo import Slo
-from forebay.replay.summary import INFINITE, PERCENTILES, rank_of
 from forebay.traces.buckets import bucket_of
 
 Floats = NDArray[np.float64]

@@ -15,13 +15,13 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.process_pool import process_pool
-from forebay.replay.ray_cluster import connect
+from forebay.replay.parts.pool import process_pool
+from forebay.replay.parts.ray_cluster import connect
+from forebay.replay.plan.slo import Slo
 from forebay.replay.sim.capacity import capacity_per_s, mixed_capacity_per_s
 from forebay.replay.sim.scenario import Scenario, Simulated, check_policy, simulate, split_gpus
 from forebay.replay.sim.summary import bound_of, set_bound, summarise
 from forebay.replay.sim.workload import SimWorkload
-from forebay.replay.slo import Slo
 from forebay.traces.errors import InputError
 
 Value = str | int | float | bool | None

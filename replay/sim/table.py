@@ -6,7 +6,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from forebay.replay.summary import firm
+from forebay.replay.results.summary import firm
 
 
 def results_table(results: Sequence[dict[str, Any]]) -> Table:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
-from forebay.replay.schedule import TRACE_ARRIVALS, Arrivals, make_schedule
-from forebay.replay.source import TraceSource
+from forebay.replay.plan.schedule import TRACE_ARRIVALS, Arrivals, make_schedule
+from forebay.replay.plan.source import TraceSource
 from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.text import shared_text

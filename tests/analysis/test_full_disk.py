@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.analysis import processes
+from forebay.analysis.demo import processes
 from forebay.proxy.cli import main
 
 FULL = "File too large"  # how the system puts it; "No space left on device" on a real disk

@@ -21,8 +21,8 @@ from arena_workloads import ENGINE, ENGINES, LOADS, Load, Rows, at_load
 from overload import capacity, mix, poisson
 
 from forebay.analysis.search.bracket import bracket
+from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet
-from forebay.replay.sim.served import served_engine
 
 WANTED = 0.99
 STEP = 1.02  # between two loads of the grid

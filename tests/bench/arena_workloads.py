@@ -20,14 +20,14 @@ from forebay.replay.engine.hardware.specs import LLAMA_3_8B
 from forebay.replay.sim.capacity import capacity_per_s, mixed_capacity_per_s
 from forebay.replay.sim.workload import with_blocks
 from forebay.traces.formats import open_trace
-from forebay.traces.kv_cache_tester import interleaved, read_sessions
-from forebay.traces.popularity import Zipf
+from forebay.traces.formats.readers.kv_cache_tester import interleaved, read_sessions
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth import Workload as Synth
-from forebay.traces.synth import workload
-from forebay.traces.synth_agents import AgentSessions, agent_sessions
-from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
-from forebay.traces.ticks import spread_ticks
+from forebay.traces.synth.agents import AgentSessions, agent_sessions
+from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.documents import Workload as Synth
+from forebay.traces.synth.documents import workload
+from forebay.traces.synth.popularity import Zipf
+from forebay.traces.synth.ticks import spread_ticks
 
 ENGINE = EngineConfig()
 ENGINES = 2

@@ -14,12 +14,12 @@ from math import inf
 from statistics import median
 from typing import NamedTuple
 
-from forebay.analysis.experiments.shared_document import requests
+from forebay.analysis.experiments.studies.shared_document import requests
 from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet
 from forebay.replay.sim.scenario import DIRECT, Scenario
-from forebay.replay.sim.served import served_engine
 
 USERS, TOKENS, ENGINES = (10, 20, 50, 200), (20_000, 60_000, 100_000), (1, 2, 4, 8)
 MODES = ("default", "flag")

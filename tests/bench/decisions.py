@@ -35,9 +35,9 @@ from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import CLASSES, Action, BackendSpec, Bucket, Request, Send, Tenant
 from forebay.proxy.core.policy.routing import Affinity, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
+from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet
 from forebay.replay.sim.scenario import Scenario
-from forebay.replay.sim.served import served_engine
 
 KEPT = DATA / "decisions.json"
 PUBLIC = SHARED / "data"

@@ -25,12 +25,12 @@ from forebay.proxy.core.model import Action, Request, Send
 from forebay.proxy.core.policy.routing import ROUTES, Affinity, Option, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet, Policy
-from forebay.replay.sim.router_models import ROUTER_MODELS
+from forebay.replay.sim.routers.models import ROUTER_MODELS
 from forebay.replay.sim.scenario import Scenario
-from forebay.replay.sim.served import served_engine
+from forebay.traces.edit.sharing import IdealCache
 from forebay.traces.schema import TraceRequest
-from forebay.traces.sharing import IdealCache
 
 FOREBAY = "forebay"
 SMG = ("smg_cache_aware", "smg_prefix_hash")
@@ -334,7 +334,7 @@ def main() -> None:
         "# Mixed fleets and agent sessions",
         "",
         "Written by `python tests/bench/fleets.py --write`: virtual time, exact for a seed. The",
-        "others are **models** of other routers (`replay/sim/router_models.py`);",
+        "others are **models** of other routers (`replay/sim/routers/models.py`);",
         "[policy.md](../research/policy.md) says which requests are in time.",
         "",
     ]

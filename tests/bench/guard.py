@@ -57,8 +57,8 @@ from guard_table import (
 )
 from guard_workloads import KINDS, rows_at_capacity
 
+from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet, SimOutcome
-from forebay.replay.sim.served import served_engine
 
 TABLE = Path(__file__).with_name("guard.json")
 LOADS = (0.8, 1.0, 1.5, 2.0)  # times capacity

@@ -37,7 +37,7 @@ REPEATS = 3  # the least count of so many: a timer that fires in between only ad
 SIMULATED = 1_000  # requests
 SIMULATION = f"""
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.sim.bench import mix
+from forebay.replay.sim.bench.speed import mix
 from forebay.replay.sim.scenario import Scenario, simulate
 simulate(mix(100, 2, 1), Scenario(EngineConfig(), 2))
 rows = mix({SIMULATED}, 2, 0)

@@ -13,12 +13,12 @@ from itertools import count
 from arena_workloads import ENGINE, Rows, at_load, window
 from overload import mix, poisson
 
-from forebay.traces.lengths import Fixed, Length, Lognormal, Uniform
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
-from forebay.traces.synth import Workload as Synth
-from forebay.traces.synth import workload
-from forebay.traces.synth_agents import AgentSessions, agent_sessions, answer_s
-from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.agents import AgentSessions, agent_sessions, answer_s
+from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.documents import Workload as Synth
+from forebay.traces.synth.documents import workload
+from forebay.traces.synth.lengths import Fixed, Length, Lognormal, Uniform
 
 FIRST_BLOCK = 10**6  # of the first session; shared instructions have the ids below
 SESSION_BLOCKS = 10**4

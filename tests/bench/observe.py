@@ -18,9 +18,9 @@ from overload import mix, poisson
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth import Workload, workload
-from forebay.traces.synth_agents import AgentSessions, agent_sessions
-from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.agents import AgentSessions, agent_sessions
+from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.documents import Workload, workload
 
 Rows = list[TraceRequest]
 

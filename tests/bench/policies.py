@@ -2,7 +2,7 @@
 
 Virtual time: two simulated engines (Llama-3-8B, H200) or those that the workload names, the same
 requests for everybody. The models
-(`replay/sim/router_models.py`) choose as the named routers do by their documentation and source;
+(`replay/sim/routers/models.py`) choose as the named routers do by their documentation and source;
 they are not these routers. Nobody but Forebay and the model with a queue refuses anything, so a
 refused request counts as an infinite TTFT and as a missed target.
 
@@ -57,9 +57,9 @@ from arena_score import (
 from arena_workloads import LOADS, Load, rows_of
 from paths import BENCHMARKS, ROOT, SHARED
 
+from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet
 from forebay.replay.sim.scenario import ALL_KNOWING, POLICIES
-from forebay.replay.sim.served import served_engine
 
 SMG = ("smg_cache_aware", "smg_prefix_hash")
 # Whose source decides what a policy does, besides the engines'.

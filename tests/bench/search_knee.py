@@ -23,9 +23,9 @@ from forebay.analysis.search.result import SearchResult, result_of
 from forebay.analysis.search.search import LoadSearch, SearchQuestion, least_part_s
 from forebay.analysis.search.trial import SimTrials
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.schedule import Arrivals
+from forebay.replay.plan.schedule import Arrivals
+from forebay.replay.plan.slo import Slo
 from forebay.replay.sim.scenario import DIRECT, Scenario, simulate
-from forebay.replay.slo import Slo
 from forebay.traces.schema import TraceRequest
 
 WANTED = 0.99

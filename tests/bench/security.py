@@ -27,7 +27,7 @@ from forebay.proxy.api.dialects import CHAT
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.security.auth import Authenticator
 from forebay.proxy.security.keys import parse_keys
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 SAMPLES = 200
 ROUNDS = 15

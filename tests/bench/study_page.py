@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from forebay.analysis.figures import figures
-from forebay.analysis.run import RunData, load_run
+from forebay.analysis.compare.figures import figures
+from forebay.analysis.runs.load import load_run
+from forebay.analysis.runs.run import RunData
 from forebay.traces.errors import InputError
 
 SYSTEMS = {

@@ -12,10 +12,10 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.in_flight import InFlight, passing
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
-from forebay.replay.sim.served import served_engine
-from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 
 CHUNK = 2_048
 BUCKETS = [

@@ -24,8 +24,8 @@ from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_wo
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.telemetry.receipt_text import HINDSIGHT, WAITS, receipt_fields, verdict
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet, Journal
-from forebay.replay.sim.served import served_engine
 from forebay.traces.schema import TraceRequest
 
 CHAT = Bucket("chat", 5_000, max_queue=2, max_wait_s=2.0)

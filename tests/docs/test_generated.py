@@ -11,7 +11,7 @@ from doc_reference import WHAT_TO_DO, error_codes, meanings, sections
 from paths import ROOT
 
 from forebay.proxy.telemetry.backend_metrics import WAIT_REASONS
-from forebay.replay.record import Row
+from forebay.replay.results.row import Row
 
 AGAIN = "write it anew: make docs-figures"
 

@@ -9,7 +9,7 @@ from doc_prose import prose
 from doc_reference import cli_pages
 from paths import ROOT
 
-from forebay.traces.help_text import RENAMED
+from forebay.traces.command_line.help_text import RENAMED
 
 GLOSSARY = (ROOT / "docs" / "explanation" / "glossary.md").read_text(encoding="utf-8")
 ROWS = [

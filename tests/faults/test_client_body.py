@@ -24,7 +24,7 @@ from forebay.proxy.api.dialects import COMPLETIONS
 from forebay.proxy.api.token_estimate import MAX_TENANTS, TokenEstimate
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import request_id, to_backend, to_client, unforwardable
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 CHAT = b"/v1/chat/completions"

@@ -25,7 +25,7 @@ from raw_client import (
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.http1.client_body import AHEAD_BYTES
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 ANY_LENGTH = [{"name": "any", "up_to": 100_000_000}]

@@ -20,7 +20,7 @@ from raw_client import (
 )
 
 from forebay.proxy.config.sources import load_config
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 
 TRAVERSAL = (

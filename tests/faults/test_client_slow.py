@@ -23,7 +23,7 @@ from raw_client import (
 
 from forebay.proxy.http1.listen import listen
 from forebay.proxy.http1.server import HttpServer
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 

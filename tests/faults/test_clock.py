@@ -23,7 +23,7 @@ from proxy_stage import (
     stage,
 )
 
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 KEYS = "acme: key-of-acme-0123456789\nzeta: key-of-zeta-0123456789\n"
 BUCKETS = [{"name": "chat", "up_to": 5000, "max_queue": 4, "max_wait": "30s"}]

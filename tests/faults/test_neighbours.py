@@ -13,7 +13,7 @@ from neighbour_tenants import set_keys
 from neighbours import GoodClient, nested
 from proxy_stage import Call, RawBackend, stage
 
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 SECONDS = 1.5
 # Those that never pause have no place in virtual time.

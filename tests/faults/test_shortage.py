@@ -34,7 +34,7 @@ from forebay.proxy.http1.faults import ConnectFault, LocalShortage
 from forebay.proxy.runtime import load_shedding as protection
 from forebay.proxy.runtime.event_loop import fast_runner
 from forebay.proxy.telemetry.hlog import read_hlog
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 resource = pytest.importorskip("resource")
 NO_ADDRESS = OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")

@@ -40,7 +40,7 @@ from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.faults import ConnectFault
 from forebay.proxy.http1.sse import MAX_EVENT_BYTES
 from forebay.proxy.relay.timeouts import StalledUpstream
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 GOOD = EVENT + EVENT + USAGE + DONE
 

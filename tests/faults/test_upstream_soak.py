@@ -11,7 +11,7 @@ import pytest
 from faulty_backends import busy, cuts, fails, faults, malformed, malformed_whole
 from proxy_stage import DONE, EVENT, Call, RawBackend, Stage, settle, silent, stage, stream, whole
 
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 REQUESTS, AT_ONCE = 1500, 25
 SLOW = {"event without end", "comments without end", "header of 128 KiB"}  # megabytes each

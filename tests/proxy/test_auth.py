@@ -23,7 +23,7 @@ from forebay.proxy.security.guards import WATCH_S, Security
 from forebay.proxy.security.keys import KeyRing, parse_keys, read_keys
 from forebay.proxy.telemetry.events import LogEvent
 from forebay.proxy.telemetry.tenant_labels import TenantLabels
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 
 ONE = {"backends": [{"url": "http://127.0.0.1:8001"}]}

@@ -28,7 +28,7 @@ from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.policy.start import Block
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.telemetry.backend_metrics import WAIT_REASONS, BackendMetrics
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 Series = dict[tuple[str, ...], float]
 

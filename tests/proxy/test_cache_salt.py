@@ -23,7 +23,7 @@ from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.models import Models
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 SECRET = b"a secret of the tests"
 SALTS = CacheSalts(SECRET, {"rag1": "rag", "rag2": "rag"})

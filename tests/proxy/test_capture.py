@@ -17,10 +17,10 @@ from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.model import Request
 from forebay.proxy.telemetry.capture import MOST_PENDING, SALT, Capture, Rows, capturing
 from forebay.proxy.telemetry.record import RequestRecord
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.errors import InputError
-from forebay.traces.jsonl import parse_row, read_trace
+from forebay.traces.reading.jsonl import parse_row, read_trace
 from forebay.traces.schema import TraceRequest
 
 SECRET = "a secret of the tests"

@@ -13,7 +13,7 @@ from forebay.proxy.api.dialects import COMPLETIONS
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.core.model import Reject, Request
 from forebay.proxy.http1.errors import ApiError, rejected
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 LONG = "x" * 400_000
 READ_TIMEOUT, TIMEOUT = "x-stainless-read-timeout", "X-Request-Timeout"

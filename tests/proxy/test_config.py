@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from forebay.analysis.processes import proxy_config
+from forebay.analysis.demo.processes import proxy_config
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import config_yaml, load_config
 from forebay.traces.errors import InputError

@@ -15,7 +15,7 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.discovery import Discovery
 from forebay.proxy.http1 import names
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 
 HOST = "servers.test"

@@ -15,10 +15,10 @@ from forebay.proxy.diagnose import doctor_cli
 from forebay.proxy.diagnose.checks import CHECKS, Finding, examine
 from forebay.proxy.diagnose.config_file import examine_file
 from forebay.proxy.diagnose.scene import MetricSample, Scene, samples_of
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
-from forebay.replay.sim.clock import run
 
 CHUNKED = {"long_prefill_token_threshold": 2_048}
 WORD = "word "  # about 1.25 tokens by the first estimate of a proxy

@@ -8,7 +8,7 @@ import pytest
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.driver import Driver, Grant, Rejected
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 BUCKETS = [Bucket("chat", 5_000, max_queue=9, max_wait_s=50.0)]
 

@@ -18,8 +18,8 @@ from forebay.proxy.core.explain.receipt import Receipt
 from forebay.proxy.core.model import Request
 from forebay.proxy.telemetry.explain_cli import show_list
 from forebay.proxy.telemetry.receipt_text import main_reason
-from forebay.replay.sim.clock import run
-from forebay.traces.jsonl import write_trace
+from forebay.replay.clock.virtual_loop import run
+from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
 
 CANARY = "what the user asked and nobody else may read"

@@ -18,7 +18,7 @@ from proxy_stage import (
     until,
 )
 
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 HOLD: dict[str, Any] = {"hold": {"max_requests": 3}}
 

@@ -32,7 +32,7 @@ from proxy_stage import (
 )
 
 from forebay.proxy.telemetry.hlog import read_hlog
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 
 def tells_its_way(response: aiohttp.ClientResponse) -> None:

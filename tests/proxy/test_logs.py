@@ -15,7 +15,7 @@ from proxy_stage import EVENT, STREAM_HEAD, Call, RawBackend, by_request, chunk,
 from forebay.proxy.config.sections import Logs
 from forebay.proxy.telemetry.access_log import LOGGER, configure_logs, say
 from forebay.proxy.telemetry.events import LogEvent
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 SECRET = "the-secret-prompt"
 

@@ -16,7 +16,7 @@ from proxy_stage import (
     stage,
 )
 
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 MOST_SERIES = 800
 NO_UNIT = {

@@ -30,7 +30,7 @@ from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.config.schema import BackendConfig
 from forebay.proxy.models import Models, configured_models, listed_models
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 TINY: dict[str, dict[str, Any]] = {"tiny": {"max_model_len": 4096}}
 LARGE: dict[str, dict[str, Any]] = {"large": {"max_model_len": 131072}}

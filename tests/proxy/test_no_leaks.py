@@ -27,7 +27,7 @@ from proxy_stage import (
 from forebay.proxy.config.sections import Tracing
 from forebay.proxy.telemetry.access_log import LOGGER, ConsoleLines, JsonLines
 from forebay.proxy.telemetry.tracing import Tracer
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 CANARY = "zz9-plural-z-alpha"
 HEADERS = {

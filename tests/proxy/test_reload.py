@@ -35,7 +35,7 @@ from forebay.proxy.core.health import ANY
 from forebay.proxy.http1.errors import upstream_error
 from forebay.proxy.probes import Upstream
 from forebay.proxy.relay.failures import Failure
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 ONE = {"backends": [{"name": "a", "url": "http://127.0.0.1:1"}]}
 

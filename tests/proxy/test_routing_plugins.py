@@ -22,10 +22,10 @@ from forebay.proxy.routing import SAID_S, GuardedRoute
 from forebay.proxy.telemetry.events import LogEvent
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.scenario import Scenario, simulate
+from forebay.traces.command_line.plugins import load_plugin
 from forebay.traces.errors import InputError
-from forebay.traces.plugins import load_plugin
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 
 EXAMPLE = ROOT / "examples" / "plugin-routing"
 PAGE = ROOT / "docs" / "how-to" / "write-a-routing-policy.md"

@@ -33,7 +33,7 @@ from forebay.proxy.share.hub import Hub, HubLink
 from forebay.proxy.share.redis_link import RedisLink
 from forebay.proxy.share.serve_workers import patience_s
 from forebay.proxy.share.worker import worker_environment
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 
 SERVER = shutil.which("valkey-server") or shutil.which("redis-server")

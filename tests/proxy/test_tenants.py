@@ -25,7 +25,7 @@ from forebay.proxy.config.sources import load_config
 from forebay.proxy.config.tenants import KnownTenant, Tenants
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.http1.client import Origin
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 KEYS = "acme: key-of-acme-0123456789\nzeta: key-of-zeta-0123456789\n"
 

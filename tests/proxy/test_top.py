@@ -19,7 +19,7 @@ from forebay.proxy.cli import main
 from forebay.proxy.diagnose.frame import TimedScene, frame_of, quantile_of
 from forebay.proxy.diagnose.scene import MetricSample, Scene, samples_of
 from forebay.proxy.diagnose.top_cli import rendered
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 ADMIN = "http://127.0.0.1:9090"
 

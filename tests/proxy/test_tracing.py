@@ -9,7 +9,7 @@ from proxy_stage import Call, RawBackend, by_request, stage
 
 from forebay.proxy.config.sections import Tracing
 from forebay.proxy.telemetry.tracing import Tracer
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra forebay[otel] is not installed")
 from opentelemetry.sdk.trace import ReadableSpan

@@ -22,7 +22,7 @@ from forebay.proxy.share.hub import BEAT, BEAT_S, HELLO, Hub, HubLink
 from forebay.proxy.share.serve_workers import _hold
 from forebay.proxy.share.workers import BAD_INPUT, WorkerPool, again_in_s
 from forebay.proxy.telemetry.events import LogEvent
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 
 

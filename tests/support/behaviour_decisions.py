@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from forebay.replay.schedule import TRACE_ARRIVALS
+from forebay.replay.plan.schedule import TRACE_ARRIVALS
+from forebay.replay.plan.slo import DEFAULT_SLO_S
 from forebay.replay.sim.capacity import capacity_per_s
 from forebay.replay.sim.hindsight import RejectionHindsight, TtftTargets, judge
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.workload import SimWorkload
-from forebay.replay.slo import DEFAULT_SLO_S
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 
 ROWS = 1_500  # of each trace: seconds of work for a run
 LOADS = (0.8, 1.0, 1.5)

@@ -8,7 +8,7 @@ from typing import Any
 import trustme
 from proxy_stage import RawBackend, Stage, settle, stage
 
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 CA = trustme.CA()
 

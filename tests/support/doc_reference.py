@@ -19,12 +19,12 @@ from pydantic import BaseModel
 from forebay.proxy.cli import COMMANDS, main
 from forebay.proxy.config.diff import NEEDS_RESTART
 from forebay.proxy.config.schema import Config
-from forebay.replay.measure import DEFINITIONS
-from forebay.replay.record import Row
-from forebay.replay.summary import METRICS
-from forebay.traces import jsonl
-from forebay.traces.columns import TARGETS
+from forebay.replay.results.row import Row
+from forebay.replay.results.summary import METRICS
+from forebay.replay.send.http.measure import DEFINITIONS
 from forebay.traces.formats import formats
+from forebay.traces.formats.columns import TARGETS
+from forebay.traces.reading import jsonl
 
 WHAT_TO_DO = {
     "bad_http": "correct the request's framing or target",

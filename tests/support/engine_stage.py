@@ -8,15 +8,15 @@ from typing import Any
 import aiohttp
 import wire
 
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.faults import parse_fault
 from forebay.replay.engine.kv_events import KvEvents
+from forebay.replay.engine.loop.faults import parse_fault
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
 from forebay.replay.engine.tokenizer import Generation, OutputBlocks, Prompt
-from forebay.replay.sim.clock import run
 
 Client = aiohttp.ClientSession
 HELLO = {"prompt": "Hello", "max_tokens": 5_000, "ignore_eos": True}

@@ -9,8 +9,8 @@ from forebay.proxy.core.model import BackendSpec
 from forebay.proxy.core.observe import ObservingShaper
 from forebay.proxy.core.policy.routing import least_connections
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet
-from forebay.replay.sim.served import served_engine
 from forebay.traces.schema import TraceRequest
 
 CHAT_MOST, SLO_S = 5_000, (2.0, 30.0)

@@ -10,7 +10,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from forebay.replay.slo import Slo
+from forebay.replay.plan.slo import Slo
 
 SLOS = (Slo("chat", "ttft", 2.0), Slo("document", "ttft", 15.0))
 Row = dict[str, Any]

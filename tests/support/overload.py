@@ -16,9 +16,9 @@ from forebay.proxy.core.model import Action, Reject, ServiceClass, Tenant
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.capacity import capacity_per_s
+from forebay.replay.sim.engine.served import ServedEngine
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
-from forebay.replay.sim.served import ServedEngine
 from forebay.traces.schema import TraceRequest
 
 ENGINE = EngineConfig()

@@ -17,7 +17,7 @@ from forebay.proxy.config.sources import load_config
 from forebay.proxy.serve import Proxy, start_proxy
 from forebay.proxy.telemetry.events import Say
 from forebay.proxy.telemetry.tracing import Tracer
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 Serve = Callable[["Call"], Awaitable[None]]
 

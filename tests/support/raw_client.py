@@ -22,7 +22,7 @@ from proxy_stage import (
     stage,
 )
 
-from forebay.replay.sim.clock import run
+from forebay.replay.clock.virtual_loop import run
 
 BODY = b'{"prompt":"hello","max_tokens":3}'
 HOST = b"Host: x\r\n"

@@ -11,10 +11,10 @@ import orjson
 import pyarrow.parquet
 from aiohttp import web
 
-from forebay.replay.ending import Stop
-from forebay.replay.options import ReplayOptions
+from forebay.replay.clock.virtual_loop import run
+from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.runner import Summary, replay
-from forebay.replay.sim.clock import run
+from forebay.replay.send.drain import Stop
 from forebay.traces.schema import TraceRequest
 
 MODEL = "tiny"

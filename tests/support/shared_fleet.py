@@ -16,8 +16,8 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.share.exchange import PERIOD_S
 from forebay.proxy.share.wire import Message, decode, encode
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet, SimOutcome
-from forebay.replay.sim.served import served_engine
 from forebay.traces.schema import TraceRequest
 
 

@@ -14,8 +14,8 @@ from forebay.replay.engine.calibration.fit import Fit, fit
 from forebay.replay.engine.calibration.points import Point, Points
 from forebay.replay.engine.calibration.workloads import PointSteps, point_steps, predicted_s
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
-from forebay.replay.engine.roofline import least
-from forebay.replay.engine.step_constants import (
+from forebay.replay.engine.timing.roofline import least
+from forebay.replay.engine.timing.step_constants import (
     ANY,
     FALLBACK_GPU,
     Calibration,

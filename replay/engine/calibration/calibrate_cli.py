@@ -15,10 +15,10 @@ from forebay.replay.engine.calibration.output import (
 )
 from forebay.replay.engine.calibration.points import DEFAULT_BATCHED_TOKENS, read_points
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.flags import EngineFlags
 from forebay.replay.engine.hardware.find import find_gpu, find_model
-from forebay.replay.engine.options import EngineFlags
-from forebay.replay.engine.step_constants import read_calibration
-from forebay.traces.command_options import takes_options
+from forebay.replay.engine.timing.step_constants import read_calibration
+from forebay.traces.command_line.options import takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:

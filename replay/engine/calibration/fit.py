@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from forebay.replay.engine.calibration.workloads import PointSteps, predicted_s
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
-from forebay.replay.engine.step_constants import CONSTANTS, Calibration
+from forebay.replay.engine.timing.step_constants import CONSTANTS, Calibration
 
 CANDIDATES = {
     "gemm_compute": 0.2,

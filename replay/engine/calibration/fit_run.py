@@ -20,8 +20,8 @@ from forebay.replay.engine.calibration.points import LEAST_DECODED
 from forebay.replay.engine.calibration.prompt_hashes import PromptHashes
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.request import EngineRequest
-from forebay.replay.engine.step_constants import Calibration, CalibrationFile
-from forebay.replay.engine.step_time import StepTimeModel
+from forebay.replay.engine.timing.step_constants import Calibration, CalibrationFile
+from forebay.replay.engine.timing.step_time import StepTimeModel
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 

@@ -25,7 +25,7 @@ from forebay.replay.engine.calibration.output import (
     write_calibration,
 )
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.step_constants import read_calibration
+from forebay.replay.engine.timing.step_constants import read_calibration
 from forebay.traces.formats import open_trace
 
 

@@ -4,9 +4,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.replay.engine.step_constants import CONSTANTS, Calibration, CalibrationFile, shipped
-from forebay.traces.output import json_bytes, whole_file
-from forebay.traces.talk import talk
+from forebay.replay.engine.timing.step_constants import (
+    CONSTANTS,
+    Calibration,
+    CalibrationFile,
+    shipped,
+)
+from forebay.traces.command_line.messages import talk
+from forebay.traces.whole_file import json_bytes, whole_file
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from math import inf
 
-from forebay.replay.engine.api_server import ApiServer
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.request import EngineRequest
+from forebay.replay.engine.timing.api_server import ApiServer
 
 
 def play(

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.options import EngineFlags
-from forebay.traces.command_options import takes_options
+from forebay.replay.engine.flags import EngineFlags
+from forebay.traces.command_line.options import takes_options
 from forebay.traces.errors import InputError
 
 HELP = """Compare the simulated engine with a real run.

@@ -11,8 +11,8 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.request import EngineRequest
-from forebay.replay.engine.step_constants import Calibration
-from forebay.replay.engine.step_time import StepTimeModel, StepWork
+from forebay.replay.engine.timing.step_constants import Calibration
+from forebay.replay.engine.timing.step_time import StepTimeModel, StepWork
 from forebay.traces.errors import InputError
 
 CHAT_PROMPT, CHAT_OUTPUT = 500, 100_000

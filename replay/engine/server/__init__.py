@@ -1,0 +1,8 @@
+"""The API server of the simulated engine, answer by answer as vLLM's.
+
+In reading order: `cli` is the command `forebay engine`, `engine_options` and `options` are its
+options. `server` starts everything. `protocol` reads requests, `generation` runs them, `answers`
+and `streams` write what comes back, `api_errors` what goes wrong. `pages` serves the other paths,
+`exposition` writes /metrics, `kv_publisher` sends KV events. The room may import all of
+`forebay.replay.engine`.
+"""

@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from forebay.replay.engine.loop import Unavailable
+from forebay.replay.engine.loop.core_loop import Unavailable
 
 _UNAVAILABLE = {
     Unavailable.QUEUE_FULL: (

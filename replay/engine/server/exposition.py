@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from forebay.replay.engine.metrics import EngineMetrics
+from forebay.replay.engine.loop.metrics import EngineMetrics
 
 Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 LABELS = ("engine", "model_name")

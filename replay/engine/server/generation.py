@@ -8,8 +8,8 @@ from random import Random
 from aiohttp import HttpVersion11, web
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.faults import Fault
-from forebay.replay.engine.loop import EngineLoop, Sink, Unavailable
+from forebay.replay.engine.loop.core_loop import EngineLoop, Sink, Unavailable
+from forebay.replay.engine.loop.faults import Fault
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.server.answers import DONE, AnswerText, Chunks, whole_answer
 from forebay.replay.engine.server.api_errors import EngineApiError, unavailable

@@ -9,8 +9,8 @@ import orjson
 from aiohttp import web
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.loop import EngineLoop
-from forebay.replay.engine.metrics import EngineMetrics
+from forebay.replay.engine.loop.core_loop import EngineLoop
+from forebay.replay.engine.loop.metrics import EngineMetrics
 from forebay.replay.engine.server.api_errors import EngineApiError, bad_value, invalid
 from forebay.replay.engine.server.exposition import Exposition
 from forebay.replay.engine.server.generation import HEADERS, JSON, Generator

@@ -13,10 +13,10 @@ from aiohttp import web
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.faults import Fault
 from forebay.replay.engine.kv_events import KvEvents, KvEventsConfig
-from forebay.replay.engine.loop import EngineLoop
-from forebay.replay.engine.metrics import EngineMetrics
+from forebay.replay.engine.loop.core_loop import EngineLoop
+from forebay.replay.engine.loop.faults import Fault
+from forebay.replay.engine.loop.metrics import EngineMetrics
 from forebay.replay.engine.server.generation import Generator
 from forebay.replay.engine.server.kv_publisher import open_publisher
 from forebay.replay.engine.server.options import ServerOptions

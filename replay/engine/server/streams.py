@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp.base_protocol import BaseProtocol
 
-from forebay.replay.engine.loop import Unavailable
+from forebay.replay.engine.loop.core_loop import Unavailable
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.server.answers import DONE, AnswerText, Chunks
 from forebay.replay.engine.server.api_errors import EngineApiError, unavailable

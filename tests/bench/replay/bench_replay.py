@@ -116,7 +116,7 @@ def lean(load: LoadShape, url: str, folder: Path) -> Sequence[str]:
 
 def forebay(load: LoadShape, url: str, folder: Path) -> Sequence[str]:
     """Write a trace whose prompts share a document and end in a question of their own."""
-    from forebay.traces.jsonl import write_trace
+    from forebay.traces.reading.jsonl import write_trace
     from forebay.traces.schema import TraceRequest
 
     tokens = load.prompt_tokens + 8

@@ -26,9 +26,9 @@ from aiohttp import web
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from replay_server import Server, answer, serve
 
-from forebay.replay.options import ReplayOptions
+from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.runner import replay
-from forebay.traces.jsonl import write_trace
+from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
 
 RATE_PER_S = 20.0

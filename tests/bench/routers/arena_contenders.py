@@ -17,7 +17,7 @@ import peers
 import yaml
 from peers import Missing, Peer, Setting
 
-from forebay.analysis.processes import proxy_config
+from forebay.analysis.demo.processes import proxy_config
 
 DIRECT = "direct"
 PER_ENGINE = 64  # requests at once on one engine, wherever a router can be told

@@ -20,7 +20,7 @@ CPU_CHUNK = 512  # a quarter of a step, as of the simulated engines
 # A percentile of documents needs some hundred of them, and a queue that grows needs time to do so.
 SUSTAINED_S = 120.0
 LONG_S = 300.0  # until how it begins, with empty caches and no queue, is a small part of it
-CHUNK = 2_048  # what `forebay fleet up` gives this model on this GPU (replay/fleet/profiles.py)
+CHUNK = 2_048  # what `forebay fleet up` gives this model on this GPU (replay/fleet/gpu/profiles.py)
 
 
 def _overload(load: float, core: bool = False) -> Course:

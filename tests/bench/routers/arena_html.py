@@ -6,7 +6,7 @@ from html import escape
 from arena_results import Comparison, Entry
 from arena_tables import BEST_HEADS, HEADS, best_cells, cells_of
 
-from forebay.analysis.units import NONE
+from forebay.analysis.statistics.units import NONE
 
 # All columns together are twice as wide as the page, and goodput would be out of sight.
 SERVED_FROM = HEADS.index("goodput /s")

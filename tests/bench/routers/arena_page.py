@@ -20,8 +20,8 @@ from arena_tables import (
     title,
 )
 
-from forebay.analysis import svg
-from forebay.analysis.page import html_page
+from forebay.analysis.charts import svg
+from forebay.analysis.report.page import html_page
 from forebay.traces.errors import InputError
 
 BEGIN, END = "<!-- generated: tests/bench/routers/bench_routers.py --write-docs -->", "<!-- end -->"

@@ -19,7 +19,7 @@ from arena_plan import IDENTITY, Record, latest
 from arena_samples import middle_s, pooled, quantile_s
 from numpy.typing import NDArray
 
-from forebay.analysis.bootstrap import SEED, ConfidenceInterval
+from forebay.analysis.statistics.bootstrap import SEED, ConfidenceInterval
 
 RESAMPLES = 1_000
 OURS = ("forebay", "forebay in pieces")

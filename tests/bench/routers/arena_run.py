@@ -31,12 +31,13 @@ from arena_traffic import Traffic
 from peers import Missing, Setting
 from ports import free_ports
 
-from forebay.analysis.run import RunData, load_run
-from forebay.replay.fast_loop import run_on_fast_loop
-from forebay.replay.options import ReplayOptions
+from forebay.analysis.runs.load import load_run
+from forebay.analysis.runs.run import RunData
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.slo import parse_slos
+from forebay.replay.results.verdict import lag_limit_s
 from forebay.replay.runner import Summary, replay
-from forebay.replay.slo import parse_slos
-from forebay.replay.verdict import lag_limit_s
+from forebay.replay.send.fast_loop import run_on_fast_loop
 from forebay.traces.buckets import DEFAULT_BUCKETS
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.analysis.quantiles import Floats, finite, order_statistic
+from forebay.analysis.statistics.quantiles import Floats, finite, order_statistic
 
 WIDTH = math.log(1.02)
 PERCENTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}

@@ -11,18 +11,18 @@ from pathlib import Path
 import orjson
 from arena_traffic import PROBED, Source
 
-from forebay.traces.arrivals import arrival_times
 from forebay.traces.errors import InputError
 from forebay.traces.formats import open_trace
-from forebay.traces.kv_cache_tester import interleaved, read_sessions
-from forebay.traces.lengths import Fixed, Lognormal
+from forebay.traces.formats.readers.kv_cache_tester import interleaved, read_sessions
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth import Workload as Made
-from forebay.traces.synth import shared_document, workload
-from forebay.traces.synth_mix import ChatBesideDocuments, chat_beside_documents
-from forebay.traces.ticks import spread_ticks
-from forebay.traces.zeroscrolls import ZeroScrollsSample
-from forebay.traces.zeroscrolls_trace import ordered
+from forebay.traces.synth.arrivals import arrival_times
+from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
+from forebay.traces.synth.documents import Workload as Made
+from forebay.traces.synth.documents import shared_document, workload
+from forebay.traces.synth.lengths import Fixed, Lognormal
+from forebay.traces.synth.prompts.zeroscrolls import ZeroScrollsSample
+from forebay.traces.synth.prompts.zeroscrolls_trace import ordered
+from forebay.traces.synth.ticks import spread_ticks
 
 
 def public(name: str, ticks: bool = False, step_s: float = 120.0) -> Source:

@@ -13,7 +13,7 @@ from arena_courses import COURSES, CPU_COURSES
 from arena_plan import Record
 from arena_results import OURS, Comparison, Entry, Estimate, Group, comparisons, groups
 
-from forebay.analysis.units import NEVER, NONE
+from forebay.analysis.statistics.units import NEVER, NONE
 
 HEADS = (
     "router", "seeds", "chat TTFT p50", "p99", "p99.9", "worst stall", "document TTFT p50", "p99",

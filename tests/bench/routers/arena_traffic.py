@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.plan.slo import DEFAULT_SLO_S
+from forebay.replay.plan.source import fit
 from forebay.replay.sim.capacity import capacity_per_s
-from forebay.replay.slo import DEFAULT_SLO_S
-from forebay.replay.source import fit
+from forebay.traces.edit.sharing import IdealCache
 from forebay.traces.errors import InputError
-from forebay.traces.jsonl import row_bytes
+from forebay.traces.reading.jsonl import row_bytes
 from forebay.traces.schema import TraceRequest
-from forebay.traces.sharing import IdealCache
 
 SLO = ",".join(f"{name}.ttft={limit_s:g}s" for name, limit_s in DEFAULT_SLO_S.items())
 PROBED = 400  # requests from which the length of the cut is guessed

@@ -30,7 +30,7 @@ from machine import OPERATIONS, slower
 from peers import BARE, PEERS, YARDSTICKS, Missing, Setting
 from ports import free_ports
 
-from forebay.replay.sim.bench import reference_ms
+from forebay.replay.sim.bench.speed import reference_ms
 
 SCALE = 0.1  # of the numbers of requests in `bench_proxy.py`
 OURS = ("forebay", "forebay compiled")

@@ -50,7 +50,7 @@ from arena_tables import tables  # noqa: E402
 from arena_traffic import Course, Traffic, prepare, prepare_real  # noqa: E402
 from peers import Missing  # noqa: E402
 
-from forebay.replay.sim.bench import reference_ms  # noqa: E402
+from forebay.replay.sim.bench.speed import reference_ms  # noqa: E402
 from forebay.traces.errors import InputError  # noqa: E402
 from forebay.traces.schema import TraceRequest  # noqa: E402
 

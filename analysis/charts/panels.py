@@ -1,0 +1,154 @@
+"""Draw measured points and their curves as panels of one SVG document."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from forebay.analysis.charts import svg
+
+STYLE = """:root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--soft:#57606a;--rule:#dfe3e8;
+--run0:#b85c00;--run1:#0a63b8;--run2:#0b7a5b;--run3:#8b3f8f;--run4:#5c6670;--run5:#a8203e}
+@media(prefers-color-scheme:dark){:root{--paper:#14171a;--ink:#e6e9ec;--soft:#9fa9b4;--rule:#30363d;
+--run0:#f2a04e;--run1:#68b0f5;--run2:#4cc7a1;--run3:#d694d8;--run4:#a9b3bd;--run5:#f48a9e}}
+text{font:12px system-ui,sans-serif;fill:var(--soft)}
+.key{fill:var(--ink);paint-order:stroke;stroke:var(--paper);stroke-width:5}
+.paper{fill:var(--paper)}
+.grid{stroke:var(--rule)}.base{stroke:var(--soft)}.note{stroke:var(--soft);stroke-dasharray:3 4}
+.cell{fill:var(--c);stroke:var(--rule)}.over{fill:var(--paper)}.under{fill:var(--ink)}
+.curve{fill:none;stroke:var(--c);stroke-width:2}.mark{fill:var(--c);stroke:var(--paper)}
+.run0{--c:var(--run0)}.run1{--c:var(--run1)}.run2{--c:var(--run2)}.run3{--c:var(--run3)}
+.run4{--c:var(--run4)}.run5{--c:var(--run5)}"""
+Points = Sequence[tuple[float, float]]
+KEY_ROW = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis: title, tick labels, and whether it is logarithmic or starts at 0."""
+
+    title: str
+    label: Callable[[float], str] = svg.latency_label
+    log: bool = True
+
+    def domain(self, values: Iterable[float]) -> tuple[float, float]:
+        if self.log:
+            return svg.log_domain(values)
+        ticks = svg.linear_ticks(max(values, default=0.0))
+        return 0.0, ticks[-1]
+
+    def ticks(self, low: float, high: float) -> list[float]:
+        return svg.log_ticks(low, high) if self.log else svg.linear_ticks(high)
+
+
+def count_label(value: float) -> str:
+    if value >= 1e6:
+        return f"{value / 1e6:g}M"
+    return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{value:g}"
+
+
+def share_label(value: float) -> str:
+    return f"{value * 100:g} %"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Measured points and a curve; either may be empty."""
+
+    name: str
+    points: Points
+    curve: Points = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One plot of a document.
+
+    Attributes:
+        note: a place on the x axis, and its label.
+        key_left: puts the key at the bottom left instead of the bottom right.
+        keyed: False leaves the key out, for a panel below another one of the same series.
+    """
+
+    series: Sequence[Series]
+    x: Axis
+    y: Axis
+    note: tuple[float, str] | None = None
+    key_left: bool = False
+    keyed: bool = True
+
+    @property
+    def label(self) -> str:
+        names = ", ".join(one.name for one in self.series)
+        return f"{self.y.title} against {self.x.title}: {names}"
+
+
+def xy_plot(
+    series: Sequence[Series], x_title: str, y_title: str, note: tuple[float, str] | None = None
+) -> str:
+    """Plot seconds against a count on logarithmic axes; all values must be above 0."""
+    return document(Panel(series, Axis(x_title, count_label), Axis(y_title), note))
+
+
+def document(*panels: Panel) -> str:
+    """An SVG document with the panels one below the other."""
+    drawn = []
+    for number, panel in enumerate(panels):
+        down = number * svg.HEIGHT
+        drawn.append(svg.element("g", "".join(_draw(panel)), transform=f"translate(0 {down:g})"))
+    return svg_document(
+        "".join(drawn), len(panels) * svg.HEIGHT, "; ".join(p.label for p in panels)
+    )
+
+
+def svg_document(content: str, height: float, label: str) -> str:
+    """An SVG document of `height` units around `content`."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {svg.WIDTH:g} {height:g}" '
+        f'role="img" aria-label="{escape(label)}"><style>{STYLE}</style>'
+        f'<rect width="{svg.WIDTH:g}" height="{height:g}" class="paper"/>{content}</svg>\n'
+    )
+
+
+def _draw(panel: Panel) -> list[str]:
+    every = [point for one in panel.series for point in (*one.points, *one.curve)]
+    x_low, x_high = panel.x.domain([x for x, _ in every])
+    y_low, y_high = panel.y.domain([y for _, y in every])
+    bottom = svg.HEIGHT - svg.BOTTOM
+    x = svg.Scale(x_low, x_high, svg.LEFT, svg.WIDTH - svg.RIGHT, log=panel.x.log)
+    y = svg.Scale(y_low, y_high, bottom, svg.TOP + 14, log=panel.y.log)
+    drawn = []
+    for tick in panel.x.ticks(x_low, x_high):
+        drawn.append(svg.line(x(tick), y.end, x(tick), bottom, "grid"))
+        anchor = "end" if x(tick) > svg.WIDTH - svg.RIGHT - 16 else "middle"
+        drawn.append(svg.text(x(tick), bottom + 17, panel.x.label(tick), "tick", anchor))
+    for tick in panel.y.ticks(y_low, y_high):
+        drawn.append(svg.line(x.start, y(tick), x.end, y(tick), "grid"))
+        drawn.append(svg.text(x.start - 8, y(tick) + 4, panel.y.label(tick), "tick", "end"))
+    drawn.append(svg.line(x.start, bottom, x.end, bottom, "base"))
+    drawn.append(svg.text((x.start + x.end) / 2, svg.HEIGHT - 6, panel.x.title, "axis"))
+    drawn.append(svg.text(4, svg.TOP, panel.y.title, "axis", "start"))
+    if panel.note and x_low <= panel.note[0] <= x_high:
+        at = x(panel.note[0])
+        drawn.append(svg.line(at, y.end, at, bottom, "note"))
+        side, anchor = (-5, "end") if at > (x.start + x.end) / 2 else (5, "start")
+        drawn.append(svg.text(at + side, y.end + 11, panel.note[1], "key", anchor))
+    for number, one in enumerate(panel.series):
+        drawn += _series(number, one, x, y, panel)
+    top = bottom - 10 - KEY_ROW * (len(panel.series) - 1)
+    for number, one in enumerate(panel.series if panel.keyed else ()):
+        row = top + KEY_ROW * number
+        edge, away, end = (x.start, 1, "start") if panel.key_left else (x.end, -1, "end")
+        drawn.append(svg.mark(number, edge + away * 12, row - 4, f"mark run{number % 6}", ""))
+        drawn.append(svg.text(edge + away * 22, row, one.name, "key", end))
+    return drawn
+
+
+def _series(number: int, one: Series, x: svg.Scale, y: svg.Scale, panel: Panel) -> list[str]:
+    drawn = []
+    path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in one.curve)
+    if path:
+        drawn.append(svg.element("path", d="M" + path, class_=f"curve run{number % 6}"))
+    for a, b in one.points:
+        title = f"{one.name}: {panel.x.label(a)}, {panel.y.label(b)}"
+        drawn.append(svg.mark(number, x(a), y(b), f"mark run{number % 6}", title))
+    return drawn

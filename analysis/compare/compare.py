@@ -1,0 +1,304 @@
+"""Compare two runs: each figure of both, their ratio, and which is better, if that is clear.
+
+A load generator that was a little late makes a run doubtful only if it decides which run is better:
+if latencies from when requests were sent, instead of due, say something else.
+
+A is the baseline, B the run of interest. One is called better only if the figures differ by more
+than `EQUAL_WITHIN`. For the headline TTFT percentile of each bucket, attainment and goodput, the
+95 % interval must also exclude equality. Nothing is printed here.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from forebay.analysis.compare.figures import Figures, figures, imbalance, observation_s
+from forebay.analysis.runs.provenance import RecordedVerdict, is_little_late, verdict, warnings
+from forebay.analysis.runs.run import RunData, at_path, from_sending
+from forebay.analysis.statistics.bootstrap import ConfidenceInterval, ratio_interval
+from forebay.analysis.statistics.quantiles import EQUAL_WITHIN, MIN_BEYOND, SHARES
+from forebay.analysis.statistics.share_intervals import share_ratio_interval
+from forebay.replay.plan.slo import Slo, parse_slos
+
+Unit = Literal["s", "per_s", "share", "ratio", "count"]
+Better = Literal["a", "b", "equal", "unclear"]
+
+WHOLE_RUN = "run"
+HEADLINE_ORDER = ("p99", "p90", "p50")  # the first with enough samples in both runs
+
+# key of a latency, its name, the percentiles shown
+LATENCY_LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("ttft", "TTFT", ("p50", "p90", "p99", "p99.9", "max")),
+    ("ttft_failures", "TTFT, failures = ∞,", ("p50", "p90", "p99")),
+    ("e2e", "E2E", ("p50", "p90", "p99")),
+    ("tpot", "TPOT", ("p50", "p99")),
+    ("itl", "ITL", ("p50", "p99", "p99.9")),
+    ("stall", "worst stall", ("p50", "p99", "max")),
+    ("queue", "proxy queue", ("p50", "p99", "max")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonRow:
+    """One figure of both runs in base units; None: not measurable.
+
+    `ratio` and `interval` are A over B, as in JSON. Tables print `change`, which is B over A.
+    """
+
+    section: str
+    key: str
+    label: str
+    unit: Unit
+    a: float | None
+    b: float | None
+    ratio: float | None
+    better: Better | None
+    interval: ConfidenceInterval | None = None
+
+    @property
+    def change(self) -> float | None:
+        return None if self.ratio is None else _inverse(self.ratio)
+
+    @property
+    def change_interval(self) -> ConfidenceInterval | None:
+        if self.interval is None:
+            return None
+        return ConfidenceInterval(_inverse(self.interval.high), _inverse(self.interval.low))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All figures of two runs, with ratios, verdicts and warnings."""
+
+    a: RunData
+    b: RunData
+    verdicts: tuple[RecordedVerdict, RecordedVerdict]
+    slos: tuple[Slo, ...]
+    buckets: tuple[str, ...]
+    figures: dict[str | None, tuple[Figures, Figures]]
+    headline_percentile: dict[str, str | None]
+    lines: tuple[ComparisonRow, ...]
+    warnings: tuple[str, ...]
+    doubtful: tuple[bool, bool]  # the client may have changed the outcome
+    min_beyond: int
+
+    def line(self, section: str, key: str) -> ComparisonRow | None:
+        for line in self.lines:
+            if (line.section, line.key) == (section, key):
+                return line
+        return None
+
+    def outcome(self) -> dict[tuple[str, str], Better | None]:
+        """Which run is better by each figure of the headline."""
+        keys = [(bucket, f"ttft_{self.headline_percentile[bucket]}") for bucket in self.buckets]
+        keys.append((WHOLE_RUN, "attainment"))
+        lines = [self.line(*key) for key in keys]
+        return {key: line.better for key, line in zip(keys, lines, strict=True) if line}
+
+    def as_json(self) -> dict[str, Any]:
+        """The comparison as plain data; an infinite figure is the string "inf"."""
+        return {
+            "a": {"name": self.a.name, "path": str(self.a.path), "verdict": str(self.verdicts[0])},
+            "b": {"name": self.b.name, "path": str(self.b.path), "verdict": str(self.verdicts[1])},
+            "slo": [str(slo) for slo in self.slos],
+            "warnings": list(self.warnings),
+            "min_beyond": self.min_beyond,
+            "figures": [
+                {
+                    "section": line.section,
+                    "key": line.key,
+                    "unit": line.unit,
+                    "a": _plain(line.a),
+                    "b": _plain(line.b),
+                    "ratio": _plain(line.ratio),
+                    "better": line.better,
+                    "interval_95": [_plain(line.interval.low), _plain(line.interval.high)]
+                    if line.interval
+                    else None,
+                }
+                for line in self.lines
+            ],
+        }
+
+
+def _inverse(ratio: float) -> float:
+    return 1 / ratio if ratio else math.inf
+
+
+def _plain(value: float | None) -> float | str | None:
+    return "inf" if value is not None and math.isinf(value) else value
+
+
+def compare(
+    a: RunData, b: RunData, slos: Sequence[Slo] = (), min_beyond: int = MIN_BEYOND
+) -> Comparison:
+    """Compare run B with run A; `slos` judge both anew, else each run's own goodput is used."""
+    found = _compare(a, b, slos, min_beyond)
+    late = is_little_late(a), is_little_late(b)
+    matters = False
+    if any(late):
+        targets = slos or _recorded_slos(a)
+        as_sent = _compare(from_sending(a), from_sending(b), targets, min_beyond)
+        sent = as_sent.outcome()
+        matters = any(sent.get(key) != better for key, better in found.outcome().items())
+    of_a, of_b = found.verdicts
+    doubtful = matters if late[0] else not of_a.valid, matters if late[1] else not of_b.valid
+    told = tuple(warnings(a, b, doubtful, bool(slos)))
+    return replace(found, doubtful=doubtful, warnings=told)
+
+
+def _recorded_slos(run: RunData) -> tuple[Slo, ...]:
+    """The targets of the run's own goodput."""
+    listed = at_path(run.summary, ("slos",))
+    texts = [str(one) for one in listed] if isinstance(listed, list) else []
+    buckets = [text.rpartition(".")[0] for text in texts]
+    return parse_slos(",".join(texts), buckets) if texts else ()
+
+
+def _compare(a: RunData, b: RunData, slos: Sequence[Slo], min_beyond: int) -> Comparison:
+    buckets = tuple(dict.fromkeys(a.buckets() + b.buckets()))
+    found: dict[str | None, tuple[Figures, Figures]] = {
+        bucket: (figures(a, bucket, slos, min_beyond), figures(b, bucket, slos, min_beyond))
+        for bucket in (None, *buckets)
+    }
+    headline = {bucket: _headline_percentile(*found[bucket]) for bucket in buckets}
+    seconds = (observation_s(a), observation_s(b))
+    lines = _run_lines(*found[None], seconds)
+    lines.append(line_of(WHOLE_RUN, "imbalance", "busiest / idlest GPU", "ratio",
+                         imbalance(a), imbalance(b), "lower"))  # fmt: skip
+    for bucket in buckets:
+        interval = _interval(a, b, bucket, headline[bucket])
+        lines += _bucket_lines(bucket, *found[bucket], headline[bucket], interval)
+        lines += _shares(bucket, *found[bucket], seconds)
+    return Comparison(
+        a=a,
+        b=b,
+        verdicts=(verdict(a), verdict(b)),
+        slos=tuple(slos),
+        buckets=buckets,
+        figures=found,
+        headline_percentile=headline,
+        lines=tuple(lines),
+        warnings=(),
+        doubtful=(False, False),
+        min_beyond=min_beyond,
+    )
+
+
+def _headline_percentile(a: Figures, b: Figures) -> str | None:
+    for name in HEADLINE_ORDER:
+        if None not in (a.latency["ttft"].values[name], b.latency["ttft"].values[name]):
+            return name
+    return None
+
+
+def _interval(
+    a: RunData, b: RunData, bucket: str, percentile: str | None
+) -> ConfidenceInterval | None:
+    if percentile is None:
+        return None
+    of_a, of_b = (_ttft_in_order(run, bucket) for run in (a, b))
+    return ratio_interval(of_a, of_b, SHARES[percentile])
+
+
+def _ttft_in_order(run: RunData, bucket: str) -> Any:
+    rows = run.rows(bucket, "ok")
+    order = run.numbers["intended_s"][rows].argsort(kind="stable")
+    return run.numbers["ttft_response_s"][rows][order]
+
+
+def line_of(
+    section: str,
+    key: str,
+    label: str,
+    unit: Unit,
+    a: float | None,
+    b: float | None,
+    wanted: Literal["lower", "higher", ""],
+    interval: ConfidenceInterval | None = None,
+) -> ComparisonRow:
+    """A row with its ratio A/B and the better run; with `wanted` empty, neither is better."""
+    ratio = _ratio(a, b)
+    better = _better(a, b, wanted)
+    if better in ("a", "b") and interval is not None and not interval.clear:
+        better = "unclear"
+    return ComparisonRow(section, key, label, unit, a, b, ratio, better, interval)
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    if a is None or b is None or (math.isinf(a) and math.isinf(b)):
+        return None
+    if b == 0:
+        return None if a == 0 else math.inf
+    return a / b
+
+
+def _better(a: float | None, b: float | None, wanted: str) -> Better | None:
+    if not wanted or a is None or b is None:
+        return None
+    if a == b or (math.isfinite(a) and math.isfinite(b) and _close(a, b)):
+        return "equal"
+    return "a" if (a < b) == (wanted == "lower") else "b"
+
+
+def _close(a: float, b: float) -> bool:
+    return abs(a - b) <= EQUAL_WITHIN * max(abs(a), abs(b))
+
+
+def _run_lines(
+    a: Figures, b: Figures, seconds: tuple[float | None, float | None]
+) -> list[ComparisonRow]:
+    lines = _shares(WHOLE_RUN, a, b, seconds)
+    lines.append(_counted("intended", "requests due", a.intended, b.intended, ""))
+    lines.append(_counted("answered", "answered in full", a.answered, b.answered, "higher"))
+    lines.append(_counted("rejected", "rejected", a.rejected, b.rejected, ""))
+    lines.append(_counted("failed", "failed", a.failed, b.failed, "lower"))
+    return lines
+
+
+def _counted(
+    key: str, label: str, a: int, b: int, wanted: Literal["lower", "higher", ""]
+) -> ComparisonRow:
+    return line_of(WHOLE_RUN, key, label, "count", a, b, wanted)
+
+
+def _shares(
+    section: str, a: Figures, b: Figures, seconds: tuple[float | None, float | None]
+) -> list[ComparisonRow]:
+    met = share_ratio_interval(a.attainment, a.intended, b.attainment, b.intended)
+    good = None
+    if met is not None and seconds[0] and seconds[1]:
+        # Goodput is attainment times the requests due per second.
+        due = (a.intended / seconds[0]) / (b.intended / seconds[1])
+        good = ConfidenceInterval(met.low * due, met.high * due)
+    lines = [
+        line_of(section, "goodput", "goodput", "per_s", a.goodput_per_s, b.goodput_per_s, "higher",
+                good),
+        line_of(section, "attainment", "attainment", "share", a.attainment, b.attainment, "higher",
+                met),
+        line_of(section, "hit_ratio", "prefix hit ratio", "share", a.hit_ratio, b.hit_ratio,
+                "higher"),
+    ]  # fmt: skip
+    return [line for line in lines if (line.a, line.b) != (None, None)]
+
+
+def _bucket_lines(
+    bucket: str, a: Figures, b: Figures, headline: str | None, interval: ConfidenceInterval | None
+) -> list[ComparisonRow]:
+    lines = []
+    for key, label, names in LATENCY_LINES:
+        if key == "ttft_failures" and a.answered == a.intended and b.answered == b.intended:
+            continue  # the same as TTFT
+        for name in names:
+            of_a, of_b = (
+                one.max if name == "max" else one.values[name]
+                for one in (a.latency[key], b.latency[key])
+            )
+            if (of_a, of_b) == (None, None) and (key, name) != ("ttft", "p99"):
+                continue
+            sure = interval if key == "ttft" and name == headline else None
+            lines.append(
+                line_of(bucket, f"{key}_{name}", f"{label} {name}", "s", of_a, of_b, "lower", sure)
+            )
+    return lines

@@ -1,0 +1,207 @@
+"""Compute the figures of one run: by bucket, by backend, and of unanswered requests.
+
+Latencies are of answered requests, from when each was due. TTFT is also given with every rejected
+or failed request as +inf, because a server that rejects requests looks faster. Nothing is printed.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from forebay.analysis.runs.run import RunData
+from forebay.analysis.statistics.quantiles import (
+    MIN_BEYOND,
+    SHARES,
+    Floats,
+    Percentiles,
+    finite,
+    order_statistic,
+    percentile_table,
+    samples_beyond,
+)
+from forebay.analysis.statistics.units import printable
+from forebay.replay.plan.slo import Slo, meets
+
+LATENCIES = {
+    "ttft": "ttft_response_s",
+    "e2e": "e2e_response_s",
+    "tpot": "tpot_s",
+    "stall": "stall_s",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures of one bucket of one run (None: all buckets); latencies in seconds."""
+
+    bucket: str | None
+    intended: int
+    answered: int
+    rejected: int
+    failed: int
+    latency: Mapping[str, Percentiles]  # ttft, ttft_failures, e2e, tpot, stall, queue, itl
+    goodput_per_s: float | None
+    attainment: float | None
+    hit_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BackendRow:
+    """The requests and prompt tokens that one backend served."""
+
+    name: str
+    requests: int
+    prompt_tokens: float
+    hit_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnansweredRow:
+    """One kind of unanswered request; `outcome` is rejected or failed."""
+
+    outcome: str
+    reason: str
+    count: int
+    status: str
+    answer_p50_s: float | None
+    answer_max_s: float | None
+    retry_after_s: float | None
+
+
+def figures(
+    run: RunData, bucket: str | None, slos: Sequence[Slo] = (), min_beyond: int = MIN_BEYOND
+) -> Figures:
+    """The figures of a bucket; goodput by `slos`, else as the run recorded it."""
+    rows = run.rows(bucket)
+    ok = run.rows(bucket, "ok")
+    intended, answered = int(rows.sum()), int(ok.sum())
+    latency = {
+        name: percentile_table(run.numbers[column][ok], min_beyond=min_beyond)
+        for name, column in LATENCIES.items()
+    }
+    latency["ttft_failures"] = percentile_table(
+        run.numbers["ttft_response_s"][ok], intended - answered, min_beyond
+    )
+    latency["queue"] = percentile_table(run.numbers["queue_ms"][ok] / 1e3, min_beyond=min_beyond)
+    latency["itl"] = recorded(run, "itl_ms", bucket or "all", min_beyond)
+    goodput, attainment = _goodput(run, bucket, slos)
+    return Figures(
+        bucket=bucket,
+        intended=intended,
+        answered=answered,
+        rejected=int(run.rows(bucket, "rejected").sum()),
+        failed=int(run.rows(bucket, "failed").sum()),
+        latency=latency,
+        goodput_per_s=goodput,
+        attainment=attainment,
+        hit_ratio=_hit_ratio(run.numbers, rows),
+    )
+
+
+def recorded(run: RunData, metric: str, tag: str, min_beyond: int = MIN_BEYOND) -> Percentiles:
+    """Percentiles from summary.json, for metrics measured per token instead of per request."""
+    count = int(run.number(metric, tag, "count") or 0)
+    values: dict[str, float | None] = {}
+    for name, share in SHARES.items():
+        value_ms = run.number(metric, tag, name)
+        hidden = value_ms is None or samples_beyond(share, count) < min_beyond
+        values[name] = None if hidden or value_ms is None else value_ms / 1e3
+    longest_ms = run.number(metric, tag, "max") if count else None
+    return Percentiles(count, values, None if longest_ms is None else longest_ms / 1e3)
+
+
+def observation_s(run: RunData) -> float | None:
+    """The seconds that goodput is divided by: those in which requests were due."""
+    for key in ("window_s", "duration_s"):
+        seconds = run.number(key)
+        if seconds is not None and seconds > 0:
+            return seconds
+    return None
+
+
+def _goodput(
+    run: RunData, bucket: str | None, slos: Sequence[Slo]
+) -> tuple[float | None, float | None]:
+    if not slos:
+        if bucket is None:
+            return run.number("goodput_per_s"), run.number("attainment")
+        return (
+            run.number("goodput_by_bucket_per_s", bucket),
+            run.number("attainment_by_bucket", bucket),
+        )
+    rows = run.rows(bucket)
+    intended = int(rows.sum())
+    if not intended:
+        return None, None
+    columns = {name: run.numbers[column].tolist() for name, column in LATENCIES.items()}
+    buckets = run.words["bucket"].tolist()
+    good = 0
+    for i in np.flatnonzero(run.rows(bucket, "ok")).tolist():
+        values = {
+            name: None if math.isnan(column[i]) else column[i] for name, column in columns.items()
+        }
+        good += meets(slos, buckets[i], values)
+    seconds = observation_s(run)
+    return (good / seconds if seconds else None), good / intended
+
+
+def _hit_ratio(numbers: Mapping[str, Floats], rows: np.ndarray) -> float | None:
+    """Cached share of the prompt tokens; None if no answer of the run reports cached tokens.
+
+    vLLM omits the count from an answer without a hit, so one missing among others is 0.
+    """
+    if np.isnan(numbers["cached_tokens"]).all():
+        return None
+    prompt = float(np.nansum(numbers["prompt_tokens"][rows]))
+    return float(np.nansum(numbers["cached_tokens"][rows])) / prompt if prompt > 0 else None
+
+
+def backends(run: RunData) -> list[BackendRow]:
+    """The backends that served requests or that the summary lists, with their prompt tokens.
+
+    A rejection carries the name of the proxy, which is no backend and took no tokens.
+    """
+    found = []
+    names = run.words["backend"]
+    worked = set(names[~np.isnan(run.numbers["prompt_tokens"])].tolist())
+    listed = run.summary.get("prompt_tokens_per_backend")
+    idle = {printable(str(name)) for name in listed} if isinstance(listed, Mapping) else set()
+    for name in sorted((worked | idle) - {""}):
+        rows = names == name
+        tokens = float(finite(run.numbers["prompt_tokens"][rows]).sum())
+        found.append(BackendRow(name, int(rows.sum()), tokens, _hit_ratio(run.numbers, rows)))
+    return found
+
+
+def imbalance(run: RunData) -> float | None:
+    """Prompt tokens of the busiest backend divided by those of the idlest; None below two."""
+    tokens = [backend.prompt_tokens for backend in backends(run)]
+    if len(tokens) < 2 or not max(tokens):
+        return None
+    return max(tokens) / min(tokens) if min(tokens) else math.inf
+
+
+def unanswered(run: RunData) -> list[UnansweredRow]:
+    """Every kind of unanswered request: rejected before failed, most frequent first."""
+    found = []
+    for outcome in ("rejected", "failed"):
+        of_outcome = run.rows(outcome=outcome)
+        for reason in set(run.words["reason"][of_outcome].tolist()):
+            rows = of_outcome & (run.words["reason"] == reason)
+            answer = np.sort(finite(run.numbers["reject_latency_s"][rows]))
+            retry = finite(run.numbers["retry_after_s"][rows])
+            statuses = sorted(set(finite(run.numbers["status"][rows]).astype(int).tolist()))
+            found.append(
+                UnansweredRow(
+                    outcome=outcome,
+                    reason=reason or "unknown",
+                    count=int(rows.sum()),
+                    status=", ".join(str(status) for status in statuses if status > 0),
+                    answer_p50_s=order_statistic(answer, 0.5) if len(answer) else None,
+                    answer_max_s=float(answer[-1]) if len(answer) else None,
+                    retry_after_s=float(np.median(retry)) if len(retry) else None,
+                )
+            )
+    return sorted(found, key=lambda one: (one.outcome != "rejected", -one.count, one.reason))

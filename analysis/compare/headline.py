@@ -1,0 +1,251 @@
+"""Summarise a comparison in sentences. Every claim is computed; a worse result is called worse.
+
+B is compared with A. The headline counts the TTFT percentile of each bucket and the goodput. A
+server that rejects many requests answers the rest fast, so latency alone never decides. Without
+goodput, the share of answered requests is used. Its last words say who left requests unanswered.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from forebay.analysis.compare.compare import WHOLE_RUN, Better, Comparison, ComparisonRow, line_of
+from forebay.analysis.compare.figures import Figures
+from forebay.analysis.runs.provenance import RecordedVerdict, differences, footnote
+from forebay.analysis.runs.run import RunData
+from forebay.analysis.statistics.share_intervals import share_ratio_interval
+from forebay.analysis.statistics.units import NONE, durations, rates, ratio, shares
+
+Mood = Literal["better", "worse", "mixed", "none", "doubtful"]  # doubtful: invalid or unlike runs
+LEFT_OUT_SHARE = 0.01  # with more unanswered, the summary adds "of answered requests"
+SHOWN_SHARE = 0.001  # a smaller share of unanswered requests is only in the table
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A summary in one sentence, and the sentences with the figures."""
+
+    mood: Mood
+    summary: str
+    points: tuple[str, ...]
+
+
+def headline(comparison: Comparison) -> Headline:
+    """Summarise `comparison`."""
+    judged: list[tuple[str, Better | None]] = []
+    points: list[str] = []
+    for bucket in comparison.buckets:
+        name = comparison.headline_percentile[bucket]
+        line = comparison.line(bucket, f"ttft_{name}")
+        if line is None:
+            points.append(_too_few(comparison, bucket))
+            continue
+        judged.append((f"{bucket} TTFT{_of_whom(comparison, bucket)}", _sure(line)))
+        points.append(_ttft(comparison, bucket, str(name), line))
+    goodput = comparison.line(WHOLE_RUN, "goodput")
+    if goodput is None or goodput.better is None:
+        goodput = _answered(comparison)
+        judged.append(("the share of requests answered", _sure(goodput)))
+    else:
+        judged.append(("goodput", _sure(goodput)))
+    points += _service(comparison)
+    points += [
+        footnote(run)
+        for run, judged, doubtful in _judged(comparison)
+        if not (judged.valid or doubtful)
+    ]
+    mood, summary = _sum_up(comparison, judged)
+    return Headline(mood, summary, tuple(points))
+
+
+def _sure(line: ComparisonRow) -> Better | None:
+    """The better run; a difference without an interval may be noise."""
+    return "unclear" if line.better in ("a", "b") and line.interval is None else line.better
+
+
+def _sum_up(comparison: Comparison, judged: list[tuple[str, Better | None]]) -> tuple[Mood, str]:
+    mood, text = _outcome(comparison, judged)
+    if doubts := _doubts(comparison):
+        mood, text = "doubtful", f"{text}. Treat with care: {'; '.join(doubts)}"
+    return mood, text + "."
+
+
+def _outcome(comparison: Comparison, judged: list[tuple[str, Better | None]]) -> tuple[Mood, str]:
+    a, b = comparison.a.name, comparison.b.name
+    wins = [what for what, better in judged if better == "b"]
+    losses = [what for what, better in judged if better == "a"]
+    rest = [what for what, better in judged if better not in ("a", "b")]
+    mood: Mood
+    if wins and losses:
+        mood, text = "mixed", f"{b} is better than {a} in {_and(wins)}, worse in {_and(losses)}"
+    elif wins:
+        mood, text = "better", f"{b} is better than {a} in {_and(wins)}"
+    elif losses:
+        mood, text = "worse", f"{b} is worse than {a} in {_and(losses)}"
+    else:
+        mood, text = "none", f"No clear difference between {b} and {a}"
+    if rest and mood != "none":
+        text += f"; no clear difference in {_and(rest)}"
+    return mood, f"{text}; {_all_answered(comparison)}"
+
+
+def _doubts(comparison: Comparison) -> list[str]:
+    """Reasons why the figures may not be those of the servers alone."""
+    limited: dict[str, list[str]] = {}
+    for run, verdict, doubtful in _judged(comparison):
+        if doubtful:
+            why = f" ({verdict.cause})" if verdict.cause else ""
+            limited.setdefault(verdict.meaning, []).append(f"{run.name}{why}")
+    doubts = [f"{meaning} in {_and(runs)}" for meaning, runs in limited.items()]
+    if unlike := differences(comparison.a, comparison.b, bool(comparison.slos)):
+        doubts.append(f"the runs differ in {_and(unlike)}")
+    return doubts
+
+
+def _judged(comparison: Comparison) -> list[tuple[RunData, RecordedVerdict, bool]]:
+    runs = comparison.a, comparison.b
+    return list(zip(runs, comparison.verdicts, comparison.doubtful, strict=True))
+
+
+def _ttft(comparison: Comparison, bucket: str, percentile: str, line: ComparisonRow) -> str:
+    a, b = comparison.a.name, comparison.b.name
+    of_a, of_b = durations([line.a, line.b])
+    text = f"{bucket}: {percentile} time to first token {of_b} with {b}, {of_a} with {a}"
+    between = ""
+    if line.interval is not None:
+        low, high = line.interval.low, line.interval.high
+        if line.ratio is not None and line.ratio < 1:
+            low, high = (1 / high if high else float("inf")), (1 / low if low else float("inf"))
+        between = f" (95 % interval {ratio(low)} to {ratio(high)})"
+    if line.ratio is None or line.better is None:
+        return f"{text}."
+    if line.better == "equal":
+        return f"{text}: equal within 5 %{between}."
+    factor = line.ratio if line.ratio >= 1 else 1 / line.ratio
+    word = "shorter" if line.ratio >= 1 else "longer"
+    if line.better == "unclear":
+        return f"{text}: {ratio(factor)} {word}, but not significant{between}."
+    return f"{text}: {ratio(factor)} {word}{between}."
+
+
+def _of_whom(comparison: Comparison, bucket: str) -> str:
+    """A reminder, if the percentiles leave out more than a few requests."""
+    left_out = any(
+        one.intended - one.answered > LEFT_OUT_SHARE * one.intended
+        for one in comparison.figures[bucket]
+    )
+    return " (of answered requests)" if left_out else ""
+
+
+def _too_few(comparison: Comparison, bucket: str) -> str:
+    of_a, of_b = (one.latency["ttft"].count for one in comparison.figures[bucket])
+    return (
+        f"{bucket}: too few answered requests for a percentile ({of_b:,} with "
+        f"{comparison.b.name}, {of_a:,} with {comparison.a.name})."
+    )
+
+
+def _service(comparison: Comparison) -> list[str]:
+    """Sentences on goodput, stalls, hit ratio and unanswered requests, as far as known."""
+    a, b = comparison.a.name, comparison.b.name
+    points = []
+    if (line := comparison.line(WHOLE_RUN, "goodput")) and None not in (line.a, line.b):
+        of_a, of_b = rates([line.a, line.b])
+        text = f"Goodput {of_b} with {b}, {of_a} with {a}{_change(line, 'higher', 'lower')}"
+        met = comparison.line(WHOLE_RUN, "attainment")
+        if met is not None and None not in (met.a, met.b):
+            of_a, of_b = shares([met.a, met.b])
+            text += f"; requests within their latency targets: {of_b} and {of_a}"
+        points.append(f"{text}.")
+    for bucket in comparison.buckets:
+        line = comparison.line(bucket, "stall_max")
+        if line is not None and None not in (line.a, line.b):
+            of_a, of_b = durations([line.a, line.b])
+            points.append(
+                f"{bucket}: longest pause inside an answer {of_b} with {b}, {of_a} with {a}"
+                f"{_change(line, 'longer', 'shorter')}."
+            )
+    if (line := comparison.line(WHOLE_RUN, "hit_ratio")) and None not in (line.a, line.b):
+        of_a, of_b = shares([line.a, line.b])
+        points.append(
+            f"Prefix hit ratio {of_b} with {b}, {of_a} with {a}{_change(line, 'higher', 'lower')}."
+        )
+    points += _unanswered(comparison)
+    return points
+
+
+def _change(line: ComparisonRow, more: str, less: str) -> str:
+    """`: 1.9× higher` or `: equal within 5 %`."""
+    if line.better == "equal" or line.ratio is None:
+        return "" if line.ratio is None else ": equal within 5 %"
+    noise = ", but not significant" if line.better == "unclear" else ""
+    if line.ratio == 0 or line.ratio == float("inf"):
+        return noise
+    return f": {ratio(max(line.ratio, 1 / line.ratio))} {less if line.ratio > 1 else more}{noise}"
+
+
+def _unanswered(comparison: Comparison) -> list[str]:
+    figures = comparison.figures[None]
+    missed = [one.intended - one.answered for one in figures]
+    if not any(
+        one.intended and part / one.intended >= SHOWN_SHARE
+        for one, part in zip(figures, missed, strict=True)
+    ):
+        return []
+    texts = [
+        f"{run.name} rejected {one.rejected:,} and failed {one.failed:,} of {one.intended:,} "
+        f"requests ({part / one.intended * 100 if one.intended else 0:.1f} %)"
+        for run, one, part in zip(
+            (comparison.b, comparison.a), reversed(figures), reversed(missed), strict=True
+        )
+    ]
+    return [f"{'; '.join(texts)}. Latencies are of answered requests only."]
+
+
+def _all_answered(comparison: Comparison) -> str:
+    """Say for each run how many requests it rejected or failed."""
+    figures = comparison.figures[None]
+    missed = [one.intended - one.answered for one in figures]
+    if not any(missed):
+        return "both answered every request"
+    b, a = (
+        f"{run.name} {f'left {part:,} of {one.intended:,}' if part else 'left none'} unanswered"
+        for run, one, part in zip(
+            (comparison.b, comparison.a), reversed(figures), reversed(missed), strict=True
+        )
+    )
+    return f"{b}, {a.removesuffix(' unanswered')}"
+
+
+def _answered(comparison: Comparison) -> ComparisonRow:
+    of_a, of_b = comparison.figures[None]
+    a, b = (one.answered / one.intended if one.intended else None for one in (of_a, of_b))
+    interval = share_ratio_interval(a, of_a.intended, b, of_b.intended)
+    return line_of(WHOLE_RUN, "answered_share", "answered", "share", a, b, "higher", interval)
+
+
+def _and(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def single(of: dict[str | None, Figures]) -> list[str]:
+    """Sentences on a single run, bucket by bucket."""
+    points = []
+    for bucket, one in of.items():
+        if bucket is None:
+            continue
+        percentiles = [
+            f"{percentile} {durations([value])[0]}"
+            for percentile, value in one.latency["ttft"].values.items()
+            if value is not None
+        ]
+        ttft = ", ".join(percentiles) or (f"{NONE} (too few samples)" if one.answered else NONE)
+        points.append(
+            f"{bucket}: time to first token {ttft}; {one.answered:,} of {one.intended:,} answered."
+        )
+    whole = of[None]
+    if whole.goodput_per_s is not None:
+        text = f"Goodput {rates([whole.goodput_per_s])[0]}"
+        if whole.attainment is not None:
+            text += f"; requests within their latency targets: {shares([whole.attainment])[0]}"
+        points.append(f"{text}.")
+    return points

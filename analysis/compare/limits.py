@@ -1,0 +1,172 @@
+"""Read conditions such as `chat.ttft_p99 > 5%`, and tell which of them a comparison meets.
+
+A condition names a figure, a direction and a limit. `%` is a change against the baseline: `> 5%` is
+met if the figure grew by more than 5 %, `< -5%` if it fell by more than that. Other limits are
+absolute: a time for latencies, a share from 0 to 1, requests a second, or a number of requests.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forebay.analysis.compare.compare import Comparison, Unit
+from forebay.analysis.compare.figures import Figures
+from forebay.analysis.compare.terminal import FORMATS
+from forebay.analysis.statistics.quantiles import SHARES
+from forebay.traces.command_line.quantities import seconds
+from forebay.traces.errors import InputError
+
+LATENCIES = ("ttft", "ttft_failures", "e2e", "tpot", "itl", "stall", "queue")
+OTHERS: dict[str, Unit] = {
+    "attainment": "share",
+    "hit_ratio": "share",
+    "goodput": "per_s",
+    "rejected": "count",
+    "failed": "count",
+    "answered": "count",
+}
+GRAMMAR = "write e.g. 'chat.ttft_p99 > 5%', 'document.e2e_p50 > 2s' or 'attainment < 0.99'"
+_CONDITION = re.compile(
+    r"\s*(?:([^\s.<>]+)\.)?([a-z][a-z_0-9]*(?:\.9)?)\s*([<>])\s*([-+]?[0-9.]+)\s*(%|[a-z]*)\s*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FailCondition:
+    """One condition.
+
+    Attributes:
+        bucket: None: all requests.
+        change: `value` is a change against the baseline, as a share; otherwise absolute.
+    """
+
+    text: str
+    bucket: str | None
+    figure: str
+    above: bool
+    value: float
+    change: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.bucket}.{self.figure}" if self.bucket else self.figure
+
+    @property
+    def sign(self) -> str:
+        return ">" if self.above else "<"
+
+    def met_by(self, value: float) -> bool:
+        return value > self.value if self.above else value < self.value
+
+    @property
+    def unit(self) -> Unit:
+        return OTHERS.get(self.figure, "s")
+
+
+def parse_limit(text: str) -> FailCondition:
+    """Read one condition; raises InputError that says what would be right."""
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise InputError(f"--fail-if {text!r}: {GRAMMAR}")
+    bucket, figure, direction, number, unit = found.groups()
+    if bucket in LATENCIES:  # `ttft.p99` is a slip, not a bucket
+        raise InputError(f"--fail-if {text!r}: write {bucket}_{figure}")
+    known = [f"{name}_{share}" for name in LATENCIES for share in (*SHARES, "max")]
+    if figure not in OTHERS and figure not in known:
+        raise InputError(
+            f"--fail-if {text!r}: no figure {figure!r}; one of: {', '.join(LATENCIES)} with _p50, "
+            f"_p90, _p99, _p99.9 or _max; {', '.join(OTHERS)}"
+        )
+    value = _limit(text, figure, number, unit)
+    return FailCondition(text, bucket, figure, direction == ">", value, unit == "%")
+
+
+def _limit(text: str, figure: str, number: str, unit: str) -> float:
+    """Read the limit of a figure in base units; a change as a share."""
+    is_time = figure not in OTHERS
+    right = "a time such as 2s or 300ms" if is_time else "a number"
+    if is_time and not unit:
+        raise InputError(f"--fail-if {text!r}: give the time with its unit, or a change such as 5%")
+    try:
+        if unit == "%":
+            return float(number) / 100
+        if unit and not is_time:
+            raise ValueError
+        value = float(seconds(f"{number.lstrip('+')}{unit}"))
+    except ValueError:
+        raise InputError(
+            f"--fail-if {text!r}: {number}{unit} is no limit; give {right} or a change such as 5%"
+        ) from None
+    if OTHERS.get(figure) == "share" and not 0.0 <= value <= 1.0:
+        raise InputError(f"--fail-if {text!r}: {figure} is a share from 0 to 1, or a change in %")
+    return value
+
+
+def broken(comparison: Comparison, limits: Sequence[FailCondition]) -> list[str]:
+    """Return one line for each condition that run B meets.
+
+    Raises InputError for a bucket that neither run has, and for a figure that was not measured: a
+    condition that cannot be judged must not pass.
+    """
+    return [line for limit in limits if (line := _judge(comparison, limit)) is not None]
+
+
+def _judge(comparison: Comparison, limit: FailCondition) -> str | None:
+    """Return what is wrong with run B by this condition, None for nothing; raises InputError."""
+    if limit.bucket is not None and limit.bucket not in comparison.buckets:
+        raise InputError(
+            f"--fail-if {limit.text!r}: no bucket {limit.bucket!r}; one of: "
+            f"{', '.join(comparison.buckets)}"
+        )
+    of_a, of_b = comparison.figures[limit.bucket]
+    b = _measured(of_b, limit, comparison, comparison.b.name)
+    if not limit.change:
+        if not limit.met_by(b):
+            return None
+        shown, most = FORMATS[limit.unit]([b, limit.value])
+        return f"{limit.name} of {comparison.b.name} is {shown} (limit {limit.sign} {most})"
+    a = _measured(of_a, limit, comparison, comparison.a.name)
+    change = _change(a, b)
+    if not limit.met_by(change):
+        return None
+    shown, before = FORMATS[limit.unit]([b, a])
+    percent = "beyond measure" if math.isinf(change) else f"{change * 100:+.1f} %"
+    return (
+        f"{limit.name} of {comparison.b.name} is {shown}, {percent} against {before} of "
+        f"{comparison.a.name} (limit {limit.sign} {limit.value * 100:g} %)"
+    )
+
+
+def _measured(figures: Figures, limit: FailCondition, comparison: Comparison, run: str) -> float:
+    value = _value(figures, limit.figure)
+    if value is None:
+        raise InputError(f"--fail-if {limit.text!r}: {_why_none(comparison, limit, run)}")
+    return value
+
+
+def _change(a: float, b: float) -> float:
+    """Return the change from A to B as a share of A."""
+    if a == b:
+        return 0.0
+    return b / a - 1.0 if a and math.isfinite(a) else math.copysign(math.inf, b - a)
+
+
+def _value(figures: Figures, figure: str) -> float | None:
+    if figure in OTHERS:
+        value: float | None = getattr(figures, "goodput_per_s" if figure == "goodput" else figure)
+        return value
+    name, _, share = figure.rpartition("_")
+    measured = figures.latency[name]
+    return measured.max if share == "max" else measured.values[share]
+
+
+def _why_none(comparison: Comparison, limit: FailCondition, run: str) -> str:
+    share = limit.figure.rpartition("_")[2]
+    if share not in SHARES:
+        return f"{run} has no {limit.name}"
+    needed = math.ceil(comparison.min_beyond / (1.0 - SHARES[share]))
+    return (
+        f"{run} has too few requests for {limit.name} (it needs {needed:,}); give a lower "
+        "percentile, a longer run or --min-beyond 0"
+    )

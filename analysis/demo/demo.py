@@ -1,0 +1,161 @@
+"""`forebay demo`: engines, proxy, replay and report on a laptop."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forebay.proxy.command import new_app
+from forebay.traces.command_line.messages import talk
+from forebay.traces.command_line.options import a_time
+
+if TYPE_CHECKING:
+    from forebay.analysis.demo.processes import Engines
+    from forebay.traces.schema import TraceRequest
+
+EXAMPLE = """Replay chats and shared documents on two simulated H200s twice: by round robin and
+through the proxy. Prints a table and writes an HTML report.
+
+First the same traffic is simulated in virtual time, which takes seconds; --preview stops there.
+All servers run with vLLM's --long-prefill-token-threshold 2048, as the documentation recommends.
+
+Example:
+
+  forebay demo --out runs/demo
+"""
+CHUNK_TOKENS = 2_048
+
+app = new_app(help=EXAMPLE)
+
+
+def check_out(out: Path, files: Iterable[Path], force: bool) -> None:
+    """Raise InputError if both runs and `files` cannot be written to `out`; create nothing."""
+    from forebay.analysis.demo.side_by_side import DIRECT, PROXIED
+    from forebay.replay.results.folder import check_folder
+    from forebay.traces.errors import InputError
+
+    for file in files:
+        if file.is_dir():
+            raise InputError(f"--out: {file} is a folder; give another folder than {out}")
+        if file.exists() and not force:
+            raise InputError(f"--out: {file} exists; give another folder or --force")
+    for name in (DIRECT, PROXIED):
+        check_folder(out / name, force=force)
+
+
+@app.command(help=EXAMPLE)
+def demo(
+    out: Annotated[Path, typer.Option(help="folder for the runs and the report")] = Path(
+        "runs/demo"
+    ),
+    preview: Annotated[
+        bool, typer.Option("--preview", help="only simulate, in virtual time; write nothing")
+    ] = False,
+    time_scale: Annotated[
+        float, typer.Option(help="simulated seconds per wall second; lower it on a slow machine")
+    ] = 2.5,
+    duration: Annotated[
+        float,
+        a_time("simulated time of arrivals"),
+    ] = 200.0,
+    model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B",
+    gpu: Annotated[str, typer.Option(help="GPU of the engines")] = "H200",
+    seed: Annotated[int, typer.Option(help="seed of the traffic")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="replace earlier files in --out")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the comparison as JSON")] = False,
+) -> None:
+    from forebay.analysis.demo.processes import Engines
+    from forebay.replay.results.folder import make_folder
+    from forebay.traces.synth.chat_beside_documents import (
+        ChatBesideDocuments,
+        chat_beside_documents,
+    )
+
+    if not preview:
+        check_out(out, (out / "trace.jsonl", out / "report.html"), force)
+    wanted = Engines(model=model, gpu=gpu, time_scale=time_scale, chunk_tokens=CHUNK_TOKENS)
+    wanted.check()
+    spec = ChatBesideDocuments(
+        chat_rate_per_s=6.0, document_rate_per_s=0.22, duration_s=duration, seed=seed
+    )
+    rows = list(chat_beside_documents(spec))
+    if not preview:
+        make_folder(out)
+    documents = sum(row.document is not None for row in rows)
+    talk(
+        f"{len(rows):,} requests in {duration:.0f} s of traffic: {len(rows) - documents:,} chats, "
+        f"{documents} questions about 120k-token documents"
+    )
+    results: dict[str, Any] = {"preview": _preview(rows, wanted, show=not as_json)}
+    if not preview:
+        results |= _live(rows, wanted, out, seed=seed, force=force, show=not as_json)
+    if as_json:
+        import orjson
+
+        sys.stdout.write(orjson.dumps(results, option=orjson.OPT_INDENT_2).decode() + "\n")
+
+
+def _preview(rows: "list[TraceRequest]", wanted: "Engines", *, show: bool) -> list[dict[str, Any]]:
+    """Simulate the traffic behind each router, and print a table if asked."""
+    from forebay.analysis.demo.preview import preview
+
+    talk("preview in virtual time, beside models of three other routers:")
+    results = preview(rows, wanted)
+    if show:
+        from rich.console import Console
+
+        from forebay.replay.sim.table import results_table
+
+        Console().print(results_table(results))
+    return results
+
+
+def _live(
+    rows: "list[TraceRequest]",
+    wanted: "Engines",
+    out: Path,
+    *,
+    seed: int,
+    force: bool,
+    show: bool,
+) -> dict[str, Any]:
+    """Replay the traffic to running servers by both ways; write the runs and the report."""
+    from forebay.analysis.compare.compare import compare
+    from forebay.analysis.compare.headline import headline
+    from forebay.analysis.demo.processes import ServerFailed
+    from forebay.analysis.demo.side_by_side import side_by_side
+    from forebay.analysis.report.report import build_report, write_report
+    from forebay.analysis.runs.load import load_runs
+    from forebay.replay.plan.options import ReplayOptions
+    from forebay.replay.send.fast_loop import run_on_fast_loop
+    from forebay.traces.reading.jsonl import write_trace
+
+    trace, page = out / "trace.jsonl", out / "report.html"
+    base = ReplayOptions(trace=rows, targets=(), out=out, seed=seed, force=force)
+    write_trace(trace, rows)
+    run_s = rows[-1].arrival_s / wanted.time_scale
+    talk(f"now live, on servers and sockets of this machine: two runs of about {run_s:.0f} s each")
+    try:
+        sides = run_on_fast_loop(lambda stop: side_by_side(trace, out, wanted, base, stop=stop))
+    except ServerFailed as error:
+        print(f"forebay demo: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    if sides.proxied is None or sides.proxied.interrupted:
+        print(f"forebay demo: interrupted; the finished measurements are in {out}", file=sys.stderr)
+        raise typer.Exit(130)
+    runs = load_runs([sides.direct.folder, sides.proxied.folder])
+    comparison = compare(runs[0], runs[1])
+    words = headline(comparison)
+    write_report(build_report(runs), page, True)
+    if show:
+        from rich.console import Console
+
+        from forebay.analysis.compare.terminal import print_comparison
+
+        print_comparison(comparison, words, Console(highlight=False))
+    if words.mood == "doubtful":
+        talk("the preview in virtual time does not depend on how busy this machine is")
+    talk(f"report: {page.resolve().as_uri()}")
+    return {"headline": words.summary, "report": str(page), **comparison.as_json()}

@@ -1,0 +1,36 @@
+"""Simulate the traffic of the demo in virtual time: the proxy, and models of other routers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from forebay.analysis.demo.processes import Engines
+from forebay.proxy.config.schema import Config
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.plan.slo import default_slos
+from forebay.replay.sim.scenario import DIRECT, Scenario
+from forebay.replay.sim.sweep import SweepCase, run_case
+from forebay.replay.sim.workload import SimWorkload
+from forebay.traces.schema import TraceRequest
+
+ROUTERS = {
+    "round-robin": DIRECT,
+    "least connections": "least_connections",
+    "cache-aware": "cache_aware",
+    "forebay": Config().routing,
+}
+"""Names in the table, and policies of `forebay simulate`."""
+
+
+def preview(rows: Sequence[TraceRequest], wanted: Engines) -> list[dict[str, Any]]:
+    """Return a summary for each router, with its name under "case"."""
+    engine = EngineConfig(
+        model=wanted.model, gpu=wanted.gpu, long_prefill_token_threshold=wanted.chunk_tokens or 0
+    )
+    workload = SimWorkload(trace=rows)
+    slos = default_slos([bucket.name for bucket in Config().buckets])
+    return [
+        run_case(
+            SweepCase({"router": name}, Scenario(engine, wanted.count, policy), workload, slos)
+        )
+        for name, policy in ROUTERS.items()
+    ]

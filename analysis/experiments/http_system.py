@@ -1,0 +1,141 @@
+"""A way by URL: replay the load as `forebay replay` does, and keep the run folders.
+
+Each run has a verdict, which shows a load that this client could not send in time. Every number
+can be traced to single requests under OUT/runs.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from forebay.analysis.experiments.gauges import MetricsPage, Pool, look, watching
+from forebay.analysis.experiments.result import RUNS
+from forebay.analysis.experiments.study import Study
+from forebay.analysis.experiments.systems import PlayedLoad, Seen
+from forebay.analysis.experiments.target import About, known_model
+from forebay.replay.clock.clock import Clock
+from forebay.replay.engine.hardware.find import find_gpu
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.schedule import TRACE_ARRIVALS, Arrivals
+from forebay.replay.plan.target import Target as Address
+from forebay.replay.plan.target import ask_served, parse_targets
+from forebay.replay.results.folder import TABLE
+from forebay.replay.runner import replay
+from forebay.replay.send.http.client import Client
+from forebay.traces.schema import TraceRequest
+
+MOST_LAG_S = 0.1  # with more lag of a simulated engine, the figures measure this machine
+
+
+class HttpWay:
+    """One or several OpenAI servers in round robin; gauges are read from `engines`.
+
+    Every `play` and `closed` uses a new salt, so that no cache has seen its prompts.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        asked: Study,
+        addresses: Sequence[Address],
+        engines: Sequence[Address],
+        about: About,
+        pages: Sequence[MetricsPage],
+    ) -> None:
+        self.name, self.about = name, about
+        self.max_num_seqs: int | None = None  # no server reports it
+        self.pools: Sequence[Pool] = [page.pool for page in pages if page.pool is not None]
+        self._asked, self._addresses, self._engines = asked, addresses, engines
+
+    async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[PlayedLoad]:
+        salt = token_hex(8)
+        return [
+            await self._replay(f"{label}-{number}", phase, salt, TRACE_ARRIVALS)
+            for number, phase in enumerate(phases)
+        ]
+
+    async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> PlayedLoad:
+        return await self._replay(label, rows, token_hex(8), Arrivals("closed", at_once))
+
+    async def _replay(
+        self, label: str, rows: Sequence[TraceRequest], salt: str, arrivals: Arrivals
+    ) -> PlayedLoad:
+        asked = self._asked
+        folder = asked.out / RUNS / f"{self.name} {label}".replace(" ", "-").replace("/", "_")
+        options = ReplayOptions(
+            trace=rows,
+            targets=[address.base for address in self._addresses],
+            out=folder,
+            arrivals=arrivals,
+            model=asked.model,
+            time_scale=asked.time_scale,
+            salt=salt,
+            api_key=asked.api_key,
+            force=True,  # check_out looked for older runs before the study began
+            quiet=True,
+            warmup=1,
+        )
+        async with watching(self._engines, Clock(asked.time_scale)) as samples:
+            summary = await replay(options)
+        values = summary.values
+        seen = seen_in(folder, rows)
+        verdict, reason = values["verdict"], values["verdict_reason"]
+        lags = sorted(one.lag_s for one in samples) or [0.0]
+        lag_s = lags[len(lags) * 9 // 10]  # the 90th percentile: short hiccups do not matter
+        if verdict == "valid" and lag_s > MOST_LAG_S:
+            verdict = "engine-limited"
+            reason = f"a simulated engine was {lag_s:.2f} s behind its clock for 10 % of the time"
+        return PlayedLoad(seen, samples, verdict, reason).checked(self.name)
+
+
+def seen_in(folder: Path, rows: Sequence[TraceRequest]) -> list[Seen]:
+    """Read the requests of a run folder, in the order of `rows`."""
+    import pyarrow.parquet
+
+    read: list[dict[str, Any]] = pyarrow.parquet.read_table(str(folder / TABLE)).to_pylist()
+    by_id = {one["id"]: one for one in read}
+    return [_seen(row, by_id[row.id]) for row in rows if row.id in by_id]
+
+
+def _seen(row: TraceRequest, one: dict[str, Any]) -> Seen:
+    return Seen(
+        request=row,
+        outcome=one["outcome"],
+        reason=one["reason"],
+        due_s=one["intended_s"] or 0.0,
+        done_s=one["done_s"],
+        ttft_s=one["ttft_response_s"],
+        e2e_s=one["e2e_response_s"],
+        tpot_s=one["tpot_s"],
+        stall_s=one["stall_s"],
+        prompt_tokens=one["prompt_tokens"],
+        cached_tokens=one["cached_tokens"],
+        backend=one["backend"],
+        waited_s=one["reject_latency_s"],
+    )
+
+
+async def http_ways(
+    asked: Study, named: Sequence[tuple[str, Sequence[str]]], engine_urls: Sequence[str]
+) -> list[HttpWay]:
+    """One way for each (name, URLs); raises InputError if a URL does not serve the model.
+
+    Args:
+        engine_urls: servers whose /metrics are read; without any, those of the ways.
+    """
+    ways = []
+    clock = Clock(asked.time_scale)
+    async with Client(
+        clock, first_token_timeout_s=60.0, stall_timeout_s=60.0, api_key=asked.api_key
+    ) as client:
+        for name, urls in named:
+            addresses = parse_targets(urls, ", or sim:MODEL@GPU such as sim:phi-3-mini@h200-nvl")
+            served = await ask_served(client.session, addresses, asked.model)
+            engines = parse_targets(engine_urls) if engine_urls else addresses
+            pages = [page for one in engines if (page := await look(client.session, one))]
+            gpu = find_gpu(asked.gpu) if asked.gpu else None
+            label = ", ".join(address.base for address in addresses)
+            about = About(label, known_model(served.model), gpu, served.max_model_len)
+            ways.append(HttpWay(name, asked, addresses, engines, about, pages))
+    return ways

@@ -1,0 +1,10 @@
+"""The studies, one module each: `forebay.analysis.experiments.STUDIES` lists them.
+
+- One server: `prefill` and `decode` fit step times, `hol` shows head-of-line blocking, `saturation`
+  finds the knee, `kv_study` fills the KV cache, `needle` scores answers by depth and length.
+- A fleet: `hol_fleet` is the part of `hol` that has a proxy, `shared_document` has many users of
+  one document, `flood` has a tenant that sends too much (`flood_setup` is its stage).
+
+They import `forebay.analysis.experiments`, `charts`, `kv` and `statistics`, never each other except
+for the two parts that are named.
+"""

@@ -1,0 +1,224 @@
+"""Draw the two plots of a report for a bucket: latency by percentile, and latency over time.
+
+Each function returns an inline SVG. Colours come from the page's `.run0` to `.run5`, so that one
+drawing serves light and dark mode. Every run also has its own shape of mark.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+
+from forebay.analysis.charts import svg
+from forebay.analysis.runs.run import RunData
+from forebay.analysis.statistics.quantiles import Floats, finite, order_statistic, tail_curve
+from forebay.analysis.statistics.units import duration
+
+SMALLEST_S = 1e-4  # lower end of the log axis; no answer over a network is faster
+PERCENT_TICKS = ((1, "0%"), (2, "50%"), (10, "90%"), (100, "99%"), (1000, "99.9%"),
+                 (10_000, "99.99%"), (100_000, "99.999%"))  # fmt: skip
+MARKED = ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"), (0.999, "p99.9"))
+STRIP = 11.0  # height of the strip with the unanswered requests of one run
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    x: svg.Scale
+    y: svg.Scale
+    bottom: float
+    drawn: str
+
+
+def percentile_plot(runs: Sequence[RunData], bucket: str, min_beyond: int) -> str:
+    """Draw TTFT of `bucket` by percentile on HDR's scale: x = 1 / (1 - percentile), both axes log.
+
+    The curve is thin where fewer than `min_beyond` samples are beyond. A dotted curve adds a run's
+    unanswered requests as infinitely late samples.
+    """
+    samples = [_answered(run, bucket) for run in runs]
+    lost = [int(run.rows(bucket).sum()) - len(of) for run, of in zip(runs, samples, strict=True)]
+    if not any(len(of) for of in samples):
+        return ""
+    most = max(len(of) + gone for of, gone in zip(samples, lost, strict=True))
+    frame = _percentile_frame(max(20.0, float(most)), np.concatenate(samples))
+    drawn, curves = [frame.drawn], []
+    for number, (run, of, gone) in enumerate(zip(runs, samples, lost, strict=True)):
+        if not len(of):
+            continue
+        if gone:
+            points = _pixels(frame, *tail_curve(of, gone))
+            leaves = frame.x((len(of) + gone) / gone)
+            path = f"{svg.steps_path(points)}H{leaves:.1f}V{frame.y.end:.1f}"
+            drawn.append(svg.element("path", d=path, class_=f"curve lost run{number}"))
+        places, values = tail_curve(of)
+        sure = places <= max(1.0, len(of) / max(1, min_beyond))
+        points = _pixels(frame, places, values)
+        strong = _pixels(frame, places[sure], values[sure])
+        drawn.append(
+            svg.element("path", d=svg.steps_path(points), class_=f"curve thin run{number}")
+        )
+        drawn.append(svg.element("path", d=svg.steps_path(strong), class_=f"curve run{number}"))
+        drawn += _marks(frame, number, run.name, of, min_beyond)
+        curves.append(_readout(frame, run.name, number, places, values))
+    label = f"Time to first token by percentile, {bucket} requests: " + "; ".join(
+        f"{run.name} {_spoken(of)}" for run, of in zip(runs, samples, strict=True)
+    )
+    extra = {"data-curves": json.dumps(curves), "data-left": frame.x.start,
+             "data-right": frame.x.end, "data-most": frame.x.high}  # fmt: skip
+    return _svg("".join(drawn), svg.HEIGHT, label, "percentile", extra)
+
+
+def timeline_plot(runs: Sequence[RunData], bucket: str) -> str:
+    """Draw TTFT of every answered request of `bucket` at the time it was due.
+
+    Strips below the axis, one per run, mark unanswered requests.
+    """
+    columns = [_over_time(run, bucket) for run in runs]
+    times = [times for due, _, lost in columns for times in (due, lost) if len(times)]
+    if not times:
+        return ""
+    strips = [number for number, (_, _, lost) in enumerate(columns) if len(lost)]
+    every = np.concatenate([ttft for _, ttft, _ in columns])
+    frame = _time_frame(max(float(due.max()) for due in times), every, len(strips))
+    drawn = [frame.drawn]
+    for number, (due_s, ttft_s, _) in enumerate(columns):
+        drawn.append(_dots(frame, number, due_s, ttft_s))
+    for place, number in enumerate(strips):
+        drawn.append(_strip(frame, place, number, runs[number].name, columns[number][2]))
+    label = f"Time to first token of {bucket} requests over the run: " + "; ".join(
+        f"{run.name} {len(ttft):,} answered, {len(lost):,} rejected or failed"
+        for run, (_, ttft, lost) in zip(runs, columns, strict=True)
+    )
+    height = frame.bottom + len(strips) * STRIP + svg.BOTTOM
+    return _svg("".join(drawn), height, label, "timeline", {})
+
+
+def _dots(frame: _Frame, number: int, due_s: Floats, ttft_s: Floats) -> str:
+    points = [
+        (frame.x(x), frame.y(max(y, SMALLEST_S)))
+        for x, y in zip(due_s.tolist(), ttft_s.tolist(), strict=True)
+    ]
+    return svg.element("path", d=svg.dots_path(points), class_=f"dots run{number}")
+
+
+def _strip(frame: _Frame, place: int, number: int, name: str, due_s: Floats) -> str:
+    """The strip at `place` below the axis, with a stroke for each unanswered request."""
+    top = frame.bottom + 4 + place * STRIP
+    strokes = sorted({round(frame.x(x)) for x in due_s.tolist()})
+    path = "".join(f"M{x} {top:.1f}v{STRIP - 3:.1f}" for x in strokes)
+    title = svg.element("title", escape(f"{name}: rejected or failed"))
+    return svg.element("path", title, d=path, class_=f"ticks run{number}")
+
+
+def legend_mark(number: int) -> str:
+    """The mark of a run, for a legend."""
+    drawn = svg.mark(number, 7, 7, f"mark run{number}", "")
+    return svg.element("svg", drawn, viewBox="0 0 14 14", class_="key", aria_hidden="true")
+
+
+def _answered(run: RunData, bucket: str) -> Floats:
+    return np.sort(finite(run.numbers["ttft_response_s"][run.rows(bucket, "ok")]))
+
+
+def _over_time(run: RunData, bucket: str) -> tuple[Floats, Floats, Floats]:
+    """Due times and TTFT of answered requests, and due times of unanswered ones."""
+    ok, rows = run.rows(bucket, "ok"), run.rows(bucket)
+    due, ttft = run.numbers["intended_s"], run.numbers["ttft_response_s"]
+    ok &= np.isfinite(due) & np.isfinite(ttft)
+    return due[ok], ttft[ok], finite(due[rows & ~run.rows(bucket, "ok")])
+
+
+def _percentile_frame(most: float, values: Floats) -> _Frame:
+    x = svg.Scale(1.0, most, svg.LEFT, svg.WIDTH - svg.RIGHT, log=True)
+    frame = _latency_axis(x, values, svg.HEIGHT - svg.BOTTOM)
+    drawn = [frame.drawn]
+    ticks = [(place, label) for place, label in PERCENT_TICKS if place <= most]
+    for place, label in ticks:
+        at = x(float(place))
+        drawn.append(svg.line(at, svg.TOP, at, frame.bottom, "grid"))
+        anchor = "end" if at > svg.WIDTH - svg.RIGHT - 16 else "middle"
+        drawn.append(svg.text(at, frame.bottom + 17, label, "tick", anchor))
+    drawn.append(
+        svg.text((x.start + x.end) / 2, svg.HEIGHT - 6, "percentile of answered requests", "axis")
+    )
+    return _Frame(x, frame.y, frame.bottom, "".join(drawn))
+
+
+def _time_frame(last_s: float, values: Floats, strips: int) -> _Frame:
+    x = svg.Scale(0.0, max(last_s, 1e-3), svg.LEFT, svg.WIDTH - svg.RIGHT)
+    if len(values):
+        bottom = svg.HEIGHT - svg.BOTTOM
+        frame = _latency_axis(x, values, bottom)
+    else:  # nothing was answered: only strips
+        bottom = svg.TOP
+        frame = _Frame(x, svg.Scale(1.0, 10.0, bottom, svg.TOP), bottom, "")
+    drawn = [frame.drawn]
+    below = bottom + strips * STRIP
+    if strips:
+        drawn.append(svg.line(x.start, below + 3, x.end, below + 3, "grid"))
+    title = "due at, seconds" + (" (strokes: no answer)" if strips else "")
+    for seconds in svg.time_ticks(x.high):
+        at = x(seconds)
+        anchor = "end" if at > svg.WIDTH - svg.RIGHT - 10 else "middle"
+        drawn.append(svg.text(at, below + 17, f"{seconds:g}", "tick", anchor))
+    drawn.append(svg.text((x.start + x.end) / 2, below + svg.BOTTOM - 6, title, "axis"))
+    return _Frame(x, frame.y, bottom, "".join(drawn))
+
+
+def _latency_axis(x: svg.Scale, values: Floats, bottom: float) -> _Frame:
+    low, high = svg.log_domain(np.maximum(values, SMALLEST_S).tolist())
+    y = svg.Scale(low, high, bottom, svg.TOP, log=True)
+    drawn = []
+    for tick in svg.log_ticks(low, high):
+        drawn.append(svg.line(x.start, y(tick), x.end, y(tick), "grid"))
+        drawn.append(svg.text(x.start - 8, y(tick) + 4, svg.latency_label(tick), "tick", "end"))
+    drawn.append(svg.line(x.start, bottom, x.end, bottom, "base"))
+    return _Frame(x, y, bottom, "".join(drawn))
+
+
+def _pixels(frame: _Frame, places: Floats, values: Floats) -> list[tuple[float, float]]:
+    """Points in drawing units; of several in half a unit of x, only the highest is kept."""
+    points: dict[int, tuple[float, float]] = {}
+    for place, value in zip(places.tolist(), values.tolist(), strict=True):
+        at = frame.x(place)
+        points[round(at * 2)] = (at, frame.y(max(value, SMALLEST_S)))
+    return list(points.values())
+
+
+def _marks(frame: _Frame, number: int, name: str, ordered: Floats, min_beyond: int) -> list[str]:
+    drawn = []
+    for share, label in MARKED:
+        if len(ordered) * (1 - share) < max(1, min_beyond) - 1e-9:
+            continue
+        value = order_statistic(ordered, share)
+        x, y = frame.x(1 / (1 - share)), frame.y(max(value, SMALLEST_S))
+        title = f"{name}: {label} {duration(value)}"
+        drawn.append(svg.mark(number, x, y, f"mark run{number}", title))
+    return drawn
+
+
+def _readout(
+    frame: _Frame, name: str, number: int, places: Floats, values: Floats
+) -> dict[str, object]:
+    """The steps of a curve, from which the page's script shows values at the pointer."""
+    by_pixel: dict[int, float] = {}
+    for place, value in zip(places.tolist(), values.tolist(), strict=True):
+        by_pixel[round(frame.x(place))] = value
+    steps = [[at, float(f"{value:.4g}")] for at, value in by_pixel.items()]
+    return {"name": name, "run": number, "steps": steps}
+
+
+def _spoken(ordered: Floats) -> str:
+    if not len(ordered):
+        return "answered none"
+    return f"median {duration(order_statistic(ordered, 0.5))}, longest {duration(ordered[-1])}"
+
+
+def _svg(drawn: str, height: float, label: str, kind: str, extra: dict[str, object]) -> str:
+    attributes = "".join(f' {key}="{escape(str(value))}"' for key, value in extra.items())
+    return (
+        f'<svg viewBox="0 0 {svg.WIDTH:g} {height:g}" class="plot {kind}" role="img" '
+        f'aria-label="{escape(label)}"{attributes}>{drawn}</svg>'
+    )

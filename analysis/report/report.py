@@ -1,0 +1,180 @@
+"""Build the HTML report of one or more runs; the others are compared with the first.
+
+Every sentence is computed from the runs; every text from a file is escaped. The page is one file
+that needs no other. `write_report` overwrites nothing without `force`.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from forebay.analysis.compare.compare import Comparison, compare
+from forebay.analysis.compare.headline import Headline, headline, single
+from forebay.analysis.report import tables
+from forebay.analysis.report.page import html_page
+from forebay.analysis.report.plots import legend_mark, percentile_plot, timeline_plot
+from forebay.analysis.runs.provenance import setting, text_of
+from forebay.analysis.runs.run import RunData
+from forebay.analysis.statistics.quantiles import MIN_BEYOND
+from forebay.analysis.statistics.units import is_text, printable
+from forebay.replay.plan.slo import Slo
+from forebay.traces.errors import InputError
+from forebay.traces.whole_file import whole_file
+
+MAX_RUNS = 6  # the number of colours that are easy to distinguish
+
+_UNIT = re.compile(r"(?<=\d) (?=(?:m?s|/s|%)(?:\W|$))")
+_TOGETHER = "\N{NO-BREAK SPACE}"  # keeps a number and its unit on one line
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPage:
+    """A finished page with its summary and warnings."""
+
+    html: str
+    summary: str
+    warnings: tuple[str, ...]
+
+
+def build_report(
+    runs: Sequence[RunData],
+    slos: Sequence[Slo] = (),
+    min_beyond: int = MIN_BEYOND,
+    title: str | None = None,
+) -> ReportPage:
+    """Build the report of `runs`.
+
+    Raises:
+        InputError: no run, more than MAX_RUNS, or a title that is not UTF-8.
+    """
+    if title and not is_text(title):
+        raise InputError(f"--title {printable(title)}: is not UTF-8; write it in UTF-8")
+    if not 1 <= len(runs) <= MAX_RUNS:
+        raise InputError(f"{len(runs)} runs: a report takes 1 to {MAX_RUNS}")
+    # A single run is compared with itself; only the first column of the rows is shown.
+    comparisons = [compare(runs[0], run, slos, min_beyond) for run in (runs[1:] or runs)]
+    headlines = [headline(comparison) for comparison in comparisons] if len(runs) > 1 else []
+    title = title or _title([run.name for run in runs])
+    warnings = _warnings(comparisons)
+    alone = single({bucket: two[0] for bucket, two in comparisons[0].figures.items()})
+    body = [
+        _top(title, runs),
+        *(f'<p class="summary {one.mood}">{escape(one.summary)}</p>' for one in headlines),
+        _warning_box(warnings),
+        tables.cards(runs, comparisons),
+        _all_points(runs, headlines) or _points(alone),
+        _plots(runs, comparisons[0], min_beyond),
+        tables.figures_table(runs, comparisons),
+        tables.rejections_table(runs),
+        tables.backends_table(runs),
+        tables.provenance_section(runs),
+        tables.definitions(min_beyond, slos),
+    ]  # fmt: skip
+    summary = " ".join([one.summary for one in headlines] or alone)
+    return ReportPage(html_page(f"{title} · Forebay", "\n".join(body)), summary, warnings)
+
+
+def write_report(page: ReportPage, out: Path, force: bool = False) -> None:
+    """Write the page completely or not at all; `-` is standard output.
+
+    Raises:
+        InputError: the file exists without `force`, or cannot be written.
+    """
+    if out.is_dir():
+        raise InputError(f"--out {out}: is a folder; name a file, e.g. {out / 'report.html'}")
+    if out.is_file() and str(out) != "-" and not force:
+        raise InputError(f"--out {out}: exists; give another name, or --force to overwrite it")
+    with whole_file(out) as file:
+        file.write(page.html.encode())
+
+
+def _title(names: Sequence[str]) -> str:
+    if len(names) == 2:
+        return f"{names[1]} compared with {names[0]}"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _top(title: str, runs: Sequence[RunData]) -> str:
+    first = runs[0]
+    facts = [f"{first.requests:,} requests"]
+    for what, say in (("trace", "trace {}"), ("rate", "{} requests per second"), ("model", "{}")):
+        if value := text_of(setting(first, what)):
+            facts.append(say.format(Path(value).name if what == "trace" else value))
+    scale = text_of(setting(first, "time scale"))
+    if scale not in ("", "1"):
+        facts.append(f"simulated time, {scale} times as fast as real time")
+    return (
+        f'<header><h1>{escape(title)}</h1><p class="soft">{escape(" · ".join(facts))}</p></header>'
+    )
+
+
+def _warnings(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for one in comparisons for text in one.warnings))
+
+
+def _warning_box(warnings: Sequence[str]) -> str:
+    if not warnings:
+        return ""
+    items = "".join(f"<li>{escape(text)}</li>" for text in warnings)
+    return (
+        f'<div class="warnings" role="note"><strong>Read with care</strong><ul>{items}</ul></div>'
+    )
+
+
+def _points(points: Sequence[str], heading: str = "") -> str:
+    items = "".join(f"<li>{_UNIT.sub(_TOGETHER, escape(point))}</li>" for point in points)
+    above = f"<h3>{escape(heading)}</h3>" if heading else ""
+    return f'{above}<ul class="points">{items}</ul>'
+
+
+def _all_points(runs: Sequence[RunData], headlines: Sequence[Headline]) -> str:
+    """The sentences of every comparison, under the run's name if there are several."""
+    several = len(headlines) > 1
+    return "".join(
+        _points(one.points, run.name if several else "")
+        for one, run in zip(headlines, runs[1:], strict=True)
+    )
+
+
+def _plots(runs: Sequence[RunData], comparison: Comparison, min_beyond: int) -> str:
+    buckets = list(dict.fromkeys(name for run in runs for name in run.buckets()))
+    legend = "".join(
+        f"<li>{legend_mark(number)}{escape(run.name)}</li>" for number, run in enumerate(runs)
+    )
+    legend = f'<ul class="legend">{legend}</ul>'
+    percentile = [(name, percentile_plot(runs, name, min_beyond)) for name in buckets]
+    timeline = [(name, timeline_plot(runs, name)) for name in buckets]
+    dotted = (
+        " Dotted: with rejected and failed requests counted as infinitely late."
+        if any((run.words["outcome"] != "ok").any() for run in runs)
+        else ""
+    )
+    return _section(
+        "Time to first token by percentile",
+        "Answered requests, from when each was due; both axes are logarithmic. Marks: p50, p90, "
+        f"p99 and p99.9. A thin line has fewer than {min_beyond} samples beyond.{dotted}",
+        legend,
+        [(name, f'{plot}<div class="readout"></div>' if plot else "") for name, plot in percentile],
+    ) + _section(
+        "Time to first token over the run",
+        "Each dot is an answered request, at the time it was due. Strokes below the axis are "
+        "rejected or failed requests.",
+        legend,
+        timeline,
+    )
+
+
+def _section(title: str, caption: str, legend: str, plots: Sequence[tuple[str, str]]) -> str:
+    figures = [
+        f"<figure><h3>{escape(name)}</h3>"
+        + (plot or '<p class="soft small">No request of this bucket was answered.</p>')
+        + "</figure>"
+        for name, plot in plots
+    ]
+    kind = "plots one" if len(figures) == 1 else "plots"
+    return (
+        f'<section><h2>{title}</h2><p class="soft small">{escape(caption)}</p>{legend}'
+        f'<div class="{kind}">{"".join(figures)}</div></section>'
+    )

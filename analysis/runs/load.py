@@ -1,0 +1,125 @@
+"""Read run folders (`summary.json`, `run.json`, `requests.parquet`) and results of other tools.
+
+Nothing is computed or written here. A file that is missing, damaged or not part of the run is an
+InputError that names the file and the fix.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from forebay.analysis.runs.run import (
+    NEEDED,
+    NO_BUCKET,
+    NUMBERS,
+    OUTCOMES,
+    WORDS,
+    RunData,
+    Words,
+    folder_name,
+)
+from forebay.analysis.statistics.quantiles import Floats
+from forebay.analysis.statistics.units import is_text, printable
+from forebay.traces.errors import InputError
+
+
+def load_run(path: Path, name: str | None = None) -> RunData:
+    """Read a run folder, or the result file of another load generator.
+
+    Raises:
+        InputError: the folder is missing or not named in UTF-8, or a file is missing, damaged or
+            not part of a run.
+    """
+    if not is_text(str(path)):
+        raise InputError(f"{printable(str(path))}: its name is not UTF-8; rename it")
+    if path.is_file():
+        from forebay.analysis.runs.other_tools import load_foreign
+
+        return load_foreign(path, name)
+    if not path.is_dir():
+        raise InputError(f"{path}: not there; give a run folder, as `forebay replay --out` writes")
+    summary = _json(path / "summary.json")
+    info = _json(path / "run.json")
+    numbers, words = _columns(path / "requests.parquet")
+    run = RunData(path, name or folder_name(path), summary, info, numbers, words)
+    told = summary.get("requests")
+    if type(told) is not int:
+        raise InputError(f"{path / 'summary.json'}: has no number of requests; repeat the run")
+    if told != run.requests:
+        raise InputError(
+            f"{path / 'summary.json'}: counts {told:,} requests, but requests.parquet has "
+            f"{run.requests:,}; they are not of one run: repeat it"
+        )
+    return run
+
+
+def load_runs(paths: Sequence[Path]) -> list[RunData]:
+    """Read several runs and give each a unique name."""
+    runs = [load_run(path) for path in paths]
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return runs
+    parents = [printable(f"{path.resolve().parent.name}/{path.resolve().name}") for path in paths]
+    if len(set(parents)) < len(parents):
+        parents = [f"{name} ({number})" for number, name in enumerate(names, 1)]
+    return [
+        RunData(run.path, name, run.summary, run.info, run.numbers, run.words)
+        for run, name in zip(runs, parents, strict=True)
+    ]
+
+
+def _json(file: Path) -> Mapping[str, Any]:
+    try:
+        value = orjson.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{file}: missing; the run did not finish, or this is no run folder"
+        ) from error
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
+    except orjson.JSONDecodeError as error:
+        raise InputError(f"{file}: damaged JSON ({error}); repeat the run") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{file}: holds {type(value).__name__}, not an object; repeat the run")
+    return value
+
+
+def _columns(file: Path) -> tuple[dict[str, Floats], dict[str, Words]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not file.is_file():
+        raise InputError(f"{file}: missing; the run did not finish, or this is no run folder")
+    try:
+        with pq.ParquetFile(file) as parquet:
+            there = set(parquet.schema_arrow.names)
+            if missing := sorted(NEEDED - there):
+                raise InputError(
+                    f"{file}: no column {', '.join(missing)}; not the requests of a forebay run"
+                )
+            table = parquet.read(columns=[name for name in (*NUMBERS, *WORDS) if name in there])
+    except (pa.ArrowException, OSError) as error:
+        line = str(error).partition("\n")[0]
+        raise InputError(f"{file}: damaged parquet ({line}); repeat the run") from error
+    count = table.num_rows
+    numbers, words = {}, {}
+    for name in NUMBERS:
+        values = np.full(count, np.nan)
+        if name in there:
+            try:
+                values = table.column(name).cast(pa.float64()).to_numpy(zero_copy_only=False)
+            except pa.ArrowException as error:
+                raise InputError(f"{file}: column {name} holds no numbers") from error
+        numbers[name] = values
+    for name in WORDS:
+        texts = table.column(name).to_pylist() if name in there else [None] * count
+        empty = NO_BUCKET if name == "bucket" else ""
+        words[name] = np.array(
+            [empty if text is None else printable(str(text)) for text in texts], dtype=object
+        )
+    if strange := sorted(set(words["outcome"].tolist()) - OUTCOMES):
+        raise InputError(f"{file}: outcome {strange[0]!r}; one of: {', '.join(sorted(OUTCOMES))}")
+    return numbers, words

@@ -1,0 +1,225 @@
+"""Merge run folders into one, exactly: rows are joined and histograms added up.
+
+Runs that were sent at the same time, from several machines, stay beside each other, so their rates
+add up. Runs that were sent one after the other, such as seeds, are put one behind the other, so
+their rates are averaged. Everything but seed, salt and schedule must agree.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+from forebay.analysis.runs.load import load_runs
+from forebay.analysis.runs.provenance import LATENCY_TARGETS, MUST_AGREE, PLACES
+from forebay.analysis.runs.run import RunData, at_path
+from forebay.replay.plan.slo import parse_slos
+from forebay.replay.results.folder import ANSWERS, HLOG, SUMMARY, TABLE, RunFolder
+from forebay.replay.results.merge import merge_parts
+from forebay.replay.results.recorder import interval_s
+from forebay.replay.results.row import Row
+from forebay.replay.results.summary import RunTotals
+from forebay.traces.errors import InputError
+
+MAY_DIFFER = ("seed",)
+AGREE = (*(label for label in MUST_AGREE if label not in MAY_DIFFER), "targets")
+SIMULATED = ("gpus", "gpu_mix", "policy", "engine", "proxy", "load")  # keys of a simulation's
+TOGETHER = 0.05  # of the shorter run: starts that are nearer count as one
+ENDS = ("interrupted", "drain timeout", "complete")  # the worst first
+
+
+@dataclass(frozen=True, slots=True)
+class MergedRuns:
+    """The merged run; `at_once`: its parts were sent at the same time."""
+
+    summary: Mapping[str, Any]
+    at_once: bool
+
+
+def merge_runs(paths: Sequence[Path], out: Path, *, force: bool = False) -> MergedRuns:
+    """Write the merged folder; raises InputError if the runs do not belong together."""
+    runs = load_runs(paths)
+    _check(runs)
+    at_once = _at_once(runs)
+    scale = _number(runs[0].info, "time_scale", 1.0)
+    starts_s = _starts(runs, at_once, interval_s(scale))
+    totals = _totals(runs)
+    ends = {str(run.summary.get("ended", "complete")) for run in runs}
+    ended = next((end for end in ENDS if end in ends), "complete")
+    answers = all((run.path / ANSWERS).is_file() for run in runs)
+    with RunFolder(out, force=force, answers=answers) as folder:
+        comments = [f"forebay runs merge: {', '.join(run.name for run in runs)}"]
+        started = min(_number(run.info, "started_unix_s", 0.0) for run in runs)
+        measured = asyncio.run(
+            merge_parts(
+                [run.path for run in runs], ended, started, interval_s(scale), folder, totals,
+                comments, starts_s,
+            )
+        )  # fmt: skip
+        closed = str(runs[0].info.get("arrivals")).startswith("closed")
+        windows = [_window_s(run) for run in runs]
+        window_s = max(windows) if at_once else math.fsum(windows)
+        summary = totals.summary(measured.histograms, window_s, closed=closed, scale=scale)
+        summary["ended"] = ended
+        summary["warnings"] = _each(runs, "warnings")
+        folder.commit(_record(runs, ended, at_once), summary)
+    return MergedRuns(summary, at_once)
+
+
+def _totals(runs: Sequence[RunData]) -> RunTotals:
+    targets = _each(runs[:1], "slos")
+    slos = parse_slos(",".join(targets), [t.rpartition(".")[0] for t in targets]) if targets else ()
+    return RunTotals(_each(runs, "requests_by_bucket"), slos)
+
+
+def _each(runs: Sequence[RunData], key: str) -> list[str]:
+    """Return the different texts that the runs list under a key of their summaries."""
+    return list(dict.fromkeys(str(one) for run in runs for one in run.summary.get(key) or ()))
+
+
+def _window_s(run: RunData) -> float:
+    return run.number("window_s") or run.number("duration_s") or 0.0
+
+
+def _check(runs: Sequence[RunData]) -> None:
+    """Raise InputError unless the runs are different ones of one target and one load."""
+    if len(runs) < 2:
+        raise InputError("give two or more run folders")
+    first = runs[0]
+    ids: dict[str, RunData] = {}
+    for run in runs:
+        if not (run.path.is_dir() and (run.path / HLOG).is_file()):
+            raise InputError(f"{run.path}: no run folder of `forebay replay`; it has no {HLOG}")
+        if run.number("window_s") is None:
+            raise InputError(f"{run.path / SUMMARY}: has no window_s; repeat the run")
+        _check_columns(run.path / TABLE)
+        one = _id(run)
+        if one in ids:
+            raise InputError(f"{run.path}: the same run as {ids[one].path}; give each once")
+        ids[one] = run
+        for label in (*AGREE, *SIMULATED):
+            here, there = _setting(run, label), _setting(first, label)
+            if here != there:
+                raise InputError(
+                    f"{run.path}: {label} differs from {first.path}: {_shown(here)} and "
+                    f"{_shown(there)}; merge only runs of one target and one load"
+                )
+
+
+def _id(run: RunData) -> str:
+    """Return what tells runs apart; simulations of one seed are equal."""
+    name = str(run.info.get("run_id") or run.path.resolve())
+    return f"{name}-{run.info.get('seed')}" if name == "simulated" else name
+
+
+def _check_columns(file: Path) -> None:
+    import pyarrow.parquet
+
+    reader: Any = pyarrow.parquet.ParquetFile(file)
+    with reader:
+        if reader.schema_arrow.names != list(Row.__slots__):
+            raise InputError(f"{file}: its columns are those of another version; repeat the run")
+
+
+def _setting(run: RunData, label: str) -> object:
+    if label in SIMULATED:
+        return run.info.get(label)
+    tree = run.summary if label == LATENCY_TARGETS else run.info
+    value = at_path(tree, PLACES[label])
+    return value / _senders(run) if label == "rate" and isinstance(value, int | float) else value
+
+
+def _senders(run: RunData) -> int:
+    """Return how many machines sent the run at once, each at the same rate."""
+    return int(cast(int, at_path(run.info, ("merged", "senders")) or 1))
+
+
+def _shown(value: object) -> str:
+    """Return a setting as a few words."""
+    if isinstance(value, dict):
+        return "other settings"
+    if isinstance(value, list):
+        return ", ".join(str(at_path(one, ("url",)) or one) for one in value)
+    return str(value)
+
+
+def _at_once(runs: Sequence[RunData]) -> bool:
+    """Return whether the runs were sent at once, not one after the other.
+
+    Raises InputError if they overlap only in part: then no rate would be right.
+    """
+    spans = sorted(
+        (_number(run.info, "started_unix_s", 0.0), _wall_s(run), run.name) for run in runs
+    )
+    if all(start == 0.0 for start, _, _ in spans):  # of a simulation
+        return False
+    shortest_s = min(length for _, length, _ in spans)
+    if spans[-1][0] - spans[0][0] <= TOGETHER * shortest_s:
+        return True
+    for (start, length, name), (later, _, other) in pairwise(spans):
+        if start + length > later:
+            raise InputError(
+                f"{name} and {other} overlap in part: merge runs that were sent at once, or one "
+                "after the other"
+            )
+    return False
+
+
+def _wall_s(run: RunData) -> float:
+    """Return how long the run was sent, in wall seconds."""
+    return _window_s(run) / _number(run.info, "time_scale", 1.0)
+
+
+def _starts(runs: Sequence[RunData], at_once: bool, interval: float) -> list[float]:
+    """Return the second of the merged run at which each begins, at a line of the log."""
+    starts, end_s = [], 0.0
+    for run in runs:
+        starts.append(0.0 if at_once else end_s)
+        length_s = max(run.number("window_s") or 0.0, run.number("duration_s") or 0.0)
+        end_s += interval * math.ceil(length_s / interval + 1)
+    return starts
+
+
+def _record(runs: Sequence[RunData], ended: str, at_once: bool) -> dict[str, Any]:
+    """Return run.json: that of the first run, and what differs between them."""
+    info = dict(runs[0].info)
+    senders = sum(map(_senders, runs)) if at_once else _senders(runs[0])
+    rate = _setting(runs[0], "rate")
+    if isinstance(rate, int | float):
+        info["rate_per_s"] = rate * senders
+    seeds = {run.info.get("seed") for run in runs}
+    info.update(
+        run_id="+".join(_id(run) for run in runs),
+        ended=ended,
+        seed=info.get("seed") if len(seeds) == 1 else None,
+        merged={
+            "at_once": at_once,
+            "senders": senders,
+            "runs": [part for run in runs for part in _parts(run)],
+        },
+    )
+    return dict(orjson.loads(orjson.dumps(info)))
+
+
+def _parts(run: RunData) -> list[Mapping[str, Any]]:
+    """Describe the run, or the runs that it was merged from."""
+    merged = at_path(run.info, ("merged", "runs"))
+    if isinstance(merged, list):
+        return merged
+    return [
+        {
+            "name": run.name,
+            **{key: run.info.get(key) for key in ("run_id", "started_at", "seed", "salt")},
+            "schedule_sha256": at_path(run.info, ("schedule", "sha256")),
+        }
+    ]
+
+
+def _number(info: Mapping[str, Any], key: str, default: float) -> float:
+    value = info.get(key)
+    return float(value) if isinstance(value, int | float) and value else default

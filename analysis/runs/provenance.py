@@ -1,0 +1,250 @@
+"""Read from run.json how a run was made, and find what makes two runs unfit to compare.
+
+Only facts in the file are reported. `MUST_AGREE` lists the settings that must be equal, so that
+a comparison is between servers and not between loads.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from forebay.analysis.runs.replay_options import given_options
+from forebay.analysis.runs.run import RunData, at_path
+from forebay.analysis.statistics.units import printable
+
+LATENCY_TARGETS = "latency targets"
+VALID = "valid"
+
+# label: path in run.json; that of the latency targets is in summary.json
+PLACES: dict[str, tuple[str, ...]] = {
+    "started": ("started_at",),
+    "ended": ("ended",),
+    "trace": ("trace", "path"),
+    "trace sha256": ("trace", "sha256"),
+    "trace rows": ("trace", "rows"),
+    "left out, too long": ("trace", "dropped_too_long"),
+    "cut, too long": ("trace", "truncated_too_long"),
+    "skipped, unreadable": ("trace", "skipped_bad"),
+    "arrivals": ("arrivals",),
+    "rate": ("rate_per_s",),
+    "speed": ("speed",),
+    "duration limit": ("duration_s",),
+    "seed": ("seed",),
+    "schedule sha256": ("schedule", "sha256"),
+    "time scale": ("time_scale",),
+    "targets": ("targets",),
+    "model": ("model",),
+    "endpoint": ("endpoint",),
+    "salt": ("salt",),
+    "too-long rows": ("too_long",),
+    "context limit": ("max_model_len",),
+    "max in flight": ("max_in_flight",),
+    "warm-up": ("warmup",),
+    LATENCY_TARGETS: ("slos",),
+    "versions": ("versions",),
+    "platform": ("platform",),
+    "processors": ("cpus",),
+}
+MUST_AGREE = (
+    "trace sha256",
+    "arrivals",
+    "rate",
+    "speed",
+    "duration limit",
+    "seed",
+    "time scale",
+    "model",
+    "endpoint",
+    LATENCY_TARGETS,
+)
+COMPLETE = "complete"
+LATE = "client-limited"
+LATE_SHARE = 0.1  # with more arrivals late, the load was another than the one asked for
+_MEANINGS = {
+    LATE: "the load generator was too slow",
+    "cap-limited": "requests waited for --max-in-flight",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedVerdict:
+    """Whether the run measured the servers or the client; `reason` may be empty."""
+
+    word: str
+    reason: str
+
+    @property
+    def valid(self) -> bool:
+        return self.word == VALID
+
+    @property
+    def meaning(self) -> str:
+        return _MEANINGS.get(self.word, f"the verdict is {self.word}")
+
+    @property
+    def cause(self) -> str:
+        """The reason without advice."""
+        return re.split(r"; | because ", self.reason, maxsplit=1)[0]
+
+    def __str__(self) -> str:
+        return f"{self.word} ({self.reason})" if self.reason else self.word
+
+
+def setting(run: RunData, what: str) -> Any:
+    """The value of one of `PLACES`; None if the file lacks it. A merged run has several seeds."""
+    tree = run.summary if what == LATENCY_TARGETS else run.info
+    value = at_path(tree, PLACES[what])
+    parts = at_path(run.info, ("merged", "runs"))
+    if what == "seed" and value is None and isinstance(parts, list):
+        return sorted((at_path(part, ("seed",)) for part in parts), key=str)
+    return value
+
+
+def settings(run: RunData) -> dict[str, str]:
+    """The known settings of the run as text; zeros are left out, except for the seed."""
+    texts = {what: text_of(setting(run, what)) for what in PLACES}
+    command = repeat_command(run)
+    return {
+        **({"command": command} if command else {}),
+        **{what: text for what, text in texts.items() if (text and text != "0") or what == "seed"},
+    }
+
+
+def repeat_command(run: RunData) -> str:
+    """The `forebay replay` command that repeats the run; "" if no single one does."""
+    trace, targets = setting(run, "trace"), setting(run, "targets")
+    if not isinstance(trace, str) or not isinstance(targets, list) or "merged" in run.info:
+        return ""
+    words = ["forebay", "replay", trace]
+    for target in targets:
+        words += ["--target", text_of(at_path(target, ("url",)))]
+    for what, option in (
+        ("arrivals", "--arrivals"),
+        ("rate", "--rate"),
+        ("speed", "--speed"),
+        ("duration limit", "--duration"),
+        ("time scale", "--time-scale"),
+        ("endpoint", "--endpoint"),
+        ("too-long rows", "--too-long"),
+        ("seed", "--seed"),
+    ):
+        if (value := setting(run, what)) is not None:
+            words += [option, text_of(value)]
+    words += [*given_options(run.info), "--out", run.path.name]
+    return " ".join(shlex.quote(word) for word in words)
+
+
+def text_of(value: Any) -> str:
+    """Format a JSON value in one line."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{printable(str(key))} {text_of(one)}" for key, one in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "; ".join(text_of(one) for one in value)
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return printable(str(value))
+
+
+def verdict(run: RunData) -> RecordedVerdict:
+    value = run.summary.get("verdict")
+    reason = text_of(run.summary.get("verdict_reason"))
+    if (at_s := run.number("verdict_at_s")) is not None:
+        reason += f"{', ' if reason else ''}first at {at_s:.1f} s"
+    return RecordedVerdict(text_of(value) or "unknown", reason)
+
+
+def is_little_late(run: RunData) -> bool:
+    """Tell whether the load generator was late for some arrivals, but for at most `LATE_SHARE`."""
+    late = run.number("late_arrivals")  # older runs do not say
+    return verdict(run).word == LATE and late is not None and late <= LATE_SHARE * run.requests
+
+
+def footnote(run: RunData) -> str:
+    """Return a sentence on delays of the client that change no conclusion."""
+    judged = verdict(run)
+    return f"{run.name}: the machine was busy: {judged.cause}; figures may be a little high."
+
+
+def differences(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
+    """The settings of `MUST_AGREE` that differ; `judged_anew` leaves out latency targets."""
+    return [
+        what
+        for what in MUST_AGREE
+        if not (what == LATENCY_TARGETS and judged_anew)
+        and text_of(setting(a, what)) != text_of(setting(b, what))
+    ]
+
+
+def warnings(
+    a: RunData, b: RunData, doubtful: tuple[bool, bool], judged_anew: bool = False
+) -> list[str]:
+    """Reasons why a difference between the runs may not be one between the servers.
+
+    `doubtful`: whose client was late so that it matters, or waited for --max-in-flight.
+    Different latency targets do not matter if both runs are judged anew by the same ones.
+    """
+    found = []
+    for run, in_doubt in zip((a, b), doubtful, strict=True):
+        if in_doubt:
+            found.append(
+                f"{run.name}: verdict {verdict(run)}; its figures include delays of the client"
+            )
+        ended = text_of(setting(run, "ended"))
+        if ended not in ("", COMPLETE):
+            found.append(f"{run.name}: ended by {ended}; its last requests are missing")
+        own = run.summary.get("warnings")
+        found += [f"{run.name}: {text_of(one)}" for one in own] if isinstance(own, list) else []
+    for what in differences(a, b, judged_anew):
+        of_a, of_b = text_of(setting(a, what)), text_of(setting(b, what))
+        chance = "; the arrivals differ, and the intervals allow for that" if what == "seed" else ""
+        found.append(
+            f"different {what}: {a.name} {of_a or 'not recorded'}, "
+            f"{b.name} {of_b or 'not recorded'}{chance}"
+        )
+    if a.requests != b.requests:
+        found.append(f"different number of requests: {a.requests:,} and {b.requests:,}")
+    if shared_cache := _shared_cache(a, b):
+        found.append(shared_cache)
+    return found
+
+
+def _shared_cache(a: RunData, b: RunData) -> str | None:
+    """A warning if both runs sent equal prompts to one server.
+
+    The files do not record whether the server was restarted in between.
+    """
+    for what in ("salt", "trace sha256", "model", "endpoint"):
+        of_a = setting(a, what)
+        if not isinstance(of_a, str) or of_a != setting(b, what):
+            return None
+    at_a, at_b = (text_of(setting(run, "started")) for run in (a, b))
+    both = _servers(a) & _servers(b)
+    if not at_a or not at_b or at_a == at_b or not both:  # equal times: a run and itself
+        return None
+    first, second = (a, b) if at_a < at_b else (b, a)
+    return (
+        f"{second.name} sent the prompts of {first.name} to {min(both)} again, so its cache may "
+        "have held them; repeat it with --salt NEW"
+    )
+
+
+def _servers(run: RunData) -> set[str]:
+    """HOST:PORT of each target."""
+    targets = setting(run, "targets")
+    found = set()
+    for target in targets if isinstance(targets, list) else ():
+        try:
+            parts = urlsplit(text_of(at_path(target, ("url",))))
+            port = parts.port or {"https": 443}.get(parts.scheme, 80)
+        except ValueError:  # not an address
+            continue
+        if parts.hostname:
+            found.add(f"{parts.hostname}:{port}")
+    return found

@@ -1,0 +1,76 @@
+"""Read from run.json the options of `forebay replay` that were not defaults, as typed.
+
+The file may be from an older run, or damaged. Values that no replay writes are left out, and
+control characters are removed.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from forebay.analysis.runs.run import at_path
+from forebay.analysis.statistics.units import printable
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.slo import Slo, default_slos
+from forebay.traces.buckets import DEFAULT_BUCKETS, LengthBucket
+
+_Made = TypeVar("_Made")
+_DEFAULTS = {one.name: one.default for one in fields(ReplayOptions)}
+
+
+def given_options(info: Mapping[str, Any]) -> list[str]:
+    """The options of the command besides trace, targets, pace, seed, endpoint and --out.
+
+    Model and context limit are always included, because run.json records the values in use,
+    whether or not they were given.
+    """
+    options: list[tuple[str, Any]] = [
+        ("--model", info.get("model")),
+        ("--salt", _unless_default(info, "salt")),
+        ("--max-model-len", info.get("max_model_len")),
+        ("--warmup", _unless_default(info, "warmup")),
+    ]
+    if not str(info.get("arrivals")).startswith(
+        "closed"
+    ):  # closed:N records its N as max_in_flight
+        options.append(("--max-in-flight", _unless_default(info, "max_in_flight")))
+    buckets = _listed(info, "buckets", _bucket) or DEFAULT_BUCKETS
+    if buckets != DEFAULT_BUCKETS:
+        options.append(("--buckets", ",".join(f"{one.name}:{one.up_to}" for one in buckets)))
+    slos = _listed(info, "slos", _slo)
+    if slos != default_slos([one.name for one in buckets]):
+        options.append(("--slo", ",".join(map(_as_typed, slos)) or None))
+    words = [
+        word
+        for option, value in options
+        if value is not None
+        for word in (option, printable(str(value)))
+    ]
+    return [*words, "--skip-bad"] if at_path(info, ("trace", "skipped_bad")) else words
+
+
+def _unless_default(info: Mapping[str, Any], name: str) -> Any:
+    value = info.get(name)
+    return None if value == _DEFAULTS[name] else value
+
+
+def _listed(info: Mapping[str, Any], key: str, make: Callable[[Any], _Made]) -> tuple[_Made, ...]:
+    try:
+        return tuple(map(make, info.get(key) or ()))
+    except (TypeError, KeyError, ValueError):
+        return ()
+
+
+def _bucket(one: Any) -> LengthBucket:
+    return LengthBucket(str(one["name"]), int(one["up_to"]))
+
+
+def _slo(one: Any) -> Slo:
+    bucket = one["bucket"]
+    return Slo(bucket and str(bucket), str(one["metric"]), float(one["limit_s"]))
+
+
+def _as_typed(slo: Slo) -> str:
+    """The target as `--slo` takes it: decimals, no exponent."""
+    limit = f"{slo.limit_s:.6f}".rstrip("0").rstrip(".")
+    return f"{slo.bucket + '.' if slo.bucket else ''}{slo.metric}={limit}s"

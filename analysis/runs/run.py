@@ -1,0 +1,126 @@
+"""Hold one run in memory: its summary, how it was made, and the columns of its requests.
+
+A key that an older run lacks is None; every summary has the number of requests.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.analysis.statistics.quantiles import Floats
+from forebay.analysis.statistics.units import printable
+from forebay.replay.results.summary import is_firm
+from forebay.traces.errors import InputError
+
+NUMBERS = (
+    "input_tokens",
+    "prompt_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "intended_s",
+    "sent_s",
+    "ttft_response_s",
+    "ttft_service_s",
+    "e2e_response_s",
+    "tpot_s",
+    "stall_s",
+    "queue_ms",
+    "status",
+    "retry_after_s",
+    "reject_latency_s",
+)
+WORDS = ("bucket", "outcome", "reason", "backend")
+NEEDED = frozenset({"bucket", "intended_s", "ttft_response_s", "outcome"})
+OUTCOMES = frozenset({"ok", "rejected", "failed"})
+NO_BUCKET = "other"  # requests longer than every bucket
+MAX_NAME = 40  # characters of a run's name in a table
+
+Words = NDArray[np.object_]
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """The data of one run; `numbers` have NaN for null, `words` have "" for null."""
+
+    path: Path
+    name: str
+    summary: Mapping[str, Any]
+    info: Mapping[str, Any]
+    numbers: Mapping[str, Floats]
+    words: Mapping[str, Words]
+
+    @property
+    def requests(self) -> int:
+        return len(self.words["outcome"])
+
+    def buckets(self) -> list[str]:
+        """The buckets that received a request, shortest prompts first."""
+        names = sorted(set(self.words["bucket"].tolist()))
+        return sorted(names, key=lambda name: (name == NO_BUCKET, self._median_tokens(name), name))
+
+    def planned_buckets(self) -> list[str]:
+        """All buckets of run.json, even without requests; none in an older run."""
+        listed = self.info.get("buckets")
+        names = [at_path(one, ("name",)) for one in listed] if isinstance(listed, list) else []
+        return [printable(name) for name in names if isinstance(name, str)]
+
+    def rows(self, bucket: str | None = None, outcome: str | None = None) -> NDArray[np.bool_]:
+        """A mask of the requests of a bucket and outcome; None matches any."""
+        mask = np.ones(self.requests, dtype=np.bool_)
+        if bucket is not None:
+            mask &= self.words["bucket"] == bucket
+        if outcome is not None:
+            mask &= self.words["outcome"] == outcome
+        return mask
+
+    def number(self, *keys: str) -> float | None:
+        """A number of summary.json by its path; None if absent."""
+        value = at_path(self.summary, keys)
+        if value is None or value == "inf":
+            return math.inf if value else None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(
+                f"{self.path / 'summary.json'}: {'.'.join(keys)} is {value!r}, not a number; "
+                "repeat the run"
+            )
+        return float(value)
+
+    def shown(self, *keys: str) -> float | None:
+        """`number` for display: None for a percentile with too few samples beyond it."""
+        count = self.number(*keys[:-1], "count")
+        return self.number(*keys) if count is None or is_firm(keys[-1], int(count)) else None
+
+    def _median_tokens(self, bucket: str) -> float:
+        tokens = self.numbers["input_tokens"][self.rows(bucket)]
+        tokens = tokens[~np.isnan(tokens)]
+        return float(np.median(tokens)) if len(tokens) else math.inf
+
+
+def from_sending(run: RunData) -> RunData:
+    """Return the run with latencies from when requests were sent, not from when they were due.
+
+    Requests for which that is not known keep theirs.
+    """
+    due, sent = run.numbers["ttft_response_s"], run.numbers["ttft_service_s"]
+    late_s = np.nan_to_num(due - sent)
+    shifted = {name: run.numbers[name] - late_s for name in ("ttft_response_s", "e2e_response_s")}
+    return replace(run, numbers={**run.numbers, **shifted})
+
+
+def at_path(tree: Any, keys: Sequence[str]) -> Any:
+    """The value under nested keys; None if a key is missing."""
+    for key in keys:
+        if not isinstance(tree, Mapping):
+            return None
+        tree = tree.get(key)
+    return tree
+
+
+def folder_name(path: Path) -> str:
+    name = printable(path.resolve().name) or "run"
+    return name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"

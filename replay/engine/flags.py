@@ -1,0 +1,78 @@
+"""vLLM's flags that decide how the engine schedules, as options of commands."""
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+import typer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFlags:
+    """vLLM's flags that decide how a server schedules; names and defaults are `EngineConfig`'s."""
+
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Longest context, tokens; default: the model's.")
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Token budget of a step; default by the GPU's memory.")
+    ] = None
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="Most requests in a step; default by the GPU's memory.")
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool, typer.Option(help="Reuse the KV blocks of equal prefixes.")
+    ] = True
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(help="Share of GPU memory that vLLM uses.")
+    ] = 0.9
+    block_size: Annotated[int, typer.Option(help="Tokens of a KV block.")] = 16
+    long_prefill_token_threshold: Annotated[
+        int, typer.Option(help="Most prefill tokens of one request in a step; 0: no cap.")
+    ] = 0
+    enable_chunked_prefill: Annotated[
+        bool, typer.Option(help="Split the prefill of long prompts over several steps.")
+    ] = True
+    scheduling_policy: Annotated[str, typer.Option(help="fcfs or priority.")] = "fcfs"
+    num_gpu_blocks_override: Annotated[
+        int | None, typer.Option(help="Number of KV blocks; default: as many as fit the GPU.")
+    ] = None
+    vllm_version: Annotated[
+        str,
+        typer.Option(
+            help="vLLM version whose rules and defaults hold: 0.11, 0.20, 0.26, 0.29 or 0.32."
+        ),
+    ] = "0.32"
+    watermark: Annotated[
+        float, typer.Option(help="Share of KV blocks kept free when a request is admitted.")
+    ] = 0.0
+    scheduler_reserve_full_isl: Annotated[
+        bool | None,
+        typer.Option(
+            "--scheduler-reserve-full-isl/--no-scheduler-reserve-full-isl",
+            help="Admit a request when its whole prompt fits, not just the first chunk; default: "
+            "yes from 0.20 on.",
+        ),
+    ] = None
+    long_prefill_token_threshold_adaptive: Annotated[
+        bool, typer.Option(help="Raise the threshold to a fair share of the token budget.")
+    ] = False
+    max_num_active_seqs: Annotated[
+        int | None, typer.Option(help="Most running requests; default: --max-num-seqs.")
+    ] = None
+    async_scheduling: Annotated[
+        bool | None,
+        typer.Option(
+            "--async-scheduling/--no-async-scheduling",
+            help="Plan a step while the step before is running; default: yes from 0.20 on.",
+        ),
+    ] = None
+    api_server_count: Annotated[
+        int, typer.Option(help="Processes of the API server, each with an event loop.")
+    ] = 1
+    renderer_num_workers: Annotated[
+        int, typer.Option(help="Workers that tokenize, in each of these processes.")
+    ] = 1
+
+    def values(self) -> dict[str, Any]:
+        """Return the flags and their values, as arguments of `EngineConfig`."""
+        return {flag.name: getattr(self, flag.name) for flag in fields(EngineFlags)}

@@ -1,0 +1,122 @@
+"""`forebay engine`: run one simulated vLLM server until SIGTERM or Ctrl-C."""
+
+import asyncio
+import signal
+import sys
+
+import typer
+
+from forebay.proxy.command import new_app
+from forebay.proxy.runtime.event_loop import fast_runner, short_collections
+from forebay.replay.engine.calibration.calibrate_cli import HELP as CALIBRATE_HELP
+from forebay.replay.engine.calibration.calibrate_cli import calibrate_command
+from forebay.replay.engine.calibration.output import print_shipped
+from forebay.replay.engine.calibration.validate_cli import HELP as VALIDATE_HELP
+from forebay.replay.engine.calibration.validate_cli import validate_command
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.flags import EngineFlags
+from forebay.replay.engine.loop.faults import Fault, fault_help, parse_fault
+from forebay.replay.engine.server.engine_options import EngineOptions
+from forebay.replay.engine.server.options import ServerOptions
+from forebay.replay.engine.server.server import RunningEngine, start_engine
+from forebay.traces.command_line.options import takes_options
+from forebay.traces.errors import InputError
+
+HELP = f"""Run one simulated vLLM server until SIGTERM or Ctrl-C.
+
+It has the batching, chunked prefill, prefix cache and step times of a named model on a named GPU,
+behind vLLM's HTTP API. All options are vLLM's, except --gpu, --time-scale, --vllm-version,
+--server-dev-mode, --startup-time, --fault and those of calibrations.
+
+Example:  forebay engine --model llama-3-8b --gpu h200 --port 8001
+
+\b
+Faults, to test the proxy in front (NAME:TOKENS: after so many tokens):
+{fault_help()}
+
+\b
+Without a fault, as vLLM:
+  queue limits     503, before the answer or inside a 200 stream
+  slow readers     several tokens in one event
+  idle connections closed after 5 s
+  SIGTERM          finish_reason "abort", once --shutdown-timeout is over
+"""
+
+HEADINGS = {
+    "Model and GPU": "model gpu vllm-version calibration list-calibrations time-scale seed",
+    "HTTP server": "port host served-model-name api-key max-num-queued-reqs max-num-queued-tokens "
+    "startup-time shutdown-timeout sse-keep-alive-interval enable-request-id-headers "
+    "enable-server-load-tracking server-dev-mode kv-events-config api-server-count "
+    "renderer-num-workers fault",
+    "Scheduling and KV cache": "max-model-len max-num-batched-tokens max-num-seqs "
+    "enable-prefix-caching gpu-memory-utilization block-size long-prefill-token-threshold "
+    "enable-chunked-prefill scheduling-policy num-gpu-blocks-override watermark "
+    "scheduler-reserve-full-isl long-prefill-token-threshold-adaptive max-num-active-seqs "
+    "async-scheduling",
+    "Output": "json",
+}
+app = new_app(headings=HEADINGS)
+
+
+@app.callback(invoke_without_command=True, help=HELP)
+@takes_options
+def engine(context: typer.Context, options: EngineOptions, flags: EngineFlags) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    if options.list_calibrations:
+        print_shipped(options.as_json)
+        return
+    config, server = options.config(flags), options.server()
+    fault = parse_fault(options.fault) if options.fault else None
+    with fast_runner() as runner:
+        died = runner.run(_serve(config, server, options.host, options.port, fault))
+    if died:
+        print("forebay engine: the engine died, as --fault engine-dead asks", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+app.command("calibrate", help=CALIBRATE_HELP)(calibrate_command)
+app.command("validate", help=VALIDATE_HELP)(validate_command)
+
+
+async def _serve(
+    config: EngineConfig, options: ServerOptions, host: str, port: int, fault: Fault | None
+) -> bool:
+    """Serve until a signal arrives or the engine dies; return True if it died."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    serving = asyncio.current_task()
+    assert serving is not None
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, serving.cancel)  # no request to finish yet
+    try:
+        async with start_engine(
+            config, host=host, port=port, fault=fault, options=options
+        ) as running:
+            for name in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(name, stop.set)
+            if remark := config.constants_remark():
+                print(f"forebay engine: {remark}", file=sys.stderr, flush=True)
+            print(start_line(config, running), flush=True)
+            stopped = asyncio.create_task(stop.wait())
+            with short_collections():
+                await asyncio.wait({stopped, running.stepping}, return_when="FIRST_COMPLETED")
+            stopped.cancel()
+            return running.loop.died.is_set()
+    except asyncio.CancelledError:
+        return False
+    except OSError as error:
+        raise InputError(
+            f"--host {host} --port {port}: cannot listen: {error.strerror}; give another one"
+        ) from error
+
+
+def start_line(config: EngineConfig, running: RunningEngine) -> str:
+    """Describe a server that has started, in the words of vLLM's start-up log."""
+    core = running.core
+    return (
+        f"{running.url}  {core.model.name} on {core.gpu.name}, served as {config.served_name}; "
+        f"GPU KV cache size: {core.kv_tokens:,} tokens; maximum concurrency for "
+        f"{config.context:,} tokens per request: {core.kv_tokens / config.context:.2f}x; "
+        f"time scale {config.time_scale:g}"
+    )

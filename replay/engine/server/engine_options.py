@@ -1,0 +1,113 @@
+"""The options of `forebay engine`, with their help texts and defaults."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.flags import EngineFlags
+from forebay.replay.engine.kv_events import parse_kv_events
+from forebay.replay.engine.server.options import ServerOptions
+from forebay.traces.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """One further option of the command for each field; names are `EngineConfig`'s."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(help="phi-3-mini-128k, llama-3-8b, qwen2.5-14b or a config.json; required."),
+    ] = None
+    gpu: Annotated[
+        str, typer.Option(help="h200 (SXM), h200-nvl or a JSON file of its data sheet.")
+    ] = "h200"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    time_scale: Annotated[float, typer.Option(help="Simulated seconds in a wall second.")] = 1.0
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name clients use; default: --model as given.")
+    ] = None
+    max_num_queued_reqs: Annotated[
+        int | None, typer.Option(help="Answer 503 beyond this many unfinished requests.")
+    ] = None
+    max_num_queued_tokens: Annotated[
+        int | None,
+        typer.Option(help="Answer 503 beyond this many prompt tokens without a first token."),
+    ] = None
+    enable_request_id_headers: Annotated[
+        bool, typer.Option("--enable-request-id-headers", help="Echo X-Request-Id.")
+    ] = False
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed of ids, output lengths and words.")
+    ] = None
+    calibration: Annotated[
+        Path | None, typer.Option(help="Step-time constants, as `calibrate -o` writes them.")
+    ] = None
+    list_calibrations: Annotated[
+        bool, typer.Option("--list-calibrations", help="Print the shipped calibrations and exit.")
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print that list as data.")] = False
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="VLLM_API_KEY", help="Bearer token that /v1/* requires; may be given again."
+        ),
+    ] = None
+    startup_time: Annotated[
+        float,
+        typer.Option(help="Simulated seconds until the port opens, as vLLM loads its model."),
+    ] = 0.0
+    shutdown_timeout: Annotated[
+        int,
+        typer.Option(
+            help="Simulated seconds that running requests get after SIGTERM; 0: abort all."
+        ),
+    ] = 0
+    sse_keep_alive_interval: Annotated[
+        int,
+        typer.Option(help="Send a comment in a stream silent for so many simulated s; 0: never."),
+    ] = 0
+    enable_server_load_tracking: Annotated[
+        bool, typer.Option("--enable-server-load-tracking", help="Count requests on /load.")
+    ] = False
+    server_dev_mode: Annotated[
+        bool,
+        typer.Option(
+            "--server-dev-mode",
+            envvar="VLLM_SERVER_DEV_MODE",
+            help="Serve POST /reset_prefix_cache.",
+        ),
+    ] = False
+    kv_events_config: Annotated[
+        str | None,
+        typer.Option(help="JSON as vLLM's; needs pip install 'forebay[kv-events]'."),
+    ] = None
+    fault: Annotated[str | None, typer.Option(help="NAME or NAME:TOKENS; see above.")] = None
+
+    def config(self, flags: EngineFlags) -> EngineConfig:
+        """Return the checked options of the engine itself; raises InputError."""
+        if self.model is None:
+            raise InputError("Missing option '--model': e.g. --model llama-3-8b")
+        own = {field.name for field in fields(EngineOptions)}
+        given = {
+            field.name: getattr(self, field.name)
+            for field in fields(EngineConfig)
+            if field.name in own
+        }
+        return EngineConfig(**given, **flags.values())
+
+    def server(self) -> ServerOptions:
+        """Return the checked options of the API server; raises InputError."""
+        kv_events = self.kv_events_config
+        return ServerOptions(
+            api_key=tuple(self.api_key or ()),
+            startup_time=self.startup_time,
+            shutdown_timeout=self.shutdown_timeout,
+            sse_keep_alive_interval=self.sse_keep_alive_interval,
+            enable_server_load_tracking=self.enable_server_load_tracking,
+            server_dev_mode=self.server_dev_mode,
+            kv_events=parse_kv_events(kv_events) if kv_events else None,
+        )

@@ -1,0 +1,6 @@
+"""Durations: how long a step of the engine takes, and a request in the API server.
+
+In reading order: `step_constants` reads the calibrated constants of a model on a GPU, `step_time`
+computes a step from them, `roofline` is the bound by bandwidth and arithmetic, `api_server` the way
+in and out. The room imports `hardware`.
+"""

@@ -1,0 +1,253 @@
+"""The constants of the step-time model, and the calibration files that hold them.
+
+A calibration names the measurements it was fitted to and how far it was checked. The shipped ones
+lie in `calibration/data/`; `forebay engine calibrate` writes more and `--calibration` reads them.
+`step_time` applies the constants.
+"""
+
+import difflib
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
+from forebay.replay.engine.timing.api_server import ServerTimes
+from forebay.traces.errors import InputError
+
+FORMAT = 2
+"""Format 1 had other constants: its elementwise kernels were part of the matrix products."""
+ANY = "*"
+"""The model name of constants for every model on a GPU that has no constants of its own."""
+FALLBACK_GPU = "h200-sxm"
+SERVER_TIMES: dict[str, float] = asdict(ServerTimes())
+"""The constants of the API server and their values beside an H200."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Shares of the data sheet's rates that kernels reach, and fixed costs in seconds.
+
+    Attributes:
+        gemm_compute: share of peak FLOP/s of large matrix products.
+        gemm_bandwidth: share of bandwidth of small ones (weights are read once) and of elementwise
+            kernels.
+        roofline_power: how sharply matrix products and attention turn from memory to compute bound.
+        prefill_compute: share of peak FLOP/s of prefill attention.
+        decode_bandwidth: share of bandwidth of attention that reads keys and values.
+        step_s: the CPU's part of a step: scheduling, input preparation and output. Asynchronous
+            scheduling hides it behind the GPU's part.
+        sequence_s: additional seconds of a step for each sequence.
+        layer_s: fixed seconds of the kernels of one layer.
+        graph_launch_s: CPU seconds to launch one layer of a step with prefill chunks, as pieces of
+            a CUDA graph.
+        eager_launch_s: the same for a step with more tokens than the largest graph.
+        admit_s: seconds that the engine stops between two steps to take in a request.
+        admit_token_s: the same for each prompt token.
+        request_s, receive_token_s, tokenize_token_s, answer_s, answer_token_s, stream_token_s: of
+            the API server, see `ServerTimes`.
+        source: origin of the numbers.
+    """
+
+    gemm_compute: float
+    gemm_bandwidth: float
+    roofline_power: float
+    prefill_compute: float
+    decode_bandwidth: float
+    step_s: float
+    sequence_s: float
+    layer_s: float
+    graph_launch_s: float
+    eager_launch_s: float
+    admit_s: float
+    admit_token_s: float
+    request_s: float
+    receive_token_s: float
+    tokenize_token_s: float
+    answer_s: float
+    answer_token_s: float
+    stream_token_s: float
+    source: str
+
+    def server_times(self) -> ServerTimes:
+        """Return the times of the API server in front of the engine."""
+        return ServerTimes(**{name: getattr(self, name) for name in SERVER_TIMES})
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Unit and physical bounds of one constant; no share of a data sheet exceeds 1."""
+
+    unit: str
+    low: float
+    high: float
+
+
+_SHARE = Constant("share", 0.05, 1.0)
+_TOKEN = Constant("s", 0.0, 1e-2)
+CONSTANTS: dict[str, Constant] = {
+    "gemm_compute": _SHARE,
+    "gemm_bandwidth": _SHARE,
+    "roofline_power": Constant("power", 1.0, 20.0),
+    "prefill_compute": _SHARE,
+    "decode_bandwidth": _SHARE,
+    "step_s": Constant("s", 0.0, 1.0),
+    "sequence_s": Constant("s", 0.0, 1e-2),
+    "layer_s": Constant("s", 0.0, 1e-2),
+    "graph_launch_s": Constant("s", 0.0, 1e-2),
+    "eager_launch_s": Constant("s", 0.0, 1e-2),
+    "admit_s": Constant("s", 0.0, 1.0),
+    "admit_token_s": _TOKEN,
+    "request_s": Constant("s", 0.0, 10.0),
+    "receive_token_s": _TOKEN,
+    "tokenize_token_s": _TOKEN,
+    "answer_s": Constant("s", 0.0, 10.0),
+    "answer_token_s": _TOKEN,
+    "stream_token_s": _TOKEN,
+}
+_TEXTS = ("model", "gpu", "date", "source", "checked")
+_KEYS = ("format", *_TEXTS, "constants", "fitted", "points")
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationFile:
+    """A calibration with its provenance.
+
+    Attributes:
+        model, gpu: model and GPU of the constants; model `*` is every model.
+        date: ISO date of the fit.
+        source: origin of the measurements.
+        checked: how far it was checked: reference, number of held-out rows, error.
+        fitted: names of the fitted constants; the others are the prior's.
+        points: the measured points with the model's value and their role, as in the file.
+    """
+
+    model: str
+    gpu: str
+    date: str
+    source: str
+    checked: str
+    constants: Calibration
+    fitted: tuple[str, ...] = ()
+    points: tuple[dict[str, Any], ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        values = asdict(self.constants)
+        del values["source"]
+        return {
+            "format": FORMAT,
+            "model": self.model,
+            "gpu": self.gpu,
+            "date": self.date,
+            "source": self.source,
+            "checked": self.checked,
+            "fitted": list(self.fitted),
+            "constants": values,
+            "points": list(self.points),
+        }
+
+
+def read_calibration(path: Path) -> CalibrationFile:
+    """Read a calibration file; raises InputError that names the file and the key."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    return parse_calibration(raw, str(path))
+
+
+def parse_calibration(raw: bytes, name: str) -> CalibrationFile:
+    """Parse a calibration; `name` is the file's name in messages. Raises InputError."""
+    try:
+        body = json.loads(raw)
+    except ValueError as error:
+        raise InputError(f"{name}: not JSON ({error})") from error
+    if not isinstance(body, dict):
+        raise InputError(f"{name}: not an object; `forebay engine calibrate -o` makes one")
+    _check_keys(body, _KEYS, name, "")
+    if body.get("format") != FORMAT:
+        raise InputError(
+            f"{name}: format is {body.get('format')!r}; this version reads {FORMAT}; "
+            "fit the points again with `forebay engine calibrate`"
+        )
+    for key in _TEXTS:
+        if not isinstance(body.get(key), str):
+            raise InputError(f"{name}: {key} is {_shown(body.get(key))}; give text")
+    fitted, points = body.get("fitted", []), body.get("points", [])
+    for key, value, kind in (("fitted", fitted, str), ("points", points, dict)):
+        if not isinstance(value, list) or not all(isinstance(one, kind) for one in value):
+            raise InputError(f"{name}: {key} is not a list of {kind.__name__}")
+    return CalibrationFile(
+        **{key: body[key] for key in _TEXTS},
+        constants=_constants(body.get("constants"), name, body["source"]),
+        fitted=tuple(fitted),
+        points=tuple(points),
+    )
+
+
+def _constants(values: Any, name: str, source: str) -> Calibration:
+    if not isinstance(values, dict):
+        raise InputError(f"{name}: constants is {_shown(values)}; give an object")
+    _check_keys(values, tuple(CONSTANTS), name, "constants.")
+    for key, allowed in CONSTANTS.items():
+        value = values.get(key)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+            or not allowed.low <= value <= allowed.high
+        ):
+            raise InputError(
+                f"{name}: constants.{key} is {_shown(value)}; give a number from "
+                f"{allowed.low:g} to {allowed.high:g} ({allowed.unit})"
+            )
+    return Calibration(**{key: float(values[key]) for key in CONSTANTS}, source=source)
+
+
+def _check_keys(body: dict[str, Any], known: tuple[str, ...], name: str, before: str) -> None:
+    for key in body:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+            raise InputError(f"{name}: {before}{key}: unknown key{hint}")
+
+
+def _shown(value: Any) -> str:
+    return "missing" if value is None else repr(value)[:60]
+
+
+@lru_cache(1)
+def shipped() -> tuple[CalibrationFile, ...]:
+    """Return the calibrations of this package, those of a named model first."""
+    folder = files("forebay.replay.engine.calibration") / "data"
+    found = [
+        parse_calibration(entry.read_bytes(), entry.name)
+        for entry in folder.iterdir()
+        if entry.name.endswith(".json")
+    ]
+    return tuple(sorted(found, key=lambda one: (one.model == ANY, one.model, one.gpu)))
+
+
+def calibration_of(model: ModelSpec, gpu: GpuSpec) -> Calibration:
+    """Return the shipped constants of a model on a GPU; without any, the kernel-table defaults."""
+    return calibration_file_of(model.name, gpu.name).constants
+
+
+def calibration_file_of(model: str, gpu: str) -> CalibrationFile:
+    """Return the shipped calibration nearest to `model` on `gpu`, with its provenance."""
+    known = {(one.model, one.gpu): one for one in shipped()}
+    for key in ((model, gpu), (ANY, gpu), (ANY, FALLBACK_GPU)):
+        if key in known:
+            return known[key]
+    raise LookupError(f"no calibration is shipped for {FALLBACK_GPU}")
+
+
+def measured_elsewhere(file: CalibrationFile, gpu: str) -> str | None:
+    """Return a remark if the constants of `file` were not measured on `gpu`, else None."""
+    return None if file.gpu == gpu else f"constants measured on {file.gpu}; not on {gpu}"
+
+
+assert tuple(CONSTANTS) == tuple(one.name for one in fields(Calibration))[:-1]

@@ -1,0 +1,119 @@
+"""Divide a replay over processes: which rows each one sends, and when. Pure but for the callbacks.
+
+The schedule is made for the whole trace and then divided, so requests are due at the same times
+as with one process. A session stays whole, with all that wait for its answers.
+"""
+
+import base64
+import pickle
+from array import array
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+from forebay.replay.clock.clock import Clock
+from forebay.replay.plan.agenda import Agenda, link
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.schedule import Schedule
+from forebay.replay.plan.source import TraceSource
+from forebay.replay.plan.target import Served
+from forebay.replay.results.recorder import Live
+from forebay.traces.schema import TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process of a replay that has several.
+
+    Attributes:
+        number: from 0.
+        count: number of processes.
+        run_id: prefix of request ids, a different one in each process.
+        start: sets the clock to the start that all processes have in common, and waits for it.
+        report: shows the live figures until cancelled.
+    """
+
+    number: int
+    count: int
+    served: Served
+    run_id: str
+    start: Callable[[Clock], Awaitable[None]]
+    report: Callable[[Live, int, Clock], Coroutine[Any, Any, None]]
+
+    def narrow(
+        self,
+        options: ReplayOptions,
+        source: TraceSource,
+        schedule: Schedule,
+        agenda: Agenda | None,
+    ) -> tuple[ReplayOptions, Schedule, Agenda | None]:
+        """Return what this process has of the whole; `source` then reads only its rows."""
+        parts = divide(source.requests(), self.count)
+        source.keep(parts, self.number)
+        rows = range(len(parts)) if agenda is None else agenda.roots
+        mine = [parts[row] == self.number for row in rows]
+        arrivals = schedule.arrivals
+        if arrivals.closed:
+            arrivals = replace(arrivals, parameter=float(self._share(arrivals.closed)))
+        due = zip(schedule.times_s, mine, strict=False)
+        narrowed = replace(
+            schedule,
+            arrivals=arrivals,
+            count=sum(mine[: schedule.count]),
+            times_s=array("d", (at_s for at_s, own in due if own)),
+        )
+        if agenda is not None:
+            whole = agenda
+            agenda = link(list(source.requests()), source.name, lenient=source.may_lack_rows)
+            agenda.pace = whole.pace
+        options = replace(options, max_in_flight=self._share(options.max_in_flight))
+        return options, narrowed, agenda
+
+    def _share(self, whole: int) -> int:
+        return whole // self.count + (self.number < whole % self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class PartJob:
+    """All that a process needs to know of its part; `reports`: it sends live figures."""
+
+    options: ReplayOptions
+    number: int
+    count: int
+    served: Served
+    run_id: str
+    reports: bool
+
+    def line(self) -> str:
+        """Return the job as the process reads it."""
+        return base64.b64encode(pickle.dumps(self)).decode("ascii")
+
+
+def divide(rows: Iterable[TraceRequest], count: int) -> bytearray:
+    """Return the number of the process of each row, equal in all processes.
+
+    Rows with the same session, or with a link between their sessions, have the same one.
+    """
+    group_of_row: list[str] = []
+    group_of_id: dict[str, str] = {}
+    joined: dict[str, str] = {}
+
+    def leader(group: str) -> str:
+        while group in joined:
+            group = joined[group]
+        return group
+
+    for row in rows:
+        group = f"row {row.id}" if row.session is None else f"session {row.session}"
+        group_of_row.append(group)
+        for before in (row.parent, *row.waits_for):
+            ours, theirs = leader(group), leader(group_of_id.get(before or "", group))
+            if ours != theirs:
+                joined[ours] = theirs
+        group_of_id[row.id] = group
+    return bytearray(_hash(leader(group)) % count for group in group_of_row)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")

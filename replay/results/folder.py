@@ -1,0 +1,223 @@
+"""Write the folder of a run: files that get their names only when the run is over.
+
+    latency.hlog      HdrHistogram interval log, one line a second and tag
+    requests.parquet  one row for each request
+    run.json          everything needed to repeat the run
+    summary.json      results; written last, so its presence marks a complete run
+    answers.jsonl     the text of each complete answer, only if asked for
+    metrics.parquet   what the servers' /metrics said each second, only if asked for
+
+During the run they are named `*.partial`. A folder that already holds a run is an error before
+anything is sent, and a run that fails leaves the old one unchanged.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from operator import attrgetter
+from pathlib import Path
+from types import NoneType, TracebackType
+from typing import Any, BinaryIO, Self, TextIO, get_args, get_type_hints
+
+import orjson
+
+from forebay.replay.clock.virtual_loop import VirtualClockLoop
+from forebay.replay.results.row import Row
+from forebay.replay.results.server_metrics import MetricsTable
+from forebay.traces.errors import InputError
+
+HLOG = "latency.hlog"
+TABLE = "requests.parquet"
+RUN = "run.json"
+SUMMARY = "summary.json"
+FILES = (HLOG, TABLE, RUN, SUMMARY)
+ANSWERS = "answers.jsonl"
+METRICS = "metrics.parquet"
+OPTIONAL = (ANSWERS, METRICS)
+GROUP_ROWS = 1_000
+_TYPES: dict[type, str] = {str: "string", int: "int64", float: "float64", bool: "bool_"}
+_VALUES = attrgetter(*Row.__slots__)
+_DICTIONARY: Any = ["bucket", "tenant", "document", "outcome", "reason", "backend"]
+
+
+def check_folder(folder: Path, *, force: bool) -> None:
+    """Raise InputError when `folder` cannot take a run; creates nothing."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out: {folder} is a file; name a folder")
+    if not force:
+        for name in FILES:
+            if (folder / name).exists():
+                raise InputError(
+                    f"--out: {folder} already holds a run ({name}); name another or give --force"
+                )
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder` if it does not exist; raises InputError if that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out: {folder} cannot be made ({error.strerror})") from error
+
+
+class RunFolder:
+    """The open files of a run; use it in `with`. Without `commit` it leaves no file behind.
+
+    An OSError in the block becomes an InputError: a disk that is full is the usual one.
+    """
+
+    def __init__(
+        self, folder: Path, *, force: bool = False, answers: bool = False, metrics: bool = False
+    ) -> None:
+        check_folder(folder, force=force)
+        self.path = folder
+        self.answers: BinaryIO | None = None
+        self.metrics: MetricsTable | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.hlog: TextIO = open(  # noqa: SIM115 - closed in __exit__
+                self._partial(HLOG), "w", encoding="utf-8", newline="\n"
+            )
+            self.table = TableWriter(self._partial(TABLE))
+            if answers:
+                self.answers = open(self._partial(ANSWERS), "wb")  # noqa: SIM115 - as above
+            if metrics:
+                self.metrics = MetricsTable(self._partial(METRICS))
+        except OSError as error:
+            self._remove_partials()
+            raise _not_written(folder, error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # After `commit` both are closed. Otherwise the files are deleted, so errors do not matter.
+        for close in (self.hlog.close, self.table.abandon, self._close_answers):
+            with suppress(OSError):
+                close()
+        if self.metrics is not None:
+            with suppress(OSError):
+                self.metrics.abandon()
+        self._remove_partials()
+        if isinstance(error, OSError):
+            raise _not_written(self.path, error) from error
+
+    def commit(self, run: dict[str, Any], summary: dict[str, Any]) -> None:
+        """Complete the files and give each its name."""
+        self.hlog.close()
+        self.table.close()
+        options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        self._partial(RUN).write_bytes(orjson.dumps(run, option=options))
+        self._partial(SUMMARY).write_bytes(orjson.dumps(summary, option=options))
+        (self.path / SUMMARY).unlink(missing_ok=True)  # never a new table beside an old summary
+        for name in OPTIONAL:
+            (self.path / name).unlink(missing_ok=True)
+        self._close_answers()
+        if self.metrics is not None:
+            self.metrics.close()
+        for name in (*FILES, *OPTIONAL):
+            if name in FILES or self._partial(name).exists():
+                os.replace(self._partial(name), self.path / name)
+
+    def _close_answers(self) -> None:
+        if self.answers is not None:
+            self.answers.close()
+
+    def _remove_partials(self) -> None:
+        for name in (*FILES, *OPTIONAL):
+            with suppress(OSError):
+                self._partial(name).unlink(missing_ok=True)
+
+    def _partial(self, name: str) -> Path:
+        return self.path / f"{name}.partial"
+
+
+def _not_written(folder: Path, error: OSError) -> InputError:
+    reason = os.strerror(error.errno) if error.errno else error  # Arrow's own words are longer
+    return InputError(f"--out: {folder} cannot be written ({reason})")
+
+
+async def _turn() -> None:
+    await asyncio.sleep(0)
+
+
+class TableWriter:
+    """Writes `requests.parquet` in row groups; rows stay in memory until a group is full."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        self._arrow: Any = pyarrow
+        self._rows: list[tuple[Any, ...]] = []
+        fields = []
+        for name, annotation in get_type_hints(Row).items():
+            kinds = get_args(annotation) or (annotation,)
+            arrow_type = getattr(pyarrow, _TYPES[kinds[0]])()
+            fields.append(pyarrow.field(name, arrow_type, nullable=NoneType in kinds))
+        self._schema = pyarrow.schema(fields)
+        self._writer: Any = pyarrow.parquet.ParquetWriter(
+            str(path), self._schema, compression="zstd", use_dictionary=_DICTIONARY
+        )
+
+    def add(self, row: Row) -> None:
+        self._rows.append(_VALUES(row))
+
+    async def write_full_groups(self, turn: Callable[[], Awaitable[None]] = _turn) -> None:
+        """Write all full row groups, with a turn of the event loop before each column.
+
+        Rows stay in memory until their group is written. So a cancellation loses none, and `close`
+        writes them.
+        """
+        while len(self._rows) >= GROUP_ROWS:
+            rows = self._rows[:GROUP_ROWS]
+            columns = []
+            for values, field in zip(zip(*rows, strict=True), self._schema, strict=True):
+                await turn()
+                columns.append(self._arrow.array(values, type=field.type))
+            await self._write_beside(columns)
+
+    async def _write_beside(self, columns: list[Any]) -> None:
+        """Write the first row group in a thread: it takes 2 ms, in which nothing could be sent."""
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, VirtualClockLoop):  # time would stand still
+            self._write(columns)
+            del self._rows[:GROUP_ROWS]
+            return
+        writing = loop.run_in_executor(None, self._write, columns)
+        try:
+            await asyncio.shield(writing)
+        finally:  # a cancellation must leave no group half written, and none to be written twice
+            await writing
+            del self._rows[:GROUP_ROWS]
+
+    def close(self) -> None:
+        """Write the rest and the footer; a second call does nothing."""
+        if self._writer is None:
+            return
+        if self._rows:
+            self._write(
+                [
+                    self._arrow.array(values, type=field.type)
+                    for values, field in zip(
+                        zip(*self._rows, strict=True), self._schema, strict=True
+                    )
+                ]
+            )
+            self._rows = []
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file without the remaining rows."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def _write(self, columns: list[Any]) -> None:
+        self._writer.write_batch(self._arrow.record_batch(columns, schema=self._schema))

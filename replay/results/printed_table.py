@@ -1,0 +1,67 @@
+"""Show a summary as a compact table in a terminal."""
+
+from typing import TYPE_CHECKING, Any
+
+from forebay.replay.results.summary import firm
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+UNKNOWN = "–"
+
+
+def summary_table(summary: dict[str, Any]) -> "RenderableType":
+    """Make a table with the tails of each bucket, and below it the results of the whole run."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("bucket", "requests", "done", "TTFT p50", "p99", "max", "stall p99", "goodput/s"):
+        table.add_column(name, justify="left" if name == "bucket" else "right")
+    buckets = [name for name, count in summary["requests_by_bucket"].items() if count]
+    for name in ["all", *buckets]:
+        ttft, stall = summary["ttft_ms"][name], summary["stall_ms"][name]
+        of_all = name == "all"
+        requests = summary["requests"] if of_all else summary["requests_by_bucket"][name]
+        goodput = summary["goodput_by_bucket_per_s"].get(name)
+        table.add_row(
+            name,
+            str(requests),
+            str(summary["completed"] if of_all else ttft["count"]),
+            _ms(firm(ttft, "p50")),
+            _ms(firm(ttft, "p99")),
+            _ms(ttft["max"]),
+            _ms(firm(stall, "p99")),
+            _number(summary["goodput_per_s"] if of_all else goodput, 2),
+        )
+    lag = summary["schedule_lag_ms"]
+    lines = [
+        f"hit ratio {_number(summary['hit_ratio'], 3)}   "
+        f"attainment {_number(summary['attainment'], 3)}   "
+        f"offered {_number(summary['offered_rate_per_s'], 2)}/s   "
+        f"schedule lag p50 {_ms(firm(lag, 'p50'))} p99 {_ms(firm(lag, 'p99'))} "
+        f"max {_ms(lag['max'])}",
+        f"rejected {_counts(summary['rejected'])}   failed {_counts(summary['failed'])}",
+        f"verdict: {summary['verdict']} ({summary['verdict_reason']})",
+    ]
+    if summary["verdict_at_s"] is not None:
+        lines[-1] += f" from second {summary['verdict_at_s']:.1f} on"
+    return Group(table, *(Text(line) for line in lines))
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value / 1e3:.2f} s" if value >= 1e3 else f"{value:.1f} ms"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return UNKNOWN if value is None else f"{value:.{digits}f}"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    if not counts:
+        return "0"
+    listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return f"{sum(counts.values())} ({listed})"

@@ -1,0 +1,53 @@
+"""Show on stderr how a replay runs: counts, requests in flight, TTFT so far.
+
+A terminal has one live line; a log file gets a line every ten seconds. The run's own event loop
+draws it. Rich's refresh thread would take the interpreter lock away from the sender at
+unpredictable moments.
+"""
+
+import asyncio
+import sys
+
+from rich.console import Console
+from rich.live import Live as Display
+from rich.text import Text
+
+from forebay.replay.clock.clock import Clock
+from forebay.replay.results.recorder import Live
+from forebay.traces.command_line.messages import talk
+
+EVERY_S = 0.5  # on a terminal
+PRINTED_EVERY_S = 10.0
+
+
+def describe(live: Live, total: int, now_s: float) -> str:
+    """Format the line as plain text."""
+    parts = [
+        f"{now_s:6.1f} s",
+        f"sent {live.sent}/{total}",
+        f"done {live.done}",
+        *([f"rejected {live.rejected}"] if live.rejected else []),
+        *([f"failed {live.failed}"] if live.failed else []),
+        f"in flight {live.in_flight}",
+    ]
+    if live.ttft.total_count:
+        at = live.ttft.get_percentile_to_value_dict([50.0, 99.0])
+        parts.append(f"TTFT p50 {at[50.0] / 1e3:.0f} ms p99 {at[99.0] / 1e3:.0f} ms")
+    return "  ".join(parts)
+
+
+async def show_progress(live: Live, total: int, clock: Clock) -> None:
+    """Update the line until cancelled, then leave it on the screen."""
+    console = Console(file=sys.stderr)
+    with Display(console=console, auto_refresh=False, transient=False) as display:
+        while True:
+            line = Text(describe(live, total, clock.now()), no_wrap=True, overflow="ellipsis")
+            display.update(line, refresh=True)
+            await asyncio.sleep(EVERY_S)
+
+
+async def print_progress(live: Live, total: int, clock: Clock) -> None:
+    """Print a line from time to time until cancelled."""
+    while True:
+        await asyncio.sleep(PRINTED_EVERY_S)
+        talk(describe(live, total, clock.now()))

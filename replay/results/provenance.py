@@ -1,0 +1,114 @@
+"""Make `run.json`: everything needed to repeat a run, and the definitions of its numbers."""
+
+import asyncio
+import os
+import platform
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.schedule import Schedule
+from forebay.replay.plan.slo import Slo
+from forebay.replay.plan.source import Scan, TraceSource
+from forebay.replay.plan.target import Served, Target
+from forebay.replay.send.http.connection import CONNECT_TIMEOUT_S, KEEP_ALIVE_S
+from forebay.replay.send.http.measure import DEFINITIONS
+
+_PACKAGES = ("forebay", "aiohttp", "uvloop", "hdrhistogram", "orjson", "pyarrow")
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Facts that a run found out on its way; `started_unix_s` is the wall clock at second 0."""
+
+    targets: tuple[Target, ...]
+    served: Served
+    slos: tuple[Slo, ...]
+    run_id: str
+    started_unix_s: float
+
+
+def run_record(
+    options: ReplayOptions,
+    source: TraceSource,
+    scan: Scan,
+    schedule: Schedule,
+    provenance: Provenance,
+    ended: str,
+) -> dict[str, Any]:
+    """Make the content of `run.json`; must be called inside the run's event loop."""
+    arrivals = schedule.arrivals
+    started = datetime.fromtimestamp(provenance.started_unix_s, UTC)
+    return {
+        "run_id": provenance.run_id,
+        "started_at": started.isoformat(),
+        "started_unix_s": provenance.started_unix_s,
+        "ended": ended,
+        "trace": {
+            "path": source.name,
+            "sha256": source.sha256(),
+            "rows": len(scan.arrivals_s) + scan.dropped,
+            "skipped_bad": scan.skipped,
+            "dropped_too_long": scan.dropped,
+            "truncated_too_long": scan.truncated(schedule.count),
+        },
+        "order": "trace",
+        "seed": options.seed,
+        "arrivals": str(arrivals),
+        "think_s": options.think_s,
+        "turns": "wait" if scan.linked and options.turns == "wait" else "trace",
+        "history": options.history,
+        "lengths": options.lengths,
+        "rate_per_s": options.rate_per_s,
+        "speed": options.speed,
+        "duration_s": options.duration_s,
+        "time_scale": options.time_scale,
+        "schedule": {
+            "requests": schedule.count,
+            "window_s": schedule.window_s,
+            "sha256": schedule.sha256,
+        },
+        "targets": [{"name": target.name, "url": target.base} for target in provenance.targets],
+        "model": provenance.served.model,
+        "metrics": list(options.metrics),
+        "random_weights": provenance.served.random_weights,
+        "max_model_len": source.limit,
+        "endpoint": options.endpoint,
+        "salt": options.salt,
+        "too_long": options.too_long,
+        "max_in_flight": arrivals.closed or options.max_in_flight,
+        "processes": options.processes,
+        "ray": options.ray,
+        "warmup": options.warmup,
+        "timeouts_s": {
+            "connect_wall": CONNECT_TIMEOUT_S,
+            "first_token": options.first_token_timeout_s,
+            "stall": options.stall_timeout_s,
+            "drain": options.drain_timeout_s,
+            "keep_alive_wall": KEEP_ALIVE_S,
+        },
+        "buckets": [asdict(bucket) for bucket in options.buckets],
+        "slos": [asdict(slo) for slo in provenance.slos],
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in _PACKAGES},
+        },
+        "loop": _loop_name(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "definitions": DEFINITIONS,
+    }
+
+
+def _loop_name() -> str:
+    kind = type(asyncio.get_running_loop())
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,124 @@
+"""Define one row of a run's table: all facts that are kept about one request."""
+
+from dataclasses import dataclass
+
+from forebay.replay.send.http.exchange import ClientExchange
+from forebay.replay.send.http.measure import Latency
+from forebay.traces.schema import TraceRequest
+
+
+@dataclass(slots=True)  # frozen, it takes three times as long to make
+class Row:
+    """The columns in order. Times are seconds from the start of the run; None is undefined.
+
+    id: of the request in the trace.
+    bucket: length bucket of the prompt.
+    session, tenant, document: as in the trace.
+    input_tokens: prompt length that the trace asks for.
+    prompt_tokens, output_tokens, cached_tokens: as the server counted them.
+    intended_s: when the request was due.
+    sent_s: when it was sent.
+    first_s, last_s: first and last output event.
+    done_s: end of the response.
+    pacing_lag_s: how late the client began to send, for lack of processor time.
+    cap_wait_s: wait for a free slot under --max-in-flight.
+    ttft_response_s, e2e_response_s: first and last output since the request was due.
+    ttft_service_s, e2e_service_s: the same since it was sent.
+    tpot_s: mean time per output token after the first event.
+    stall_s: longest gap between two output events.
+    queue_ms: wait in the proxy, from its header x-forebay-queue-ms.
+    status: of the HTTP response.
+    outcome: ok, rejected or failed.
+    reason: code of the error, or why the request failed.
+    retry_after_s: what a rejection said.
+    reject_latency_s: from sending to the rejection.
+    backend: the server, where the proxy names it (debug_headers), else the target.
+    request_id: as the server returned it.
+    tokens_estimated: the server did not count the tokens of each event.
+    """
+
+    id: str
+    bucket: str
+    session: str | None
+    tenant: str | None
+    document: str | None
+    input_tokens: int
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    intended_s: float | None
+    sent_s: float | None
+    first_s: float | None
+    last_s: float | None
+    done_s: float | None
+    pacing_lag_s: float | None
+    cap_wait_s: float | None
+    ttft_response_s: float | None
+    ttft_service_s: float | None
+    e2e_response_s: float | None
+    e2e_service_s: float | None
+    tpot_s: float | None
+    stall_s: float | None
+    queue_ms: float | None
+    status: int | None
+    outcome: str
+    reason: str | None
+    retry_after_s: float | None
+    reject_latency_s: float | None
+    backend: str | None
+    request_id: str | None
+    tokens_estimated: bool | None
+
+
+def row_of(request: TraceRequest, bucket: str, exchange: ClientExchange, latency: Latency) -> Row:
+    """Make the row of a request that was sent."""
+    return Row(
+        id=request.id,
+        bucket=bucket,
+        session=request.session,
+        tenant=request.tenant,
+        document=request.document,
+        input_tokens=request.input_tokens,
+        prompt_tokens=exchange.prompt_tokens,
+        cached_tokens=exchange.cached_tokens,
+        output_tokens=exchange.output_tokens,
+        intended_s=exchange.intended_s,
+        sent_s=exchange.sent_s,
+        first_s=latency.first_s,
+        last_s=latency.last_s,
+        done_s=exchange.done_s,
+        pacing_lag_s=latency.pacing_lag_s,
+        cap_wait_s=latency.cap_wait_s,
+        ttft_response_s=latency.ttft_response_s,
+        ttft_service_s=latency.ttft_service_s,
+        e2e_response_s=latency.e2e_response_s,
+        e2e_service_s=latency.e2e_service_s,
+        tpot_s=latency.tpot_s,
+        stall_s=latency.stall_s,
+        queue_ms=exchange.queue_ms,
+        status=exchange.status,
+        outcome=exchange.outcome,
+        reason=exchange.reason,
+        retry_after_s=exchange.retry_after_s,
+        reject_latency_s=exchange.reject_latency_s,
+        backend=exchange.backend,
+        request_id=exchange.request_id,
+        tokens_estimated=exchange.events.estimated if latency.first_s is not None else None,
+    )
+
+
+def never_sent_row(request: TraceRequest, bucket: str, intended_s: float | None) -> Row:
+    """Make the row of a request that was scheduled and never sent."""
+    unset = dict.fromkeys(Row.__slots__)
+    known = {
+        "id": request.id,
+        "bucket": bucket,
+        "session": request.session,
+        "tenant": request.tenant,
+        "document": request.document,
+        "input_tokens": request.input_tokens,
+        "intended_s": intended_s,
+        "outcome": "failed",
+        "reason": "never_sent",
+    }
+    return Row(**{**unset, **known})  # type: ignore[arg-type]

@@ -1,0 +1,232 @@
+"""Add up the rows of a run and make its `summary.json` at the end.
+
+Pure: rows and histograms in, one dict out. Every percentile comes from a HdrHistogram; undefined
+values are null, never 0. `analysis` compares runs by these keys alone. A percentile is there from
+the first sample on; code that prints one must check `is_firm` first.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.proxy.telemetry.hlog import Total, add_into, new_histogram, to_us
+from forebay.replay.plan.slo import Slo, meets
+from forebay.replay.results.row import Row
+from forebay.replay.results.verdict import Lateness, lag_limit_s
+
+PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+LEAST_BEYOND = 10  # samples that must exceed a percentile before it is shown to people
+# For each key of the summary: the metric as the tags of the log name it.
+METRICS = {
+    "ttft_ms": "ttft_response",
+    "ttft_service_ms": "ttft_service",
+    "tpot_ms": "tpot",
+    "itl_ms": "itl",
+    "icl_ms": "icl",
+    "e2e_ms": "e2e_response",
+    "e2e_service_ms": "e2e_service",
+    "stall_ms": "stall",
+    "queue_ms": "queue_wait",
+}
+INFINITE = "inf"  # JSON has no infinity
+
+
+def distribution_ms(histogram: Any, failures: int = 0) -> dict[str, float | str | int | None]:
+    """Return count, percentiles and maximum; `failures` more samples count as infinite."""
+    import numpy
+
+    count = int(histogram.total_count)
+    total = count + failures
+    below = numpy.cumsum(numpy.frombuffer(histogram.counts, dtype=numpy.int64))
+    figures: dict[str, float | str | int | None] = {"count": total}
+    for percentile in PERCENTILES:
+        rank = rank_of(percentile, total)
+        name = f"p{percentile:g}"
+        if not total:
+            figures[name] = None
+        elif rank > count:
+            figures[name] = INFINITE
+        else:
+            value = histogram.get_value_from_index(int(numpy.searchsorted(below, rank)))
+            highest = histogram.get_highest_equivalent_value(value)
+            figures[name] = min(highest, histogram.max_value) / 1e3
+    figures["max"] = INFINITE if failures else histogram.max_value / 1e3 if count else None
+    return figures
+
+
+def rank_of(percentile: float, count: int) -> int:
+    """Return the nearest rank, from 1, among `count` samples."""
+    return max(1, math.ceil(percentile / 100 * count - 1e-9))
+
+
+def is_firm(name: str, count: int) -> bool:
+    """Tell whether enough of `count` samples exceed the percentile `name`, such as p99.9.
+
+    With fewer, one or two requests decide its value. Always true for other names, such as max.
+    """
+    if not name.startswith("p"):
+        return True
+    return count - rank_of(float(name[1:]), count) >= LEAST_BEYOND
+
+
+def firm(figures: Mapping[str, Any], name: str) -> Any:
+    """Return a value of a distribution for display: None if it is not firm."""
+    return figures[name] if is_firm(name, figures["count"]) else None
+
+
+@dataclass(slots=True)
+class _Rejects:
+    histogram: Any = field(default_factory=new_histogram)
+    worst_s: float = 0.0
+    with_retry_after: int = 0
+
+
+class RunTotals:
+    """The running totals of one run."""
+
+    def __init__(self, buckets: Sequence[str], slos: Sequence[Slo]) -> None:
+        self.buckets = tuple(buckets)
+        self.requests = 0
+        self.completed = 0
+        self.rejected: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        self.last_done_s = 0.0
+        self.lateness = Lateness(lag_limit_s(slos))
+        self._slos = tuple(slos)
+        self._intended: Counter[str] = Counter()
+        self._good: Counter[str] = Counter()
+        self._missing: Counter[str] = Counter()
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._cached_known = False
+        # The trace's count of the prompts whose tokens `_prompt_tokens` counts.
+        self.counted_input_tokens = 0
+        self._by_backend: Counter[str] = Counter()
+        self._estimated = 0
+        self._without_output = 0
+        self._rejects = _Rejects()
+
+    def add(self, row: Row) -> None:
+        self.requests += 1
+        self._intended[row.bucket] += 1
+        if row.done_s is not None:
+            self.last_done_s = max(self.last_done_s, row.done_s)
+        if row.intended_s is not None and row.pacing_lag_s is not None:
+            self.lateness.add(row.intended_s, row.pacing_lag_s, row.cap_wait_s or 0.0)
+        if row.prompt_tokens is not None:
+            self._prompt_tokens += row.prompt_tokens
+            self.counted_input_tokens += row.input_tokens
+            self._by_backend[row.backend or "unknown"] += row.prompt_tokens
+            if row.cached_tokens is not None:
+                self._cached_known = True
+                self._cached_tokens += row.cached_tokens
+        if row.outcome == "ok":
+            self._completed(row)
+            return
+        self._missing[row.bucket] += 1
+        if row.outcome == "rejected":
+            self.rejected[row.reason or "unknown"] += 1
+            if row.reject_latency_s is not None:
+                self._rejects.histogram.record_value(to_us(row.reject_latency_s))
+                self._rejects.worst_s = max(self._rejects.worst_s, row.reject_latency_s)
+            self._rejects.with_retry_after += row.retry_after_s is not None
+        else:
+            self.failed[row.reason or "unknown"] += 1
+
+    def _completed(self, row: Row) -> None:
+        self.completed += 1
+        self._estimated += row.tokens_estimated or False
+        self._without_output += row.first_s is None
+        values = {
+            "ttft": row.ttft_response_s,
+            "e2e": row.e2e_response_s,
+            "tpot": row.tpot_s,
+            "stall": row.stall_s,
+        }
+        if meets(self._slos, row.bucket, values):
+            self._good[row.bucket] += 1
+
+    def summary(
+        self, totals: Mapping[str, Total], window_s: float, *, closed: bool, scale: float
+    ) -> dict[str, Any]:
+        """Make the summary.
+
+        Args:
+            totals: histograms by `metric.bucket`.
+            window_s: how long arrivals went on; 0: until the last answer.
+            closed: a closed loop, in which requests are due when a slot is free.
+            scale: seconds of the run in one wall second.
+        """
+        window_s = window_s or self.last_done_s
+        judged = self.lateness.judge(closed=closed)
+        good = sum(self._good.values())
+        figures: dict[str, Any] = {
+            "requests": self.requests,
+            "completed": self.completed,
+            "rejected": dict(sorted(self.rejected.items())),
+            "failed": dict(sorted(self.failed.items())),
+            "duration_s": self.last_done_s,
+            "window_s": window_s,
+            "offered_rate_per_s": _ratio(self.requests - self.failed["never_sent"], window_s),
+            "goodput_per_s": _ratio(good, window_s),
+            "goodput_by_bucket_per_s": {
+                name: _ratio(self._good[name], window_s) for name in self._seen()
+            },
+            "attainment": _ratio(good, self.requests),
+            "attainment_by_bucket": {
+                name: _ratio(self._good[name], self._intended[name]) for name in self._seen()
+            },
+            "requests_by_bucket": {name: self._intended[name] for name in self._seen()},
+            "slos": [str(slo) for slo in self._slos],
+            "hit_ratio": (
+                _ratio(self._cached_tokens, self._prompt_tokens) if self._cached_known else None
+            ),
+            "prompt_tokens": self._prompt_tokens,
+            "cached_tokens": self._cached_tokens if self._cached_known else None,
+            "prompt_tokens_per_backend": dict(sorted(self._by_backend.items())),
+            "verdict": judged.word,
+            "verdict_reason": judged.reason,
+            "verdict_at_s": judged.at_s,
+            "late_arrivals": self.lateness.late,
+            "schedule_lag_ms": distribution_ms(self._merged(totals, "sched_lag")),
+            "reject_ms": {
+                **distribution_ms(self._rejects.histogram),
+                "max_wall": self._rejects.worst_s / scale * 1e3 if self.rejected else None,
+                "with_retry_after": self._rejects.with_retry_after,
+            },
+            "itl_estimated": self._estimated,
+            "completed_without_output": self._without_output,
+            "overflow": sum(total.overflow for total in totals.values()),
+        }
+        for key, metric in METRICS.items():
+            figures[key] = self._distributions(totals, metric)
+        figures["ttft_ms_failures_as_inf"] = self._distributions(totals, "ttft_response", True)
+        return figures
+
+    def _seen(self) -> list[str]:
+        extra = sorted(name for name in self._intended if name not in self.buckets)
+        return [*self.buckets, *extra]
+
+    def _merged(self, totals: Mapping[str, Total], metric: str) -> Any:
+        merged = new_histogram()
+        for name in self._seen():
+            if (total := totals.get(f"{metric}.{name}")) is not None:
+                add_into(merged, total.histogram)
+        return merged
+
+    def _distributions(
+        self, totals: Mapping[str, Total], metric: str, failures: bool = False
+    ) -> dict[str, Any]:
+        missing = self._missing if failures else Counter[str]()
+        figures = {"all": distribution_ms(self._merged(totals, metric), missing.total())}
+        for name in self._seen():
+            total = totals.get(f"{metric}.{name}")
+            histogram = total.histogram if total is not None else new_histogram()
+            figures[name] = distribution_ms(histogram, missing[name])
+        return figures
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None

@@ -1,0 +1,99 @@
+"""Judge whether a run is valid: did requests leave when they were due? Pure.
+
+A client that is late, or that delays requests by its own in-flight limit, measures itself. One
+arrival in a hundred may be later than the limit, which is 10 ms or 1 % of the tightest TTFT target,
+whichever is more. An error that small cannot decide whether a target was met.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forebay.replay.plan.slo import Slo
+
+LEAST_LIMIT_S = 0.010
+SLO_SHARE = 0.01
+LATE_SHARE = 0.01
+
+
+def lag_limit_s(slos: Sequence[Slo]) -> float:
+    tightest = min((slo.limit_s for slo in slos if slo.metric == "ttft"), default=0.0)
+    return max(LEAST_LIMIT_S, SLO_SHARE * tightest)
+
+
+@dataclass(frozen=True, slots=True)
+class RunVerdict:
+    """The verdict on a run: `word` is valid, client-limited or cap-limited.
+
+    `at_s` is the second of the run from which on it is not valid.
+    """
+
+    word: str
+    reason: str
+    at_s: float | None = None
+
+
+@dataclass(slots=True)
+class Lateness:
+    """Counts arrivals that left later than `limit_s` after they were due, by cause."""
+
+    limit_s: float
+    arrivals: int = 0
+    client_late: int = 0
+    cap_late: int = 0
+    client_from_s: float | None = None
+    cap_from_s: float | None = None
+
+    @property
+    def late(self) -> int:
+        """Return the arrivals that left late for the cause that delayed more of them."""
+        return max(self.client_late, self.cap_late)
+
+    def add(self, intended_s: float, pacing_lag_s: float, cap_wait_s: float) -> None:
+        self.arrivals += 1
+        if pacing_lag_s > self.limit_s:
+            self.client_late += 1
+            self.client_from_s = _earlier(self.client_from_s, intended_s)
+        if cap_wait_s > self.limit_s:
+            self.cap_late += 1
+            self.cap_from_s = _earlier(self.cap_from_s, intended_s)
+
+    def judge(self, *, closed: bool = False) -> RunVerdict:
+        """Make the verdict; in a `closed` loop a request is due when its slot is free."""
+        if not self.arrivals:
+            return RunVerdict("client-limited", "nothing was sent", 0.0)
+        allowed = max(1.0, LATE_SHARE * self.arrivals)
+        worst = self.late
+        limit = f"{self.limit_s * 1e3:g} ms"
+        if closed:
+            late = f"{worst:,} of {self.arrivals:,} requests left more than {limit}"
+            words = f"{late} after their slot was free"
+            if worst <= allowed:
+                return RunVerdict("valid", words)
+            return RunVerdict(
+                "client-limited",
+                f"{words} because this machine was busy; use a faster one, fewer requests in "
+                "flight or a lower time scale",
+                self.client_from_s,
+            )
+        if worst <= allowed:
+            return RunVerdict(
+                "valid",
+                f"{worst:,} of {self.arrivals:,} requests left more than {limit} late",
+            )
+        if self.cap_late >= self.client_late:
+            return RunVerdict(
+                "cap-limited",
+                f"{self.cap_late:,} of {self.arrivals:,} requests waited more than {limit} for "
+                "--max-in-flight; raise it",
+                self.cap_from_s,
+            )
+        return RunVerdict(
+            "client-limited",
+            f"{self.client_late:,} of {self.arrivals:,} requests left more than {limit} late "
+            "because this machine was busy; use a faster one, a lower rate or a lower time scale",
+            self.client_from_s,
+        )
+
+
+def _earlier(known: float | None, when: float) -> float:
+    return when if known is None else min(known, when)

@@ -1,0 +1,52 @@
+"""End a run: stop sending on request, and wait for the answers that are still running."""
+
+import asyncio
+from collections.abc import Callable
+
+from forebay.replay.clock.clock import Clock
+from forebay.replay.send.dispatch import Dispatch
+
+
+class Stop:
+    """Stops a run: the first request stops sending, the second stops waiting for answers."""
+
+    def __init__(self) -> None:
+        self.sending = asyncio.Event()
+        self.waiting = asyncio.Event()
+
+    def request(self) -> None:
+        (self.waiting if self.sending.is_set() else self.sending).set()
+
+
+async def drain(
+    dispatch: Dispatch,
+    clock: Clock,
+    stop: Stop,
+    ended: str,
+    timeout_s: float,
+    say: Callable[[str], None],
+) -> str:
+    """Wait for running answers, up to `timeout_s` of the run; returns how the run ended."""
+    if not dispatch.idle.is_set():
+        if ended == "interrupted":
+            say("stopped sending; waiting for running answers, Ctrl-C again cancels them")
+        waits = {asyncio.ensure_future(event.wait()) for event in (dispatch.idle, stop.waiting)}
+        if ended != "interrupted":
+            waits.add(asyncio.ensure_future(stop.sending.wait()))
+        limit_s = clock.wall(timeout_s)
+        try:
+            await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+    if dispatch.idle.is_set():
+        return ended
+    if stop.sending.is_set():
+        ended = "interrupted"
+    else:
+        ended = "drain timeout"
+        say(f"cancelled the answers still running {timeout_s:g} s after the last arrival")
+    dispatch.give_up()
+    await dispatch.idle.wait()
+    return ended

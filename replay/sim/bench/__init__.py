@@ -1,0 +1,4 @@
+"""Measure the simulator: its speed, and what the proxy knows of prefix caches.
+
+`speed` and `prefix_bench` are scripts for developers. They may import all of `forebay.replay.sim`.
+"""

@@ -1,0 +1,316 @@
+"""Plan a step in which some requests prefill: which requests get how many tokens.
+
+The rules are those of `engine.scheduler`. Decoding requests are one cohort and KV blocks are runs,
+so planning a step costs time for its prefills only, however many requests decode beside them.
+"""
+
+from collections import deque
+from typing import Final
+
+from forebay.replay.engine.scheduler import SchedulerLimits
+from forebay.replay.engine.timing.step_time import StepWork
+from forebay.replay.sim.engine.block_runs import RunPool
+from forebay.replay.sim.engine.cohort import Cohort
+from forebay.replay.sim.engine.request import ENDING, PREFILLING, SimRequest
+from forebay.replay.sim.engine.runs import Node, Run
+from forebay.replay.sim.engine.stalls import LongestSince
+
+RELEASED: list[tuple[Run, int]] = []
+PLANNED: Final = -1  # the planned step prefills or preempts
+NOTHING: Final = -2  # no request can be scheduled
+
+
+class Planner:
+    """The WAITING and RUNNING requests and the KV blocks of one engine.
+
+    Attributes:
+        waiting: waiting requests, the next one first.
+        arriving: requests that came after the next step was planned (asynchronous scheduling).
+        running: running requests in the order of admission; a dict for cheap removal.
+        prefilling: running requests whose prompt is not fully computed, in the same order.
+        cohort: all decoding requests.
+        stalls: durations of past steps.
+        work: tokens, contexts and chunks of the step planned last.
+        sampling: requests whose prompt that step completes.
+        preempted: whether that step preempted a request.
+    """
+
+    def __init__(self, limits: SchedulerLimits, num_blocks: int) -> None:
+        self.limits = limits
+        self.block_size = limits.block_size
+        self.pool_blocks = num_blocks - 1
+        self.pool = RunPool(num_blocks, limits.block_size)
+        self.cohort = Cohort(limits.block_size)
+        self.stalls = LongestSince()
+        self.waiting: deque[SimRequest] = deque()
+        self.arriving: list[SimRequest] = []
+        self.running: dict[SimRequest, None] = {}
+        self.prefilling: list[SimRequest] = []
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.preemptions = 0
+        self.work = StepWork()
+        self.sampling: list[SimRequest] = []
+        self.preempted = False
+        self._longest = limits.max_model_len
+        self._caching = limits.enable_prefix_caching
+        self._watermark_blocks = int(limits.watermark * num_blocks)
+        self._budget = limits.max_num_batched_tokens
+        self._threshold = limits.long_prefill_token_threshold
+        self._seats = limits.max_num_seqs
+        self._chunked = limits.enable_chunked_prefill
+        self._admitted = 0
+        self._freed_too_late = 0
+        self._in_flight = False
+
+    def add(self, request: SimRequest, *, late: bool = False) -> None:
+        """Queue a request; raises ValueError when it can never run.
+
+        Args:
+            late: the next step is planned already, so the request waits in `arriving`.
+        """
+        prompt, longest = request.prompt_tokens, self._longest
+        if not 0 < prompt < longest:
+            raise ValueError(f"{request!r}: the context holds {longest} tokens")
+        if request.output_target < 1:
+            raise ValueError(f"{request!r}: no output wanted")
+        end = prompt + request.output_target
+        request.last = (end if end < longest else longest) - 1
+        request.shareable = 0
+        if request.ids and self._caching:
+            block_tokens = request.block_tokens
+            per_id = block_tokens // self.block_size
+            if per_id * self.block_size != block_tokens:
+                raise ValueError(
+                    f"trace blocks of {block_tokens} tokens are not whole engine blocks"
+                )
+            whole, known = prompt // self.block_size, len(request.ids) * per_id
+            request.shareable = whole if whole < known else known
+        if late:
+            self.arriving.append(request)
+        else:
+            self.waiting.append(request)
+
+    def plan(self, step: int, now: float, *, in_flight: bool = False) -> int:
+        """Schedule `step`, which starts `now`: RUNNING first, then WAITING from the head.
+
+        Returns PLANNED when the step prefills or preempts, and NOTHING when it is empty. Otherwise
+        all requests only decode, until one ends; then the step is not recorded, except for the
+        blocks it takes. Returns their number.
+
+        Args:
+            in_flight: the plan was made while the step before was running (asynchronous
+                scheduling): the block that its tokens fill is not in the prefix cache yet.
+        """
+        self._in_flight = in_flight
+        cohort, work, pool = self.cohort, self.work, self.pool
+        work.chunks = []
+        self.sampling = []
+        self.preempted = False
+        cap = self._threshold
+        if cap and len(self.running) + len(self.waiting) == 1:
+            cap = 0  # alone
+        blocks = cohort.phases[step % self.block_size]
+        chunks: list[tuple[SimRequest, int]] = []
+        if self.prefilling or blocks > pool.free:
+            chunks = self._chunks(step, now, cap)
+            blocks = cohort.phases[step % self.block_size]
+        work.tokens = work.sequences = work.sampled = cohort.size
+        work.decode_context = cohort.offsets + cohort.size * step
+        budget = self._budget - cohort.size
+        if self.preempted:  # then nothing is admitted in this step
+            pool.hold_back(self._freed_too_late)
+            pool.free -= blocks
+            self._compute_all(chunks)
+            pool.hold_back(-self._freed_too_late)
+        else:
+            pool.free -= blocks
+            budget -= self._compute_all(chunks)
+            while self.waiting and budget > 0 and len(self.running) < self._seats:
+                count = self._admit(budget, cap)
+                if not count:
+                    break
+                budget -= count
+            if work.sequences == cohort.size > 0:
+                return blocks
+            if not work.sequences:
+                return NOTHING
+        work.sampled += len(self.sampling)
+        return PLANNED
+
+    def _compute_all(self, chunks: list[tuple[SimRequest, int]]) -> int:
+        """Record the prefill chunks of running requests; returns their tokens."""
+        tokens = 0
+        for request, count in chunks:
+            self._compute(request, count)
+            tokens += count
+        if self.sampling:
+            self.prefilling = [one for one in self.prefilling if one.computed < one.tokens]
+        return tokens
+
+    def _compute(self, request: SimRequest, count: int) -> None:
+        """Record a prefill chunk, for which there are enough free blocks."""
+        block_size, work = self.block_size, self.work
+        before = request.computed
+        request.computed = end = before + count
+        self.pool.free += -end // block_size - -before // block_size
+        shareable = request.shareable
+        if shareable * block_size > before:
+            full = end // block_size
+            if full > shareable:
+                full = shareable
+            if full * block_size > before:
+                self.pool.register(request.runs, request.ids, request.block_tokens, full)
+        work.tokens += count
+        work.sequences += 1
+        if count == 1:
+            work.decode_context += end
+        else:
+            work.chunks.append((count, before))
+        if end == request.tokens:
+            self.sampling.append(request)
+
+    def finish(self, request: SimRequest) -> None:
+        """Remove a request that produced its last token; it is not decoding any more."""
+        if request not in self.running:  # preempted while its last token was being sampled
+            self.waiting.remove(request)
+            return
+        del self.running[request]
+        block_size, last = self.block_size, request.last
+        full = last // block_size
+        uncached = 1 if last % block_size else 0
+        if self._caching:
+            self.pool.release(request.runs, full - request.shareable, uncached)
+        else:
+            self.pool.release_uncached(full + uncached)
+        request.runs = RELEASED  # the driver keeps the request, not its runs
+
+    def _preempt(self, step: int, now: float) -> int:
+        """Move the last of RUNNING, which has no part in `step` yet, back to WAITING.
+
+        Returns how many of the blocks that it frees are uncached.
+        """
+        victim, _none = self.running.popitem()
+        pending = self._in_flight and victim.phase != PREFILLING and victim.since < step - 1
+        if victim.phase == PREFILLING:
+            self.prefilling.remove(victim)
+        elif victim.phase == ENDING:
+            victim.computed = victim.last
+        else:
+            victim.tokens = victim.offset + step
+            victim.computed = victim.tokens - 1
+            self.cohort.leave(victim)
+            victim.stall_s = max(victim.stall_s, self.stalls.since(victim.since))
+            victim.gap_from = now  # its last token came with the step before
+        block_size, computed = self.block_size, victim.computed
+        full = (computed - pending) // block_size
+        uncached = -(-computed // block_size) - full
+        if self._caching:
+            victim.private = self.pool.release_for_now(
+                victim.runs, victim.shareable, full - victim.shareable, uncached
+            )
+        else:
+            self.pool.release_uncached(full + uncached)
+        victim.rank = -1
+        victim.preemptions += 1
+        self.preemptions += 1
+        self.preempted = True
+        self.waiting.appendleft(victim)
+        return uncached
+
+    def _chunks(self, step: int, now: float, cap: int) -> list[tuple[SimRequest, int]]:
+        """Divide the step's budget among running prefills; each decoding request gets one token.
+
+        The budget always covers the decoding requests. A request is admitted only when budget is
+        left after all requests before it, and none of these needs more in a later step.
+
+        While blocks are short, the last of RUNNING is preempted. The scheduler finds the shortage
+        on its way along RUNNING, but preempts as many requests: as long as the remaining ones
+        need more blocks than are free, one of them does not get its blocks.
+        """
+        block_size, phases = self.block_size, self.cohort.phases
+        victims: list[tuple[int, int]] = []  # free blocks before, uncached blocks that it freed
+        while True:
+            budget = self._budget - self.cohort.size
+            blocks = phases[step % block_size]
+            chunks = []
+            for request in self.prefilling:
+                before = request.computed
+                count = request.tokens - before
+                if 0 < cap < count:
+                    count = cap
+                if count > budget:
+                    count = budget
+                    assert not self._decodes_behind(request), request
+                    if count <= 0:
+                        break
+                budget -= count
+                blocks += -(-(before + count) // block_size) - -(-before // block_size)
+                chunks.append((request, count))
+            free = self.pool.free
+            if blocks <= free:
+                # Uncached blocks are allocated first, except those of a victim that itself found
+                # no free block: by the time it freed them, all others had got their blocks.
+                self._freed_too_late = sum(
+                    uncached for before, uncached in victims if blocks <= before
+                )
+                return chunks
+            victims.append((free, self._preempt(step, now)))
+
+    def _decodes_behind(self, request: SimRequest) -> bool:
+        for other in reversed(self.running):
+            if other is request:
+                return False
+            if other.phase >= 0:
+                return True
+        raise AssertionError(f"{request!r} is not running")
+
+    def _admit(self, budget: int, cap: int) -> int:
+        """Admit the head of WAITING; returns its tokens in this step, 0 when it does not fit."""
+        pool, block_size = self.pool, self.block_size
+        request = self.waiting[0]
+        tokens, shareable, private = request.tokens, request.shareable, request.private
+        hits = in_free = shared = 0
+        path: list[Node] = []
+        if shareable:
+            # The last token is always recomputed, to get the logits of the next one.
+            limit = min(shareable, (tokens - 1) // block_size)
+            hits, in_free, path = pool.lookup(request.ids, request.block_tokens, limit)
+            shared = hits
+        if private is not None:
+            pool.settle()
+            own = private.stop - private.start
+            assert hits == shareable or not own
+            hits += own
+            in_free += own
+        computed = hits * block_size
+        count = tokens - computed
+        if 0 < cap < count:
+            count = cap
+        if count > budget:
+            if not self._chunked:
+                return 0
+            count = budget
+        # Blocks for all of its tokens must be free now; hits in the free list take from it, too.
+        spare = pool.free - self._watermark_blocks if self.running else pool.free
+        if -(-tokens // block_size) - hits + in_free > spare:
+            return 0
+        self.waiting.popleft()
+        self.running[request] = None
+        self._admitted += 1
+        request.rank = self._admitted
+        request.runs = pool.take(path, shared, in_free - (hits - shared)) if path else []
+        if private is not None:
+            if hits > shared:
+                pool.take_private(private)
+            request.private = None
+        if not request.preemptions:
+            if self._caching:
+                self.prefix_queries += tokens
+                self.prefix_hits += computed
+            request.cached_tokens = computed
+        request.computed = computed
+        self._compute(request, count)
+        if computed + count < tokens:
+            self.prefilling.append(request)
+        return count

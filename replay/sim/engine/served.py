@@ -1,0 +1,119 @@
+"""One engine behind its API server, in virtual time: what a client sends, and when it has tokens.
+
+The engine and the server are those of `forebay engine`. A driver calls `send` when a request leaves
+the proxy, and `advance` when time reaches `next_at`.
+"""
+
+from heapq import heappop, heappush
+from math import inf
+from typing import Final
+
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.timing.api_server import ApiServer
+from forebay.replay.sim.engine.request import SimRequest
+from forebay.replay.sim.engine.skipping import SkippingEngine
+from forebay.replay.sim.engine.stepping import SteppingEngine
+
+# Unions, not protocols: compiled code then calls the first of each directly.
+Engine = SkippingEngine | SteppingEngine
+"""A simulated engine; `SteppingEngine` is the slow reference."""
+
+IN: Final = 0  # the request reaches the engine
+FIRST: Final = 1  # the client has the first token
+END: Final = 2  # the client has the whole answer
+
+
+class ServedEngine:
+    """An engine and its API server.
+
+    `first_token_s` and `finished_s` of a request that `advance` has returned are times at the
+    client. `stall_s` counts the engine's steps only.
+
+    Attributes:
+        engine: the engine itself.
+        kv_tokens: number of tokens that its KV cache holds.
+    """
+
+    def __init__(self, engine: Engine, server: ApiServer) -> None:
+        self.engine = engine
+        self.kv_tokens = engine.kv_tokens
+        self._server = server
+        self._passages: list[tuple[float, int, int, SimRequest]] = []
+        self._count = 0  # orders passages of one instant
+
+    @property
+    def busy_s(self) -> float:
+        return self.engine.busy_s
+
+    @property
+    def preemptions(self) -> int:
+        return self.engine.preemptions
+
+    def send(self, request: SimRequest, now: float) -> None:
+        """Send a request to the server."""
+        process = request.process = self._server.next_process()
+        self._pass(process.receive(request.prompt_tokens, now), IN, request)
+
+    def next_at(self) -> float:
+        """Return when `advance` is due if no request is sent before; inf without work."""
+        due = self.engine.next_at()
+        if self._passages and self._passages[0][0] < due:
+            return self._passages[0][0]
+        return due
+
+    def advance(self, now: float) -> tuple[list[SimRequest], list[SimRequest]]:
+        """Pass `now` == `next_at`.
+
+        Returns requests whose first token a client has now, and those answered completely.
+        """
+        engine, passages = self.engine, self._passages
+        first: list[SimRequest] = []
+        finished: list[SimRequest] = []
+        # A request that arrives as a step ends takes part in the next plan.
+        while passages and passages[0][0] <= now:
+            _, _, kind, request = heappop(passages)
+            if kind == IN:
+                engine.add(request, now)
+            elif kind == FIRST:
+                first.append(request)
+            else:
+                finished.append(request)
+        if engine.next_at() <= now:
+            self._step(now)
+        return first, finished
+
+    def _step(self, now: float) -> None:
+        """Let the engine pass its due time and send what it produced."""
+        engine = self.engine
+        first, finished = engine.advance(now)
+        for request in first:
+            assert request.process is not None
+            request.first_token_s = at = request.process.answer(request.prompt_tokens, now)
+            self._pass(at, FIRST, request)
+        for request in finished:
+            assert request.process is not None
+            at = request.process.sent_at(now)
+            if at < request.first_token_s:
+                at = request.first_token_s
+            request.finished_s = at
+            self._pass(at, END, request)
+        self._server.load(engine.tokens_per_s, engine.streams, now)
+
+    def _pass(self, at: float, kind: int, request: SimRequest) -> None:
+        self._count += 1
+        heappush(self._passages, (at, self._count, kind, request))
+
+
+def served_engine(config: EngineConfig, *, exact: bool = False) -> ServedEngine:
+    """Return an idle engine and its API server; `exact`: every step is computed."""
+    engine: Engine = SteppingEngine(config) if exact else SkippingEngine(config)
+    return ServedEngine(engine, config.api_server())
+
+
+def run_alone(engine: ServedEngine, request: SimRequest, now: float) -> float:
+    """Send a request to an idle engine and advance until it is idle again; return that time."""
+    engine.send(request, now)
+    while (at := engine.next_at()) < inf:
+        now = at
+        engine.advance(now)
+    return now

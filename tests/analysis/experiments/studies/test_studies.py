@@ -1,0 +1,769 @@
+"""The studies of a whole service: knees, sharing, floods, KV cache, needles; in virtual time."""
+
+import asyncio
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from aiohttp import web
+from replay_server import MODEL, Server, serve
+
+from forebay.analysis.charts.heat_map import heat_map
+from forebay.analysis.experiments import one_load
+from forebay.analysis.experiments.asking import ModelReply, is_simulated
+from forebay.analysis.experiments.gauges import GaugeSample, Pool, read_page
+from forebay.analysis.experiments.http_system import HttpWay, http_ways
+from forebay.analysis.experiments.load_stats import doubted, good, percentile
+from forebay.analysis.experiments.studies import (
+    flood,
+    kv_study,
+    needle,
+    saturation,
+    shared_document,
+)
+from forebay.analysis.experiments.studies.flood_setup import (
+    config_with,
+    highest_followed,
+    max_waits_s,
+)
+from forebay.analysis.experiments.studies.hol_fleet import THEIRS
+from forebay.analysis.experiments.studies.hol_fleet import _result as hol_result
+from forebay.analysis.experiments.study import Study, numbers
+from forebay.analysis.experiments.systems import IN_TURN, PROXY, PlayedLoad, Seen, SimWay, sim_ways
+from forebay.analysis.experiments.target import StudyFailed, sim_config
+from forebay.analysis.kv.plan import Choices
+from forebay.analysis.statistics.knee import gain_of_last_doubling, kneedle, last_followed
+from forebay.proxy.cli import main
+from forebay.replay.clock.virtual_loop import run
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.server.server import start_engine
+from forebay.replay.plan.slo import default_slos, parse_slos
+from forebay.replay.sim.closed_loop import closed_loop
+from forebay.replay.sim.engine.served import served_engine
+from forebay.replay.sim.scenario import DIRECT, Scenario
+from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
+from forebay.traces.synth.prompts.needle import NeedleAnswer, generated_haystack, needle_requests
+from forebay.traces.tokens import ByteEstimate
+
+PHI = "sim:phi-3-mini@h200-nvl"
+
+
+def asked(out: Path, **more: Any) -> Study:
+    given: dict[str, Any] = {
+        "name": "test", "line": "forebay experiment test", "targets": ("",), "out": out,
+        "model": None, "gpu": None, "api_key": None, "time_scale": 1.0, "force": False,
+        "as_json": False,
+    }  # fmt: skip
+    return Study(**given | more)
+
+
+def one_engine(**options: Any) -> SimWay:
+    config = replace(sim_config(PHI, None, None), **options)
+    return SimWay(IN_TURN, Scenario(config, 1, DIRECT), PHI, watched=True)
+
+
+def rows(count: int, prompt: int = 1000, output: int = 20) -> list[TraceRequest]:
+    return [TraceRequest(f"r{i}", 0.0, prompt, output) for i in range(count)]
+
+
+def study(name: str, out: Path, *words: str) -> dict[str, Any]:
+    assert main(["experiment", name, "--out", str(out), *words]) == 0
+    found: dict[str, Any] = json.loads((out / "results.json").read_text())
+    assert ElementTree.fromstring((out / "plot.svg").read_text()) is not None
+    return found
+
+
+# The knee
+
+
+@pytest.mark.parametrize(
+    ("loads", "came", "at"),
+    [
+        ([1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 16, 16], 4),  # 16 seats
+        ([1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 14, 9], 4),  # falls beyond them
+        ([1, 2, 3, 4], [10, 20, 30, 40], None),  # a straight line has no knee
+        ([1, 2, 4], [5, 5, 5], None),  # nor has a flat one
+        ([1, 64], [1, 16], None),  # two points say nothing
+    ],
+)
+def test_kneedle_finds_the_bend(loads: list[float], came: list[float], at: int | None) -> None:
+    assert kneedle(loads, came) == at
+
+
+def test_the_knee_of_a_smooth_curve_is_where_its_slope_is_the_chords() -> None:
+    """n / (100 + n) on 1..512: 100 / (100 + n)^2 = (f(512) - f(1)) / 511 at n = 148.6."""
+    loads = list(range(1, 513))
+    at = kneedle(loads, [n / (100 + n) for n in loads])
+    assert at is not None
+    assert loads[at] in (148, 149)
+
+
+def test_a_sweep_that_still_rises_has_met_no_plateau() -> None:
+    assert gain_of_last_doubling([1, 2, 4], [10, 19, 36]) == pytest.approx(36 / 19 - 1)
+    assert gain_of_last_doubling([1, 2, 4], [10, 19, 19]) == 0
+    assert gain_of_last_doubling([4], [10]) == float("inf")
+
+
+def test_a_rate_is_followed_until_it_is_not() -> None:
+    offered = [1.0, 2.0, 3.0, 4.0]
+    assert last_followed(offered, [1.0, 1.96, 2.7, 4.0]) == 1  # 4 after a failure is luck
+    assert last_followed(offered, [0.5, 2.0, 3.0, 4.0]) is None
+    assert last_followed(offered, offered) == 3
+
+
+# The closed loop
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_closed_loop_keeps_so_many_in_flight_and_answers_all(exact: bool) -> None:
+    engine = served_engine(sim_config(PHI, None, None), exact=exact)
+    outcomes = closed_loop(rows(30, output=50), engine, "gpu0", 4)
+    assert len(outcomes) == 30
+    times = [(one.request.arrival_s, one.finished_s) for one in outcomes]
+    assert all(last is not None and last > due for due, last in times)
+    for due, _ in times:
+        assert sum(begun <= due < (end or 0.0) for begun, end in times) <= 4
+    assert sum(due == 0.0 for due, _ in times) == 4
+
+
+def test_alone_the_closed_loop_is_one_answer_after_the_other() -> None:
+    row = asyncio.run(one_load.at_concurrency(one_engine(), made(), 1))
+    load = asyncio.run(one_engine().closed("x", rows(1, 1000, 200), 1))
+    assert row["requests_per_s"] == pytest.approx(1 / (load.seen[0].e2e_s or 0.0), rel=0.15)
+    assert row["running"] == 1
+
+
+# Saturation
+
+
+def made() -> one_load.Requests:
+    return one_load.Requests(1000, 200, 0)
+
+
+def test_saturation_finds_the_seats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--target", PHI, "--max-num-seqs", "16", "--concurrency", "1,2,4,8,16,32,64")
+    found = study("saturation", tmp_path, *words)
+    facts = found["facts"]
+    assert facts["knee_load"] == facts["max_num_seqs"] == 16
+    assert [row["running"] for row in found["rows"]] == [1, 2, 4, 8, 16, 16, 16]
+    best = max(row["requests_per_s"] for row in found["rows"])
+    assert facts["t_sat_requests_per_s"] == pytest.approx(best, rel=0.1)
+    first, *_, last = found["rows"]
+    assert last["ttft_s"] > 50 * first["ttft_s"]  # beyond the seats one waits
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Saturated from 16 requests in flight" in said
+    assert "Kneedle" in said
+    assert "seed: 0" in said
+    assert "command: forebay experiment saturation --" in said
+
+
+def test_saturation_says_when_there_is_no_knee(tmp_path: Path) -> None:
+    found = study("saturation", tmp_path, "--target", PHI, "--concurrency", "1,2,4")
+    assert found["sentence"].startswith("No knee was found up to 4 requests in flight")
+    assert found["facts"]["knee_load"] is None
+    assert found["facts"]["last_doubling_gain"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("came", "knee", "words"),
+    [
+        ((0.171, 0.170, 0.170, 0.168), 1, "Saturated already at the first load, 1 requests in fl"),
+        ((1.0, 1.01, 1.02, 1.03), 1, "Saturated already at the first load, 1 requests in flight"),
+        ((1.0, 1.9, 2.0, 2.0), 2, "Saturated from 2 requests in flight"),
+        ((1.0, 1.02, 1.05, 1.13), None, "1.13 requests/s; the last doubling gained +8%"),
+        ((1.0, 2.0, 4.0, 8.0), None, "8.00 requests/s; the last doubling still gained +100%"),
+    ],
+)
+def test_a_plateau_that_was_measured_is_not_denied(
+    came: Sequence[float], knee: int | None, words: str
+) -> None:
+    told = [
+        {"load": 2**n, "requests_per_s": y, "tokens_per_s": 100 * y, "ttft_s": 1.0, "tpot_s": 0.1,
+         "seats": None, "running": None, "failed": 0, "verdict": "valid"}
+        for n, y in enumerate(came)
+    ]  # fmt: skip
+    found = saturation.result(one_engine(), told, False, {})
+    assert words in found.sentence
+    assert found.facts["knee_load"] == knee
+
+
+def test_rates_are_followed_up_to_what_the_seats_bear(tmp_path: Path) -> None:
+    words = ("--target", PHI, "--max-num-seqs", "10", "--rates", "2,4,10", "--seconds", "60")
+    found = study("saturation", tmp_path, *words)
+    assert found["facts"]["knee_load"] == 4
+    for row in found["rows"][:2]:
+        assert row["requests_per_s"] == pytest.approx(row["offered_per_s"], rel=0.05)
+    assert found["rows"][2]["requests_per_s"] < 8
+    already = study(
+        "saturation", tmp_path, *words[:4], "--rates", "9,10,11", "--seconds", "60", "--force"
+    )
+    assert already["sentence"].startswith("No knee was found: already 9")
+
+
+def test_seats_are_inferred_where_nobody_tells_them() -> None:
+    way = one_engine(max_num_seqs=8)
+
+    async def sweep() -> list[dict[str, Any]]:
+        return [await one_load.at_concurrency(way, made(), n) for n in (4, 16, 32)]
+
+    told = asyncio.run(sweep())
+    way.max_num_seqs = None
+    assert saturation.max_num_seqs(way, told)[0] == 8
+    assert saturation.max_num_seqs(way, told[:2])[0] is None  # once may be chance
+    blind = [row | {"seats": None, "running": None} for row in told]
+    assert "a proxy does not pass them on" in saturation.max_num_seqs(way, blind)[1]
+
+
+def test_seats_are_not_what_ran_while_nobody_waited() -> None:
+    busy = [GaugeSample("gpu0", at, 8, 0, 0.2, 0) for at in range(9)]
+    assert one_load.seats_seen(busy) is None
+    assert one_load.seats_seen([replace(one, waiting=3) for one in busy]) == 8
+    assert one_load.seats_seen([replace(one, waiting=3, kv_share=0.98) for one in busy]) is None
+
+
+# The shared document
+
+
+def test_one_pays_for_a_shared_document(tmp_path: Path) -> None:
+    words = ("--target", PHI, "--users", "12", "--document-tokens", "30000", "--gpus", "1")
+    found = study("shared-document", tmp_path, *words)
+    for way in (IN_TURN, PROXY):
+        of = {row["phase"]: row for row in found["rows"] if row["way"] == way}
+        assert [of[phase]["cold"] for phase in shared_document.PHASES] == [1, 0, 0, 1]
+        assert of["the others"]["hit_ratio"] > 0.99
+        assert of["first"]["hit_ratio"] == 0
+        # A hit takes 0.13 s, of which the API server has 0.1 s for the text.
+        assert of["first"]["ttft_s"] > 6 * of["one more"]["ttft_s"]
+        assert of["the others"]["kv_tokens"] < 1.2 * of["first"]["kv_tokens"]
+    facts = found["facts"]
+    assert facts["kv_tokens_per_added_user"] < 0.02 * facts["prompt_tokens"]
+    assert found["sentence"].startswith("The document was computed for 1 of 12 users (proxy)")
+    assert "KV use stayed flat" in found["sentence"]
+
+
+def test_a_document_in_turn_is_paid_for_on_every_engine(tmp_path: Path) -> None:
+    words = ("--target", PHI, "--users", "8", "--document-tokens", "30000", "--gpus", "2")
+    found = study("shared-document", tmp_path, *words)
+    paid = [row["cold"] for row in found["rows"] if row["way"] == IN_TURN]
+    assert paid == [1, 1, 0, 2]
+    assert "Round robin: 2 cold." in found["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("users", "gpus", "copies_of_proxy"), [(5, 2, 1), (20, 2, 2), (20, 4, 2), (200, 1, 1)]
+)
+def test_a_copy_on_another_engine_is_no_growth_of_users(
+    users: int, gpus: int, copies_of_proxy: int, tmp_path: Path
+) -> None:
+    """The texts of twenty users take an API server 1 s, a second copy 0.5 s: it is worth it."""
+    words = ("--users", str(users), "--document-tokens", "20000", "--gpus", str(gpus))
+    found = study("shared-document", tmp_path, "--target", PHI, *words)
+    for way, copies in ((IN_TURN, gpus), (PROXY, copies_of_proxy)):
+        (row,) = [r for r in found["rows"] if (r["way"], r["phase"]) == (way, "the others")]
+        assert row["kv_copies"] == copies
+        assert row["kv_tokens"] > copies * found["facts"]["document_tokens"]
+        assert 0 < row["kv_tokens_per_user"] <= found["facts"]["own_tokens"] == 192
+    assert found["facts"]["kv_flat"]
+    held = "one engine holds a copy"
+    if copies_of_proxy > 1:
+        held = f"{copies_of_proxy} engines hold a copy each"
+    assert f"KV use stayed flat: {held} of the document" in found["sentence"]
+
+
+def test_a_copy_for_each_user_is_growth() -> None:
+    document = 20_480
+    shared = shared_document.KvUse(8, (document + 400, document + 1_200, 0))
+    assert (shared.copies(document), shared.per_user(document)) == (2, 200.0)
+    twice = shared_document.KvUse(8, (8 * document, 0))
+    assert (twice.copies(document), twice.per_user(document)) == (1, 7 / 8 * document)
+    facts = {
+        "kv_tokens_per_added_user": twice.per_user(document),
+        "kv_document_copies": 1,
+        "kv_flat": False,
+        "document_tokens": document,
+        "own_tokens": 192,
+        "prompt_tokens": document + 64,
+    }
+    assert "KV use did not stay flat" in shared_document._kv_words(facts)
+
+
+def test_a_cache_that_is_off_is_not_called_shared() -> None:
+    config = replace(sim_config(PHI, None, None), enable_prefix_caching=False)
+    (way, _) = sim_ways(PHI, Scenario(config, 1), watched=True)
+    phases = shared_document.requests(6, 20_000, 64, 32, 0)
+    loads = asyncio.run(way.play("x", *phases))
+    told = [
+        shared_document.table_row(way, phase, load, 20_000)
+        for phase, load in zip(shared_document.PHASES, loads, strict=True)
+    ]
+    result = shared_document.result([way], told, {way.name: loads}, {})
+    assert result.facts["kv_flat"] is False  # each user adds a copy
+    assert result.sentence.startswith("The document was not shared: 6 of 6 users waited")
+
+
+# The flood
+
+
+def test_fail_fast_keeps_goodput_in_a_flood(tmp_path: Path) -> None:
+    found = study("flood", tmp_path, "--target", PHI, "--loads", "0.5,2", "--seconds", "60")
+    of = {(row["way"], row["load"]): row for row in found["rows"]}
+    for way in (IN_TURN, flood.NO_FAIL_FAST, PROXY):
+        assert of[way, 0.5]["rejected_share"] == 0
+        assert of[way, 0.5]["attainment"] > 0.9
+    assert of[PROXY, 2]["rejected_share"] > 0.05
+    for way in (IN_TURN, flood.NO_FAIL_FAST):
+        assert of[way, 2]["rejected_share"] == 0  # everybody waits
+        assert of[way, 2]["goodput_per_s"] < of[PROXY, 2]["goodput_per_s"]
+        assert of[way, 2]["ttft_p50_s"] > of[PROXY, 2]["ttft_p50_s"]
+    assert "At 2x capacity the proxy has goodput" in found["sentence"]
+    facts = found["facts"]
+    assert facts["capacity_through_proxy_per_s"] > facts["capacity_per_s"]
+    assert of[PROXY, 2]["load_of_proxy"] == pytest.approx(
+        2 * facts["capacity_per_s"] / facts["capacity_through_proxy_per_s"]
+    )
+    assert facts["max_wait_s"]["document"] < 15.0
+    assert facts["kept_from_knee"][PROXY] >= 0.95 > facts["kept_from_knee"][IN_TURN]
+    assert of[PROXY, 2]["offered_per_s"] == pytest.approx(
+        2 * found["facts"]["capacity_per_s"], 0.01
+    )
+
+
+def test_requests_that_the_proxy_admits_in_a_flood_are_in_time() -> None:
+    """The proxy's max_wait leaves room for the prefill, so goodput does not fall.
+
+    Nearly all that are late were rejected from the queue and took no prefill. By seed 0 to 0.2 % of
+    the admitted are late at 1.5 times the capacity, 0.6 to 1.1 % at 3 and 1.2 to 1.6 % at 6 times,
+    by up to 0.3 s: the waits leave no room for what the streams of others and the prompts before a
+    chat keep the API server and the engine busy with.
+    """
+    config = sim_config("sim:llama-3-8b@h200", None, None)
+    slos, most = default_slos(flood.NAMES), flood.requests(2000.0, 1.0, 0)
+    waits = max_waits_s(slos, most, config)
+    assert 1.8 < waits["chat"] < 2.0
+    assert 13.0 < waits["document"] < 14.0
+    way = SimWay(PROXY, Scenario(config, 2, proxy=config_with(waits)), "x", watched=False)
+    told = []
+    for factor, least in ((1.5, 0.997), (3.0, 0.985), (6.0, 0.98)):
+        (load,) = asyncio.run(way.play("x", flood.requests(factor * 23.3, 60.0, 0)))
+        told.append(flood.table_row(PROXY, factor, load, slos))
+        answered = [one for one in load.seen if one.ok]
+        assert good(answered, slos) > least * len(answered)
+    assert max(row["late_share"] for row in told[:2]) < 0.05
+    assert told[2]["late_share"] < 0.08
+    assert min(row["goodput_per_s"] for row in told) > 0.95 * told[0]["goodput_per_s"]
+
+
+def test_a_wait_that_no_prefill_leaves_room_for_is_short_and_not_negative() -> None:
+    config = sim_config("sim:llama-3-8b@h200", None, None)
+    most = flood.requests(2000.0, 1.0, 0)
+    waits = max_waits_s(parse_slos("document.ttft=1s,chat.tpot=1s", flood.NAMES), most, config)
+    assert waits == {"document": 0.1}  # a bucket without a TTFT target keeps its own
+
+
+@pytest.mark.parametrize(("limit", "found"), [(4.0, 10.5), (400.0, None)])
+def test_capacity_is_the_highest_rate_that_is_followed(limit: float, found: float | None) -> None:
+    class Steady:
+        """Completes ten requests a second at most."""
+
+        async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[PlayedLoad]:
+            seen, free_s = [], 0.0
+            for row in phases[0]:
+                free_s = max(free_s, row.arrival_s) + 0.1
+                times = (row.arrival_s, free_s, 0.1, 0.1, 0.1, 0.1)
+                seen.append(Seen(row, "ok", None, *times, 10, 0, None))
+            return [PlayedLoad(seen)]
+
+    def made(rate: float) -> list[TraceRequest]:
+        return [TraceRequest(str(n), n / rate, 10, 10) for n in range(round(60 * rate))]
+
+    got = asyncio.run(highest_followed(cast(Any, Steady()), limit, made))
+    assert got == (found and pytest.approx(found, rel=0.02))
+
+
+def test_a_flood_says_when_fail_fast_does_not_help() -> None:
+    row = {"goodput_per_s": 1.0, "ttft_p99_s": None, "rejected_share": 0.9}
+    last = {PROXY: row, IN_TURN: row | {"goodput_per_s": 2.0}}
+    told = flood._sentence([IN_TURN, PROXY], last, {PROXY: 4.0, IN_TURN: 2.0}, 3.0)
+    assert told.startswith("At 3x capacity the proxy does not help: it has goodput 1.00/s")
+    assert "25% of its best" in told
+
+
+def test_a_flood_of_a_url_alone_says_what_it_cannot_tell(tmp_path: Path) -> None:
+    async def live() -> Any:
+        async with serve(Server()) as up:
+            wanted = asked(tmp_path, targets=(up.url,))
+            ways = await flood._ways(wanted, None, 2, None)
+            limit = await flood._capacity(wanted, ways, 2, None, 0)
+            slos = default_slos(flood.NAMES)
+            return await flood.flooded(wanted, ways, [0.01, 0.02], limit, True, slos, 30.0, 0)
+
+    found = run(live())
+    assert found.sentence.startswith("At 0.02x capacity the target has goodput ")
+    assert found.sentence.endswith(" and rejects 0%.")
+    assert [row["way"] for row in found.rows] == ["target", "target"]
+    assert "way" not in [column.key for column in found.columns]
+    assert "64 in flight; with several engines, give --capacity" in found.notes[0]
+    assert any(note.startswith("the engines were not measured") for note in found.notes)
+
+
+def test_what_was_refused_or_failed_is_missed() -> None:
+    ok = Seen(rows(1)[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 1000, 0, "gpu0")
+    late, refused = replace(ok, ttft_s=2.5, due_s=1.0), replace(ok, outcome="rejected", due_s=2.0)
+    refused = replace(refused, waited_s=0.01)
+    told = flood.table_row(PROXY, 1.0, PlayedLoad([ok, late, refused]), default_slos(["chat"]))
+    assert (told["attainment"], told["rejected_share"]) == pytest.approx((1 / 3, 1 / 3))
+    assert told["ttft_p99_s"] is None  # two answers are no p99
+    assert told["late_share"] == 0.5  # of the two admitted
+    waited = replace(refused, waited_s=2.0)
+    told = flood.table_row(PROXY, 1.0, PlayedLoad([ok, late, waited]), default_slos(["chat"]))
+    assert told["late_share"] == pytest.approx(2 / 3)  # rejected from the queue
+    assert percentile([float(i) for i in range(1000)], 99) == 989
+
+
+def test_a_load_that_was_not_as_meant_is_doubted() -> None:
+    notes: list[str] = []
+    good = {"load": 1.0, "verdict": "valid"}
+    assert doubted("It is so.", notes, [good], "load") == "It is so."
+    late = good | {"verdict": "client-limited", "load": 2.0}
+    assert doubted("It is so.", notes, [good, late], "load").startswith(
+        "Not valid, because the load generator"
+    )
+    assert notes == ["not valid: 2 (client-limited)"]
+
+
+# The KV cache
+
+
+def test_the_kv_cache_is_full_where_it_was_predicted(tmp_path: Path) -> None:
+    words = ("--target", PHI, "--prompt-tokens", "60000", "--output-tokens", "200")
+    found = study("kv", tmp_path, *words)
+    facts = found["facts"]
+    assert facts["predicted_pool_tokens"] == facts["reported_pool_tokens"]
+    assert facts["reported_full_at"] == facts["predicted_full_at"] == 6
+    assert facts["worst_share_error"] < 0.005
+    assert [row["waiting"] for row in found["rows"]][-2:] == [1, 2]
+    assert "as predicted; then the rest waited" in found["sentence"]
+    assert "only the use is checked" in found["notes"][0]
+
+
+def test_requests_that_end_before_the_others_begin_do_not_count(tmp_path: Path) -> None:
+    """The prompts of 7 take 105 steps; the first answer, begun after 15, has ended by then."""
+    words = ("--target", "sim:llama-3-8b@h200", "--prompt-tokens", "120000", "--output-tokens")
+    found = study("kv", tmp_path / "few", *words, "64")
+    assert found["facts"]["worst_share_error"] < 0.001
+    assert [row["together"] for row in found["rows"]] == [True, True, True, *[False] * 4]
+    assert found["notes"][-1].startswith("rows from 6 requests on do not count")
+    assert "max_num_seqs" not in found["sentence"]
+    advice = re.search(
+        "because the first requests had ended before the last were prefilled: give "
+        r"--output-tokens (\d+) or more", found["sentence"]
+    )  # fmt: skip
+    assert advice is not None
+    found = study("kv", tmp_path / "enough", *words, advice[1])
+    assert all(row["together"] for row in found["rows"])
+    assert found["facts"]["reported_full_at"] == found["facts"]["predicted_full_at"] == 8
+    assert found["facts"]["worst_share_error"] < 0.001
+
+
+def test_a_cache_that_fills_early_is_not_called_as_predicted() -> None:
+    pool, trace = Pool(1001, 16), rows(4, 2000, 10)
+
+    def load(running: int, share: float) -> PlayedLoad:
+        ok = Seen(trace[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 2000, 0, "gpu0")
+        return PlayedLoad([ok] * 4, [GaugeSample("gpu0", 0.0, running, 4 - running, share, 7)])
+
+    way = one_engine()
+    for running, share, words in (
+        (3, 0.9, "4 requests of 2,010 tokens, against 8 predicted"),
+        (4, 0.9, "did not, nor with 4"),
+        (3, 0.5, "max_num_seqs let only 3 run"),
+    ):
+        told = kv_study.table_row(load(running, share), pool, 2000, 2010)
+        result = kv_study.result(way, None, pool, [told], 2010, {})
+        assert words in result.sentence
+        assert "was not predicted" in result.notes[0]
+
+
+# The needle
+
+
+def test_a_simulated_engine_is_not_judged_by_its_answers(tmp_path: Path) -> None:
+    words = ("--target", PHI, "--lengths", "1k,8k,128000,130k", "--depths", "0,0.5,1")
+    found = study("needle", tmp_path, *words)
+    assert found["facts"]["simulated"]
+    assert found["facts"]["right"] is None
+    assert found["facts"]["arrived_whole"] == 9
+    assert "recall has no meaning here; all 9 prompts" in found["sentence"]
+    assert {row["recall"] for row in found["rows"]} == {None}
+    assert any("1 lengths were skipped" in note for note in found["notes"])
+
+
+def needles(_room: int | None, count: Any) -> list[tuple[TraceRequest, NeedleAnswer]]:
+    text = generated_haystack(3000, 0)
+    return list(needle_requests(text, count, lengths=[512, 1024], depths=[0.0, 1.0]))
+
+
+def test_right_answers_are_counted_and_cut_prompts_seen(tmp_path: Path) -> None:
+    """A model that reads only the first 600 tokens, and reports that in its usage."""
+    kept = 600 * 4
+
+    async def chat(request: web.Request) -> web.Response:
+        body = await request.json()
+        seen = body["messages"][0]["content"][:kept]
+        number = re.search(r"special number of the sluice gate at \w+ is (\d+)", seen)
+        told = f"It is {int(number[1]):,}." if number else "I do not know that number at all."
+        message = {"role": "assistant", "content": told}
+        usage = {"prompt_tokens": len(seen) // 4, "completion_tokens": 8}
+        return web.json_response({"choices": [{"message": message}], "usage": usage})
+
+    async def tokenize(request: web.Request) -> web.Response:
+        return web.json_response({"count": len((await request.json())["prompt"]) // 4})
+
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": MODEL, "max_model_len": 4096}]})
+
+    async def ask_all() -> Sequence[needle.Answered]:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", chat)
+        app.router.add_post("/tokenize", tokenize)
+        app.router.add_get("/v1/models", models)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            wanted = asked(tmp_path, targets=(url,))
+            return await needle.by_url(wanted, needles, ByteEstimate(), "chat")
+        finally:
+            await runner.cleanup()
+
+    answers = run(ask_all())
+    assert [(one.right, one.whole) for one in answers] == [
+        (True, True), (True, True), (True, False), (False, False)
+    ]  # fmt: skip
+    found = needle.result("http://x", answers, 0, {})
+    assert found.sentence == (
+        "3 of 4 answers were right (75%); the shortest prompt with a miss has 1,024 tokens, the "
+        "worst cell is depth 1 at 1,024 tokens (0%); 2 prompts did not arrive whole."
+    )
+    perfect = needle.result("http://x", [replace(a, right=True) for a in answers], 0, {})
+    assert "found at every depth, up to 1,024 tokens" in perfect.sentence
+
+
+def test_an_answer_that_could_be_a_models_is_judged() -> None:
+    assert is_simulated("ban din tor mit")
+    assert not is_simulated("The special number is 4711.")
+    assert not is_simulated("ten")
+    refused = needle.judged(needles(None, ByteEstimate())[0][1], ModelReply(error="400 4xx"), 512)
+    assert (refused.right, refused.whole) == (False, None)
+
+
+def test_a_heat_map_says_what_was_not_measured() -> None:
+    drawn = heat_map({(1024, 0.0): 0.75, (1024, 1.0): None}, [1024], [0.0, 1.0], "x", "y", "right")
+    texts = [e.text for e in ElementTree.fromstring(drawn).iter() if e.tag.endswith("text")]
+    assert "75%" in texts
+    assert "–" in texts
+
+
+# By URL, over real sockets on a clock that jumps
+
+
+def config(**more: Any) -> EngineConfig:
+    return EngineConfig("phi-3-mini", "h200-nvl", max_num_seqs=256, **more)
+
+
+def test_saturation_by_url_is_what_virtual_time_says(tmp_path: Path) -> None:
+    async def live() -> tuple[dict[str, Any], Sequence[Pool]]:
+        async with start_engine(config(max_num_batched_tokens=8192)) as server:
+            (way,) = await http_ways(asked(tmp_path), [("target", [server.url])], ())
+            return await one_load.at_concurrency(way, made(), 4), way.pools
+
+    row, pools = run(live())
+    simulated = asyncio.run(one_load.at_concurrency(one_engine(), made(), 4))
+    assert row["requests_per_s"] == pytest.approx(simulated["requests_per_s"], rel=0.03)
+    assert row["running"] == simulated["running"] == 4
+    assert row["kv_share"] == pytest.approx(simulated["kv_share"], abs=0.003)
+    assert row["verdict"] == "valid"
+    assert pools == one_engine().pools
+    assert (tmp_path / "runs" / "target-closed-4" / "requests.parquet").exists()
+
+
+def test_a_shared_document_by_url(tmp_path: Path) -> None:
+    phases = shared_document.requests(6, 20_000, 64, 32, 0)
+
+    async def live() -> tuple[HttpWay, list[PlayedLoad]]:
+        async with start_engine(config()) as server:
+            (way,) = await http_ways(asked(tmp_path), [("target", [server.url])], ())
+            return way, await way.play("shared", *phases)
+
+    way, loads = run(live())
+    told = [
+        shared_document.table_row(way, phase, load, 20_000)
+        for phase, load in zip(shared_document.PHASES, loads, strict=True)
+    ]
+    assert [row["cold"] for row in told] == [1, 0, 0, 1]
+    assert told[1]["hit_ratio"] > 0.99
+    assert told[0]["kv_tokens"] is not None
+    assert told[1]["kv_tokens"] < 1.2 * told[0]["kv_tokens"]
+
+
+def test_a_server_that_refuses_everything_fails_the_study(tmp_path: Path) -> None:
+    async def refuse(server: Server, request: web.Request, body: Any) -> web.StreamResponse:
+        return web.json_response({"error": {"code": "queue_full"}}, status=429)
+
+    async def live() -> None:
+        async with serve(Server(refuse)) as up:
+            (way,) = await http_ways(asked(tmp_path), [("target", [up.url])], ())
+            await way.closed("x", rows(3), 2)
+
+    with pytest.raises(StudyFailed, match=r"none of 3 requests was answered \(queue_full\)"):
+        run(live())
+
+
+def test_a_server_that_does_not_say_what_was_cached_is_bad_input() -> None:
+    ok = Seen(rows(1)[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 1000, None, "gpu0")
+    with pytest.raises(InputError, match="--enable-prompt-tokens-details"):
+        shared_document.table_row(one_engine(), "first", PlayedLoad([ok]), 1000)
+
+
+def test_metrics_are_read_by_vllms_names() -> None:
+    page = read_page(
+        "# HELP x\n"
+        'vllm:num_requests_running{engine="0",model_name="m"} 3.0\n'
+        'vllm:num_requests_waiting{engine="0",model_name="m"} 2.0\n'
+        'vllm:gpu_cache_usage_perc{model_name="m"} 0.25\n'
+        'vllm:num_preemptions_total{engine="0",model_name="m"} 5.0\n'
+        'vllm:cache_config_info{block_size="16",num_gpu_blocks="1001"} 1.0\n'
+        "process_start_time_seconds 1.7e9\n"
+    )
+    assert page.sample("gpu0", 1.5) == GaugeSample("gpu0", 1.5, 3, 2, 0.25, 5)
+    assert page.pool == Pool(1001, 16)
+    assert page.pool.tokens == 16_016
+    assert page.lag_s is None
+    assert read_page("up 1\n").sample("gpu0", 0.0) is None
+    profiled = read_page('vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n')
+    assert profiled.pool is None
+
+
+GONE = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["saturation", "--target", PHI, "--concurrency", "1,2"], "3 loads or more"),
+        (["saturation", "--target", PHI, "--rates", "1,x,3"], "--rates 1,x,3"),
+        (["saturation", "--target", PHI, "--prompt-tokens", "131000"], "--prompt-tokens 131000"),
+        (["saturation", "--target", GONE], "cannot be reached"),
+        (["saturation", "--target", "sim:gpt-5"], "gpt-5"),
+        (
+            ["shared-document", "--target", PHI, "--engine", GONE],
+            "--engine: not with a sim: target",
+        ),
+        (["shared-document", "--target", GONE, "--engine", GONE], "cannot be reached"),
+        (
+            ["shared-document", "--target", PHI, "--document-tokens", "131000"],
+            "takes at most 131072",
+        ),
+        (["flood", "--target", GONE], "cannot be reached"),
+        (["flood", "--target", PHI, "--engine", GONE], "--engine: not with a sim: target"),
+        *(
+            (["flood", "--target", PHI, "--time-scale", n], "--time-scale")
+            for n in ("0", "-1", "nan", "inf")
+        ),
+        (["flood", "--target", PHI, "--loads", "0,1"], "--loads 0,1"),
+        (["flood", "--target", PHI, "--capacity", "-1"], "--capacity -1"),
+        (["flood", "--target", PHI, "--slo", "chat.speed=1s"], "no metric 'speed'"),
+        (["kv", "--target", GONE], "cannot be reached"),
+        (
+            ["kv", "--target", PHI, "--prompt-tokens", "131000"],
+            "longer than 131072 tokens with its output",
+        ),
+        (["kv", "--target", PHI, "--kv-cache-dtype", "fp8"], "--kv-cache-dtype"),
+        (["needle", "--target", GONE], "cannot be reached"),
+        (["needle", "--target", PHI, "--depths", "0,2"], "--depths 0,2"),
+        (["needle", "--target", PHI, "--lengths", "200k"], "none fits"),
+        (["needle", "--target", PHI, "--endpoint", "images"], "--endpoint images"),
+        (["needle", "--target", PHI, "--haystack", "none.jsonl"], "none.jsonl"),
+        (["hol", "--target", PHI, "--engine", GONE], "--engine: only with --fleet"),
+        (["hol", "--target", GONE, "--fleet"], "--fleet: give the URL of each engine"),
+        (["hol", "--target", PHI, "--fleet", "--prompt-tokens", "131000"], "takes at most 131072"),
+        (["hol", "--target", PHI, "--fleet", "--chat-rate", "0"], "--chat-rate"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["experiment", *words, "--out", str(out)]) == 2
+    said = capsys.readouterr()
+    assert says in said.err
+    assert len(said.err.strip().splitlines()) == 1
+    assert not said.out
+    assert not out.exists()
+
+
+def test_a_server_without_metrics_cannot_tell_of_its_kv_cache(tmp_path: Path) -> None:
+    async def live() -> None:
+        async with serve(Server()) as up:
+            wanted = asked(tmp_path, targets=(up.url,))
+            await kv_study._way(wanted, Choices())
+
+    with pytest.raises(InputError, match="no vllm:cache_config_info"):
+        run(live())
+
+
+def test_numbers_are_read_as_people_write_them() -> None:
+    assert numbers("3, 0.5,1", "--loads") == [0.5, 1.0, 3.0]
+    for text in ("nan", "inf", "", "-1", "1,,2"):
+        with pytest.raises(InputError, match="--loads"):
+            numbers(text, "--loads")
+
+
+# The fleet of hol
+
+
+def test_hol_of_a_fleet_compares_four_ways(tmp_path: Path) -> None:
+    words = ("--target", PHI, "--fleet", "--seconds", "40", "--prompt-tokens", "60000")
+    found = study("hol", tmp_path, *words)
+    of = {(row["way"], row["prefill"]): row for row in found["rows"]}
+    assert len(of) == 4
+    for way in (IN_TURN, PROXY):  # chunks shorten the stall whoever routes
+        assert of[way, "chunked"]["stall_s"] < 0.5 * of[way, "whole"]["stall_s"]
+    assert of[PROXY, "chunked"]["document_ttft_s"] < of[IN_TURN, "chunked"]["document_ttft_s"]
+    assert "with chunked prefill the proxy" in found["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        (100, "counting answered chats only, and rejects 50% of all requests instead of 0%"),
+        (2, None),
+    ],
+)
+def test_hol_of_a_fleet_says_what_shorter_stalls_cost(refused: int, words: str | None) -> None:
+    """A policy that rejects half of the requests gets short stalls without merit."""
+    row = {
+        "prefill": THEIRS, "stall_s": 4.0, "stalled_share": 0.5, "ttft_p99_s": None,
+        "chats": 180, "documents": 20, "rejected": 0, "failed": 0, "verdict": "valid",
+    }  # fmt: skip
+    told = [
+        row | {"way": IN_TURN},
+        row | {"way": PROXY, "stall_s": 0.4, "stalled_share": 0.0, "rejected": refused},
+    ]
+    request = TraceRequest("c", 0.0, 10, 10)
+    seen = Seen(request, "ok", None, 0.0, 2.0, 1.0, 2.0, 0.1, 0.1, 10, 0, None)
+    loads = {name: PlayedLoad([seen, seen]) for name in (IN_TURN, PROXY)}
+    found = hol_result(asked(Path("out")), told, loads, 60_000, {})
+    assert "the proxy shortens a chat's worst stall" in found.sentence
+    assert ("rejects" in found.sentence) == (words is not None)
+    if words:
+        assert words in found.sentence
+    assert any("of answered chats" in note for note in found.notes) == (words is not None)

@@ -1,0 +1,376 @@
+"""The HTML report: one well-formed file that loads nothing and shows the figures of the runs."""
+
+import json
+import os
+import re
+import threading
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from made_runs import SLOS, answered, refused, write_pair, write_run
+
+from forebay.analysis.bench import cases
+from forebay.analysis.cli import report_app
+from forebay.analysis.report.page import html_page
+from forebay.analysis.report.plots import percentile_plot, timeline_plot
+from forebay.analysis.report.report import build_report, write_report
+from forebay.analysis.report.tables import provenance_section
+from forebay.analysis.runs.load import load_run, load_runs
+from forebay.proxy.command import run_command
+from forebay.replay.plan.slo import Slo
+from forebay.traces.errors import InputError
+
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+HOSTILE = "<img src=x onerror=alert(1)>\"'&</script>"
+
+
+class Checked(HTMLParser):
+    """Fails on a tag closed out of turn; collects tags, attributes and text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.words: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split()).replace("\N{NO-BREAK SPACE}", " ")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_pair(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def page(pair: tuple[Path, Path]) -> str:
+    return build_report(load_runs(pair)).html
+
+
+def test_page_is_well_formed(page: str) -> None:
+    checked = Checked(page)
+    assert checked.tags.count("h1") == 1
+    assert checked.tags.count("script") == 1
+    headings = [i for i, tag in enumerate(checked.tags) if tag == "h2"]
+    assert len(headings) == 7
+
+
+def test_page_needs_nothing_else(page: str) -> None:
+    """No address but those of the run's own targets, in text; no attribute that loads anything."""
+    loading = {"src", "href", "srcset", "data", "action", "poster", "xlink:href", "background"}
+    loaded = [(name, value) for name, value in Checked(page).attributes if name in loading]
+    assert loaded == [("href", "data:,")]
+    assert set(re.findall(r"https?://[\w.:/-]+", page)) == {
+        "http://127.0.0.1:8001",
+        "http://www.w3.org/2000/svg",  # a name, not an address
+    }
+    assert "@import" not in page
+    assert "url(" not in page
+    assert "default-src 'none'" in page
+
+
+def test_page_says_what_the_runs_say(page: str) -> None:
+    text = Checked(page).text
+    assert "forebay compared with round-robin" in text
+    assert (
+        "forebay is better than round-robin in chat TTFT, document TTFT (of answered requests) "
+        "and goodput; forebay left " in text
+    )
+    assert "chat: p99 time to first token 0.45 s with forebay, 7.65 s with round-robin" in text
+    assert "deadline_unattainable 429 7 0.4 %" in text  # reason, status, count, share
+    assert "gpu0 880" in text
+    assert "simulated time, 4 times as fast as real time" in text
+    for known in ("poisson", "abababab", "python 3.11.7", "schedule lag", "valid (0 of 1760"):
+        assert known in text
+
+
+def test_worse_is_reported_as_worse(pair: tuple[Path, Path]) -> None:
+    page = build_report(load_runs([pair[1], pair[0]]))
+    assert page.summary.startswith("round-robin is worse than forebay in chat TTFT")
+    assert 'class="summary worse"' in page.html
+    assert "worse-text" in page.html
+    assert "round-robin is better" not in page.html
+
+
+def test_refusals_are_timed_by_the_clock(tmp_path: Path) -> None:
+    """8 ms of simulated time at four times the clock are 2 ms."""
+    rows = [refused(i, "chat", float(i), reject_latency_s=0.008) for i in range(3)]
+    page = build_report([load_run(write_run(tmp_path / "r", rows))]).html
+    assert '<td class="n">2.00 ms</td>' in page
+
+
+def test_a_run_with_only_rejects_has_a_page(tmp_path: Path) -> None:
+    rows = [refused(i, "chat", float(i)) for i in range(50)]
+    page = build_report([load_run(write_run(tmp_path / "r", rows))])
+    text = Checked(page.html).text
+    assert "No request of this bucket was answered." in text
+    assert "queue_full 429 50 100.0 %" in text
+    assert "0 of 50 answered" in page.summary
+
+
+def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
+    page = build_report([load_run(write_run(tmp_path / "r", []))])
+    assert "There were no requests." in Checked(page.html).text
+
+
+def test_an_empty_bucket_on_one_side(tmp_path: Path) -> None:
+    a = [answered(i, "chat", float(i), 1.0) for i in range(30)]
+    b = [*a, answered(99, "document", 5.0, 9.0)]
+    runs = load_runs([write_run(tmp_path / "a", a), write_run(tmp_path / "b", b)])
+    text = Checked(build_report(runs).html).text
+    assert "document: too few answered requests for a percentile (1 with b, 0 with a)." in text
+
+
+def test_one_run_and_many(pair: tuple[Path, Path]) -> None:
+    alone = Checked(build_report([load_run(pair[0])]).html)
+    assert "second / first" not in alone.text
+    three = Checked(build_report(load_runs([*pair, pair[0]])).html)
+    assert "run2" in " ".join(value for name, value in three.attributes if name == "class")
+    with pytest.raises(InputError, match="7 runs: a report takes 1 to 6"):
+        build_report(load_runs([pair[0]] * 7))
+    with pytest.raises(InputError, match="0 runs"):
+        build_report([])
+
+
+def test_hostile_texts_stay_text(tmp_path: Path) -> None:
+    info = {"model": HOSTILE, "trace": {"path": HOSTILE}, HOSTILE: HOSTILE, "seed": HOSTILE}
+    summary = {"verdict": HOSTILE, "verdict_reason": HOSTILE, "slos": [HOSTILE]}
+    runs = []
+    for number in range(3):
+        rows = [answered(i, HOSTILE, 0.0, 1.0 + number, backend=HOSTILE) for i in range(40)]
+        rows.append(refused(99, HOSTILE, 1.0, reason=HOSTILE))
+        folder = write_run(tmp_path / str(number), rows, summary, info)
+        runs.append(load_run(folder, name=f"{HOSTILE}{number}"))
+    for some in (runs[:1], runs[:2], runs):
+        page = build_report(some, [Slo(HOSTILE, "ttft", 1.5)], title=HOSTILE).html
+        checked = Checked(page)
+        assert "img" not in checked.tags
+        assert checked.tags.count("script") == 1
+        assert not [name for name, _ in checked.attributes if name.startswith("on")]
+        assert HOSTILE in checked.text
+        curves = next(value for name, value in checked.attributes if name == "data-curves")
+        assert [curve["name"] for curve in json.loads(curves)] == [run.name for run in some]
+
+
+def test_every_colour_has_a_light_and_a_dark_value() -> None:
+    style = html_page("t", "")
+    light, dark = style.split("prefers-color-scheme: dark")
+    for name in re.findall(r"var\((--[a-z0-9]+)\)", style):
+        if name != "--c":
+            assert f"{name}:" in light
+            assert f"{name}:" in dark
+
+
+class TestPlots:
+    def test_plots_are_xml_inside_their_frame(self, pair: tuple[Path, Path]) -> None:
+        for drawn in (
+            percentile_plot(load_runs(pair), "chat", 10),
+            percentile_plot(load_runs(pair), "document", 10),
+            timeline_plot(load_runs(pair), "chat"),
+            timeline_plot(load_runs(pair), "document"),
+        ):
+            root = ElementTree.fromstring(drawn)
+            height = float(root.attrib["viewBox"].split()[3])
+            for node in root.iter("text"):
+                assert 0 <= float(node.attrib["x"]) <= 480
+                assert 0 <= float(node.attrib["y"]) <= height
+            for node in root.iter("path"):
+                for x, y in re.findall(r"M([\d.]+) ([\d.]+)", node.attrib["d"]):
+                    assert 60 <= float(x) <= 480
+                    assert 5 <= float(y) <= height
+
+    def test_axis_is_labelled_as_hdr_does(self, pair: tuple[Path, Path]) -> None:
+        root = ElementTree.fromstring(percentile_plot(load_runs(pair), "chat", 10))
+        labels = [node.text for node in root.iter("text")]
+        for label in ("0%", "50%", "90%", "99%", "99.9%", "100 ms", "1 s", "10 s"):
+            assert label in labels
+        places = {n.text: float(n.attrib["x"]) for n in root.iter("text") if "%" in (n.text or "")}
+        assert places["99%"] - places["90%"] == pytest.approx(
+            places["99.9%"] - places["99%"], abs=0.2
+        )
+
+    def test_marks_stand_only_where_samples_do(self, tmp_path: Path) -> None:
+        rows = [answered(i, "chat", float(i), 1.0 + i) for i in range(100)]
+        run = load_run(write_run(tmp_path / "r", rows))
+        titles = re.findall(r"<title>(.*?)</title>", percentile_plot([run], "chat", 10))
+        assert titles == ["r: p50 50.0 s", "r: p90 90.0 s"]
+        assert "p99" in percentile_plot([run], "chat", 1)
+
+    def test_figures_of_the_summary_are_shown_by_their_count(self, tmp_path: Path) -> None:
+        lag = {"count": 50, "p50": 0.1, "p99": 0.6, "max": 2.0}
+        rows = [answered(i, "chat", float(i), 1.0 + i) for i in range(50)]
+        told = {"schedule_lag_ms": lag, "ttft_ms": {"chat": lag}}
+        run = load_run(write_run(tmp_path / "r", rows, told))
+        assert run.number("schedule_lag_ms", "p99") == 0.6
+        assert run.shown("schedule_lag_ms", "p99") is None
+        assert "p50 0.1 ms, max 2 ms" in provenance_section([run])
+        shown = cases(tmp_path)["documents"].show(run)
+        assert shown["chat TTFT p99 s"] is None
+
+    def test_failures_draw_a_dotted_line(self, tmp_path: Path) -> None:
+        rows = [answered(i, "chat", float(i), 1.0 + i) for i in range(100)]
+        run = load_run(write_run(tmp_path / "r", rows))
+        assert "curve lost" not in percentile_plot([run], "chat", 10)
+        rows += [refused(200 + i, "chat", float(i)) for i in range(100)]
+        run = load_run(write_run(tmp_path / "s", rows))
+        drawn = percentile_plot([run], "chat", 10)
+        path = re.search(r'<path d="([^"]*)" class="curve lost run0"', drawn)
+        assert path is not None
+        median = re.search(r'<text x="([\d.]+)"[^>]*>50%', drawn)
+        assert median is not None
+        assert path[1].endswith(f"H{median[1]}V12.0")  # half unanswered: off the top at p50
+
+    def test_a_long_run_stays_small(self, tmp_path: Path) -> None:
+        rows = [
+            answered(i, "chat", i * 0.01, 0.05 + (i * 7919 % 1000) / 500) for i in range(20_000)
+        ]
+        run = load_run(write_run(tmp_path / "r", rows))
+        assert len(percentile_plot([run], "chat", 10)) < 60_000
+        assert len(timeline_plot([run], "chat")) < 300_000
+
+    def test_zero_latency_and_one_request_do_not_break_the_axes(self, tmp_path: Path) -> None:
+        run = load_run(write_run(tmp_path / "r", [answered(0, "chat", 0.0, 0.0)]))
+        ElementTree.fromstring(percentile_plot([run], "chat", 10))
+        ElementTree.fromstring(timeline_plot([run], "chat"))
+
+
+class TestCommand:
+    def test_writes_the_page_and_says_so(
+        self, pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out = tmp_path / "report.html"
+        words = [*(str(path) for path in pair), "-o", str(out), "--title", "Night <1>"]
+        assert run_command(report_app, "report", words) == 0
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert "forebay is better than round-robin" in captured.err
+        assert "Night &lt;1&gt;" in out.read_text(encoding="utf-8")
+        assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+    def test_never_overwrites_unasked(
+        self, pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out = tmp_path / "report.html"
+        out.write_text("mine")
+        words = [str(pair[0]), "-o", str(out)]
+        assert run_command(report_app, "report", words) == 2
+        assert "exists; give another name, or --force to overwrite it" in capsys.readouterr().err
+        assert out.read_text() == "mine"
+        assert run_command(report_app, "report", [*words, "--force"]) == 0
+        assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+    def test_json_on_stdout(
+        self, pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out = tmp_path / "r.html"
+        words = [*(str(path) for path in pair), "-o", str(out), "--json", "--slo", "ttft=1s"]
+        assert run_command(report_app, "report", words) == 0
+        captured = capsys.readouterr()
+        assert json.loads(captured.out)["path"] == str(out)
+        assert captured.err == ""
+
+    def test_places_that_cannot_be_written(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
+        page = build_report([load_run(pair[0])], SLOS)
+        with pytest.raises(InputError, match="is a folder; name a file"):
+            write_report(page, tmp_path)
+        with pytest.raises(InputError, match="cannot be written"):
+            write_report(page, tmp_path / "no" / "such" / "r.html")
+        (tmp_path / "file").write_text("mine")
+        with pytest.raises(InputError, match=r"r\.html: cannot be written \(Not a directory\)"):
+            write_report(page, tmp_path / "file" / "r.html")
+
+    def test_a_link_a_pipe_and_standard_output_are_written_to(
+        self, pair: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """A pipe stands for a device: none of them is replaced by a file."""
+        kept, link, pipe = tmp_path / "kept.html", tmp_path / "link.html", tmp_path / "pipe"
+        kept.write_text("old")
+        link.symlink_to(kept)
+        os.mkfifo(pipe)
+        read: list[str] = []
+        reader = threading.Thread(target=lambda: read.append(pipe.read_text("utf-8")), daemon=True)
+        reader.start()
+        for out in (link, pipe):
+            words = [str(pair[0]), "-o", str(out), "--force"]
+            assert run_command(report_app, "report", words) == 0
+        reader.join(10)
+        assert link.is_symlink()
+        assert pipe.is_fifo()
+        assert read == [kept.read_text("utf-8")]
+        assert read[0].startswith("<!DOCTYPE html>")
+        capfd.readouterr()
+        words = [str(pair[0]), "-o", "-"]
+        assert run_command(report_app, "report", words) == 0
+        assert capfd.readouterr().out == read[0]
+        assert run_command(report_app, "report", [*words, "--json"]) == 2
+        assert "give -o FILE" in capfd.readouterr().err
+        assert {path.name for path in tmp_path.iterdir()} == {"kept.html", "link.html", "pipe"}
+
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            (["{top}/no-run", "-o", "{top}/r.html"], "no-run: not there; give a run folder"),
+            (["-o", "{top}/r.html"], "Missing argument"),
+            (["{top}/no-run"], "no-run: not there"),  # without -o: report.html
+        ],
+    )
+    def test_bad_input_writes_nothing(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+    ) -> None:
+        given = [word.format(top=tmp_path) for word in words]
+        assert run_command(report_app, "report", given) == 2
+        err = capsys.readouterr().err
+        assert told in err
+        assert err.count("\n") == 1
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            (
+                ["{run}", "-o", "{new}/r.html", "--title", "t\udcff"],
+                "--title t\ufffd: is not UTF-8",
+            ),
+            (["{run}", "-o", "{new}/r\udcff.html", "--json"], "r\ufffd.html: is not UTF-8"),
+            (["{new}/run\udcff", "-o", "{new}/r.html"], "run\ufffd: its name is not UTF-8"),
+        ],
+    )
+    def test_words_that_are_not_utf_8(
+        self,
+        pair: tuple[Path, Path],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        words: list[str],
+        told: str,
+    ) -> None:
+        given = [word.format(run=pair[0], new=tmp_path) for word in words]
+        assert run_command(report_app, "report", given) == 2
+        err = capsys.readouterr().err
+        assert told in err
+        assert err.count("\n") == 1
+        assert list(tmp_path.iterdir()) == []
+
+    def test_help_shows_an_example(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run_command(report_app, "report", ["--help"]) == 0
+        assert "-o report.html" in capsys.readouterr().out

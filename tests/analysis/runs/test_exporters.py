@@ -1,0 +1,276 @@
+"""`forebay runs export`: CSV, .hgrm, the JSON of `vllm bench serve`, and formats of packages."""
+
+import csv
+import gzip
+import io
+import sys
+import threading
+import warnings
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import BinaryIO
+
+import orjson
+import pytest
+from ports import free_ports
+from replay_server import Server, rows, run_one
+
+from forebay.analysis.runs import exporters
+from forebay.analysis.runs.load import load_run
+from forebay.analysis.runs.other_tools import load_foreign
+from forebay.proxy.cli import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    run_one(tmp_path / "run", rows(60), Server(first_s=0.03, gap_s=0.01))
+    return tmp_path / "run"
+
+
+def test_csv_has_every_request_and_column(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "requests.csv"
+    assert main(["runs", "export", "csv", str(folder), "-o", str(out)]) == 0
+    read = list(csv.DictReader(io.StringIO(out.read_text())))
+    assert len(read) == 60
+    assert float(read[7]["ttft_response_s"]) == pytest.approx(0.03)
+    assert read[7]["outcome"] == "ok"
+
+
+def test_json_says_what_was_written(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    out = str(tmp_path / "requests.csv")
+    words = ["runs", "export", "csv", str(folder), "--json"]
+    assert main([*words, "-o", out]) == 0
+    told = {"format": "csv", "run": str(folder)}
+    assert orjson.loads(capfd.readouterr().out) == {**told, "path": out}
+    assert main(words) == 2
+    said = capfd.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert "--json: standard output has the export already; give -o FILE" in said.err
+
+    def sent(run: Path, out: BinaryIO, tag: str) -> None:
+        out.write(b"http://collector 60 metrics\n")
+
+    monkeypatch.setattr(exporters, "export_otlp", sent)
+    assert main(["runs", "export", "otlp", str(folder), "--json"]) == 0
+    told = {"format": "otlp", "run": str(folder), "sent_to": "http://collector 60 metrics"}
+    assert orjson.loads(capfd.readouterr().out) == told
+
+
+def test_hgrm_has_the_percentiles_of_the_log(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "ttft.hgrm"
+    assert main(["runs", "export", "hgrm", str(folder), "-o", str(out)]) == 0
+    lines = out.read_text().splitlines()
+    assert lines[0].split() == ["Value", "Percentile", "TotalCount", "1/(1-Percentile)"]
+    value, percentile, count = lines[2].split()[:3]
+    assert float(value) == pytest.approx(30, rel=1e-3)
+    assert (float(percentile), int(count)) == (0.0, 60)
+
+
+def test_a_tag_that_is_not_in_the_log(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "export", "hgrm", str(folder), "--tag", "nothing"]) == 2
+    assert "ttft_response.chat" in capsys.readouterr().err
+
+
+STATISTICS = {"units", "mean", "mode", "stddev", "min", "max"} | {
+    f"p{percentile}" for percentile in ("0p1", 1, 5, 10, 25, 50, 75, 90, 95, 99, "99p9")
+}
+# All keys of the parts of the schema v0.2 that we write, with their units; it forbids others.
+SECTIONS = {
+    "requests": ({"total", "failures", "incomplete", "input_length", "output_length"}, {"count"}),
+    "latency": (
+        {
+            "time_to_first_token",
+            "normalized_time_per_output_token",
+            "time_per_output_token",
+            "inter_token_latency",
+            "request_latency",
+        },
+        {"s", "s/token"},
+    ),
+    "throughput": (
+        {"input_token_rate", "output_token_rate", "total_token_rate", "requests_rate"},
+        {"tokens/s", "queries/s"},
+    ),
+}
+LOAD = {"tool", "tool_version", "source", "stage", "input_seq_len", "output_seq_len"} | {
+    *("prefix", "multi_turn", "rate_qps", "concurrency")
+}
+
+
+def test_an_llm_d_report(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.json"
+    assert main(["runs", "export", "llm-d", str(folder), "-o", str(out)]) == 0
+    told = orjson.loads(out.read_bytes())
+    assert told["version"] == "0.2"
+    assert told.keys() == {"version", "run", "scenario", "results"}
+    assert told["run"].keys() == {"uid", "time"}
+    assert told["run"]["time"]["duration"].startswith("PT0.")
+    load = told["scenario"]["load"]
+    assert load.keys() == {"metadata", "standardized", "native"}
+    assert load["standardized"].keys() <= LOAD
+    assert load["native"]["config"]["run_id"] == told["run"]["uid"]
+    performance = told["results"]["request_performance"]["aggregate"]
+    assert performance.keys() == SECTIONS.keys()
+    for name, (keys, units) in SECTIONS.items():
+        assert performance[name].keys() <= keys
+        for value in performance[name].values():
+            if isinstance(value, dict):
+                assert value.keys() <= STATISTICS
+                assert value["units"] in units
+    requests, latency = performance["requests"], performance["latency"]
+    assert (requests["total"], requests["failures"], requests["incomplete"]) == (60, 0, 0)
+    assert (requests["input_length"]["mean"], requests["output_length"]["max"]) == (32, 4)
+    assert latency["time_to_first_token"]["p50"] == pytest.approx(0.03, rel=1e-3)
+    assert latency["time_per_output_token"]["p99p9"] == pytest.approx(0.01, rel=1e-3)
+    assert latency["request_latency"]["mean"] == pytest.approx(0.06, rel=1e-3)
+    assert latency["normalized_time_per_output_token"]["max"] == pytest.approx(0.015, rel=1e-3)
+    duration_s = load_run(folder).number("duration_s") or 0.0
+    assert performance["throughput"]["requests_rate"]["mean"] == pytest.approx(60 / duration_s)
+
+
+def test_vllm_bench_there_and_back(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    assert main(["runs", "export", "vllm-bench", str(folder), "-o", str(out)]) == 0
+    told = orjson.loads(out.read_bytes())
+    assert (told["completed"], told["failed"], told["num_prompts"]) == (60, 0, 60)
+    assert told["median_ttft_ms"] == pytest.approx(30, rel=1e-3)
+    assert told["total_output_tokens"] == 240
+    assert len(told["itls"][0]) == 3
+    own, read = load_run(folder), load_foreign(out)
+    for column in ("ttft_response_s", "e2e_response_s", "tpot_s", "intended_s"):
+        assert sorted(read.numbers[column]) == pytest.approx(sorted(own.numbers[column]), abs=1e-9)
+    assert read.number("attainment") == own.number("attainment")
+
+
+def test_a_file_is_not_overwritten(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "requests.csv"
+    out.write_text("mine")
+    words = ["runs", "export", "csv", str(folder), "-o", str(out)]
+    assert main(words) == 2
+    assert "--force" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert main([*words, "--force"]) == 0
+
+
+def made_up(run: Path, out: BinaryIO, tag: str) -> None:
+    out.write(f"{run.name} {tag}".encode())
+
+
+def test_a_package_adds_a_format(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Fake(EntryPoint):
+        def load(self) -> object:
+            if self.name == "broken":
+                raise ImportError("no module")
+            return made_up
+
+    points: list[EntryPoint] = [Fake(name, "x:y", exporters.GROUP) for name in ("mine", "broken")]
+    asked: list[str] = []
+
+    def entry_points(*, group: str) -> list[EntryPoint]:
+        asked.append(group)
+        return points
+
+    monkeypatch.setattr(exporters, "entry_points", entry_points)
+    out = tmp_path / "mine.txt"
+    assert main(["runs", "export", "mine", str(folder), "-o", str(out), "--tag", "t"]) == 0
+    assert out.read_text() == "run t"
+    assert asked == ["forebay.exporters"]
+    assert main(["runs", "export", "broken", str(folder)]) == 2
+    assert "cannot be loaded (no module)" in capsys.readouterr().err
+    assert main(["runs", "export", "csv", str(folder), "-o", str(tmp_path / "r.csv")]) == 0
+    assert main(["runs", "export", "nothing", str(folder)]) == 2
+    assert "broken, csv, hgrm, llm-d, mine, mlflow, otlp, vllm-bench" in capsys.readouterr().err
+
+
+def test_otlp_gauges_reach_a_collector(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="pip install 'forebay[otel]'")
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+        ExportMetricsServiceRequest,
+    )
+
+    received: list[tuple[str, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            received.append((self.path, gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        assert main(["runs", "export", "otlp", str(folder)]) == 0
+        server.shutdown()
+    assert url in capsys.readouterr().out
+    assert received[0][0] == "/v1/metrics"
+    told = ExportMetricsServiceRequest.FromString(received[0][1])
+    found = {
+        (metric.name, attributes["figure"]): point.as_double
+        for metric in told.resource_metrics[0].scope_metrics[0].metrics
+        for point in metric.gauge.data_points
+        for attributes in [{one.key: one.value.string_value for one in point.attributes}]
+    }
+    assert found["forebay.run.requests", ""] == 60
+    assert found["forebay.run.ttft_ms", "chat.p90"] == pytest.approx(30, rel=1e-3)
+
+
+def test_a_collector_that_is_not_there(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="pip install 'forebay[otel]'")
+    monkeypatch.setattr("forebay.analysis.runs.push.TIMEOUT_S", 0.2)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_ports(1)[0]}")
+    assert main(["runs", "export", "otlp", str(folder)]) == 2
+    assert "took no metrics; set OTEL_EXPORTER_OTLP_ENDPOINT" in capsys.readouterr().err
+
+
+def test_an_mlflow_run(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="pip install 'forebay[mlflow]'")
+    place = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    monkeypatch.chdir(tmp_path)
+    mlflow.set_tracking_uri(place)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert main(["runs", "export", "mlflow", str(folder)]) == 0
+        name = capsys.readouterr().out.split()[-1]
+        kept = mlflow.get_run(name)
+    assert kept.data.metrics["ttft_ms.all.p90"] == pytest.approx(30, rel=1e-3)
+    assert kept.data.params["model"] == "tiny"
+
+
+def test_a_library_that_is_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
+    for name in ("mlflow", "otlp"):
+        assert main(["runs", "export", name, str(folder)]) == 2
+        assert "is not installed; pip install 'forebay[" in capsys.readouterr().err

@@ -1,0 +1,312 @@
+"""replay/send/http/measure.py, slo.py, verdict.py, outcome.py: each definition as a table."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from forebay.proxy.telemetry.hlog import new_histogram
+from forebay.replay.plan.slo import Slo, default_slos, meets, parse_slos
+from forebay.replay.results.printed_table import summary_table
+from forebay.replay.results.summary import RunTotals, distribution_ms, firm, is_firm
+from forebay.replay.results.verdict import Lateness, lag_limit_s
+from forebay.replay.send.http.measure import Latency, OutputEvents, measure
+from forebay.replay.send.http.outcome import of_status, of_stream_error, seconds_header, token_count
+from forebay.traces.errors import InputError
+
+
+def events(*seen: tuple[float, int | None]) -> OutputEvents:
+    """Output events as (time, running total of continuous usage or None)."""
+    made = OutputEvents()
+    for at_s, total in seen:
+        made.add(at_s, total)
+    return made
+
+
+def of(made: OutputEvents, output_tokens: int | None) -> Latency:
+    return measure(10.0, 10.5, 0.2, made, output_tokens)  # due at 10, sent at 10.5
+
+
+def test_three_single_tokens() -> None:
+    latency = of(events((12.0, None), (12.1, None), (12.4, None)), 3)
+    assert latency.ttft_response_s == pytest.approx(2.0)
+    assert latency.ttft_service_s == pytest.approx(1.5)
+    assert latency.e2e_response_s == pytest.approx(2.4)
+    assert latency.e2e_service_s == pytest.approx(1.9)
+    assert latency.tpot_s == pytest.approx(0.2)
+    assert latency.icl_s == pytest.approx([0.1, 0.3])
+    assert latency.itl_s is None  # equal to icl_s
+    assert latency.stall_s == pytest.approx(0.3)
+
+
+def test_multi_token_events_counted_by_continuous_usage() -> None:
+    made = events((12.0, 2), (12.2, 6), (12.3, 7))
+    assert not made.estimated
+    latency = of(made, 7)
+    assert latency.tpot_s == pytest.approx(0.3 / 5)  # 5 tokens after the first event's 2
+    assert latency.icl_s == pytest.approx([0.2, 0.1])
+    assert latency.itl_s is not None
+    assert [n for _, n in latency.itl_s] == [4, 1]
+    assert [gap for gap, _ in latency.itl_s] == pytest.approx([0.05, 0.1])
+
+
+def test_multi_token_events_without_continuous_usage_are_estimated() -> None:
+    made = events((12.0, None), (12.4, None))
+    assert made.estimated
+    latency = of(made, 9)
+    assert latency.tpot_s == pytest.approx(0.4 / 8)
+    assert latency.itl_s is None
+
+
+@pytest.mark.parametrize(
+    ("made", "output_tokens"),
+    [
+        (events((12.0, None)), 1),  # one token: nothing after the first
+        (events((12.0, 4)), 4),  # all in one event
+        (events((12.0, None)), 4),  # all in one event, and n_1 is unknown: no pace was seen
+        (events((12.0, None)), None),
+        (events((12.0, None), (12.1, None)), 1),  # the server counts fewer than we saw
+    ],
+)
+def test_tpot_is_undefined_not_zero(made: OutputEvents, output_tokens: int | None) -> None:
+    assert of(made, output_tokens).tpot_s is None
+
+
+def test_one_token_has_no_gap_and_no_stall() -> None:
+    latency = of(events((12.0, None)), 1)
+    assert (list(latency.icl_s), latency.stall_s) == ([], None)
+    assert latency.e2e_response_s == latency.ttft_response_s == 2.0
+
+
+def test_no_output_at_all() -> None:
+    latency = of(events(), 0)
+    assert latency.first_s is latency.last_s is latency.ttft_response_s is None
+    assert latency.e2e_service_s is latency.tpot_s is latency.stall_s is None
+    assert latency.pacing_lag_s + latency.cap_wait_s == pytest.approx(0.5)
+
+
+def test_without_usage_the_events_are_the_count() -> None:
+    assert of(events((12.0, None), (12.2, None), (12.4, None)), None).tpot_s == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("sent", "cap", "pacing_lag", "cap_wait"),
+    [
+        (10.0, 0.0, 0.0, 0.0),
+        (10.5, 0.0, 0.5, 0.0),
+        (10.5, 0.5, 0.0, 0.5),
+        (10.5, 0.2, 0.3, 0.2),
+        (10.5, 0.7, 0.0, 0.5),  # never more than the lag it is part of
+        (9.9999999, 0.0, 0.0, 0.0),  # a hair early is not negative
+    ],
+)
+def test_schedule_lag_splits(sent: float, cap: float, pacing_lag: float, cap_wait: float) -> None:
+    latency = measure(10.0, sent, cap, events(), None)
+    assert latency.pacing_lag_s == pytest.approx(pacing_lag)
+    assert latency.cap_wait_s == pytest.approx(cap_wait)
+
+
+# ---- targets
+
+BUCKETS = ["chat", "document"]
+
+
+def test_parse_slos() -> None:
+    assert parse_slos("chat.ttft=2s, document.ttft=15s,tpot=100ms,e2e=1.5m,stall=3", BUCKETS) == (
+        Slo("chat", "ttft", 2.0),
+        Slo("document", "ttft", 15.0),
+        Slo(None, "tpot", 0.1),
+        Slo(None, "e2e", 90.0),
+        Slo(None, "stall", 3.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "METRIC=TIME"),
+        ("ttft", "METRIC=TIME"),
+        ("ttft=fast", "METRIC=TIME"),
+        ("ttft=-1s", "METRIC=TIME"),
+        ("ttft=0s", "above 0"),
+        ("itl=1s", "no metric 'itl'"),
+        ("video.ttft=1s", "no bucket 'video'"),
+    ],
+)
+def test_slos_that_are_none(text: str, says: str) -> None:
+    with pytest.raises(InputError, match=f"--slo.*{says}"):
+        parse_slos(text, BUCKETS)
+
+
+def test_default_slos_follow_the_buckets() -> None:
+    assert default_slos(["chat", "book"]) == (Slo("chat", "ttft", 2.0),)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "ttft", "tpot", "met"),
+    [
+        ("chat", 2.0, 0.1, True),  # at the limit is within it
+        ("chat", 2.1, 0.1, False),
+        ("chat", 1.0, 0.2, False),
+        ("chat", 1.0, None, True),  # a one-token answer has no pace to miss
+        ("chat", None, None, False),  # no first token is no good answer
+        ("document", 9.0, 0.1, True),  # chat's target is not its own
+    ],
+)
+def test_meets(bucket: str, ttft: float | None, tpot: float | None, met: bool) -> None:
+    slos = parse_slos("chat.ttft=2s,tpot=100ms", BUCKETS)
+    values = {"ttft": ttft, "tpot": tpot, "e2e": 9.0, "stall": 1.0}
+    assert meets(slos, bucket, values) is met
+
+
+# ---- verdict
+
+
+def late(*arrivals: tuple[float, float], of_all: int = 1000, limit_s: float = 0.01) -> Lateness:
+    made = Lateness(limit_s)
+    for at in range(of_all - len(arrivals)):
+        made.add(float(at), 0.0, 0.0)
+    for number, (pacing_lag, cap_wait) in enumerate(arrivals):
+        made.add(500.0 + number, pacing_lag, cap_wait)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("lateness", "word", "at_s"),
+    [
+        (late(), "valid", None),
+        (late(*[(0.011, 0.0)] * 10), "valid", None),  # one in a hundred may be late
+        (late(*[(0.011, 0.0)] * 11), "client-limited", 500.0),
+        (late(*[(0.009, 0.0)] * 500), "valid", None),
+        (late(*[(0.0, 1.0)] * 11), "cap-limited", 500.0),
+        (late(*[(0.02, 1.0)] * 11), "cap-limited", 500.0),
+        (late(*[(0.02, 0.0)] * 12, *[(0.0, 1.0)] * 11), "client-limited", 500.0),
+        (late((1.0, 0.0), of_all=10), "valid", None),  # one hiccup in a short run
+        (late((1.0, 0.0), (1.0, 0.0), of_all=10), "client-limited", 500.0),
+        (Lateness(0.01), "client-limited", 0.0),
+    ],
+)
+def test_verdict(lateness: Lateness, word: str, at_s: float | None) -> None:
+    verdict = lateness.judge()
+    assert (verdict.word, verdict.at_s) == (word, at_s)
+    assert verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("lateness", "word", "at_s", "says"),
+    [
+        (
+            late(),
+            "valid",
+            None,
+            "0 of 1,000 requests left more than 10 ms after their slot was free",
+        ),
+        (late(*[(0.011, 0.0)] * 10), "valid", None, "10 of 1,000 requests"),
+        (late(*[(0.011, 0.0)] * 11), "client-limited", 500.0, "slot was free because this machine"),
+        (Lateness(0.01), "client-limited", 0.0, "nothing was sent"),
+    ],
+)
+def test_verdict_of_a_closed_loop(
+    lateness: Lateness, word: str, at_s: float | None, says: str
+) -> None:
+    """Judged by the same limits; it has neither a rate nor --max-in-flight to speak of."""
+    verdict = lateness.judge(closed=True)
+    assert (verdict.word, verdict.at_s) == (word, at_s)
+    assert says in verdict.reason
+    told = RunTotals(["chat"], ())
+    told.lateness = lateness
+    values = told.summary({}, 1.0, closed=True, scale=1.0)
+    assert (values["verdict"], values["verdict_at_s"]) == (word, at_s)
+    assert values["verdict_reason"] == verdict.reason
+
+
+def test_the_limit_follows_the_tightest_ttft_target() -> None:
+    assert lag_limit_s(()) == 0.010
+    assert lag_limit_s((Slo("chat", "ttft", 2.0), Slo("document", "ttft", 15.0))) == 0.020
+    assert lag_limit_s((Slo(None, "ttft", 0.5), Slo(None, "e2e", 60.0))) == 0.010
+
+
+# ---- outcomes
+
+QUEUE_FULL = b'{"error": {"message": "m", "type": "t", "param": null, "code": "queue_full"}}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "outcome", "reason"),
+    [
+        (429, QUEUE_FULL, "rejected", "queue_full"),
+        (503, QUEUE_FULL, "rejected", "queue_full"),  # the status is configurable
+        (429, b"", "failed", "429"),
+        (429, b'{"error": {"code": 429}}', "failed", "429"),
+        (429, b'{"error": {"code": "429"}}', "failed", "429"),
+        (429, b'{"error": "no"}', "failed", "429"),
+        (503, b'{"error": {"code": 503}}', "failed", "503"),  # vLLM's own
+        (503, b'{"error": {"code": "no_backend_available"}}', "failed", "503"),
+        (503, b'{"error": {"code": "draining"}}', "failed", "503"),
+        (400, QUEUE_FULL, "failed", "4xx"),
+        (413, b"x", "failed", "4xx"),
+        (500, b"x", "failed", "5xx"),
+        (502, QUEUE_FULL, "failed", "5xx"),
+        (302, b"", "failed", "malformed"),
+        (204, b"", "failed", "malformed"),
+    ],
+)
+def test_outcome_of_an_answer_that_is_not_200(
+    status: int, body: bytes, outcome: str, reason: str
+) -> None:
+    assert of_status(status, body) == (outcome, reason)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(500, "5xx"), (400, "4xx"), (429, "429"), ("upstream_stream_error", "5xx"), (None, "5xx")],
+)
+def test_error_event(code: object, reason: str) -> None:
+    assert of_stream_error({"code": code}) == reason
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2", 20.0), ("0.5", 5.0), ("Wed, 21 Oct", None), ("nan", None), ("-1", None), (None, None)],
+)
+def test_seconds_header(text: str | None, value: float | None) -> None:
+    assert seconds_header(text, scale=10.0) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "count"), [(3, 3), (0, 0), (-1, None), (True, None), ("3", None), (1 << 60, None)]
+)
+def test_token_count(value: object, count: int | None) -> None:
+    assert token_count(value) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "is_shown"),
+    [("p50", 20, True), ("p50", 19, False), ("p99", 1000, True), ("p99", 999, False),
+     ("p99.9", 10_000, True), ("p99.9", 9_999, False), ("max", 1, True), ("p50", 0, False)],
+)  # fmt: skip
+def test_people_see_a_percentile_with_ten_samples_beyond(
+    name: str, count: int, is_shown: bool
+) -> None:
+    assert is_firm(name, count) is is_shown
+    assert firm({"count": count, name: 3.0}, name) == (3.0 if is_shown else None)
+
+
+def test_the_percentiles_of_one_sample_are_numbers() -> None:
+    histogram = new_histogram()
+    assert set(distribution_ms(histogram).values()) == {0, None}
+    histogram.record_value(5_000)
+    told = distribution_ms(histogram)
+    assert told.pop("count") == 1
+    assert all(value == pytest.approx(5.0, rel=1e-3) for value in told.values())
+
+
+def test_the_table_of_a_short_run_shows_no_tails() -> None:
+    few = dict.fromkeys(("p50", "p90", "p99", "p99.9", "max"), 7.0) | {"count": 3}
+    values = RunTotals(["chat"], ()).summary({}, 1.0, closed=False, scale=1.0)
+    values |= {"ttft_ms": {"all": few}, "stall_ms": {"all": few}, "schedule_lag_ms": few}
+    with StringIO() as out:
+        Console(file=out, width=120).print(summary_table(values))
+        text = out.getvalue()
+    assert text.count("7.0 ms") == 2  # TTFT and lag, both max
+    assert "schedule lag p50 – p99 – max 7.0 ms" in text

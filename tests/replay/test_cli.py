@@ -1,0 +1,216 @@
+"""`forebay replay` as a command: real time, real sockets, exit statuses, Ctrl-C."""
+
+import asyncio
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import orjson
+import pytest
+from replay_server import Server, serve
+
+from forebay.analysis.runs.load import load_run
+from forebay.analysis.runs.provenance import repeat_command
+from forebay.proxy.cli import main
+from forebay.replay.cli import app
+from forebay.replay.clock.clock import Clock
+from forebay.replay.clock.virtual_loop import run
+from forebay.replay.results.progress import PRINTED_EVERY_S, describe, print_progress
+from forebay.replay.results.recorder import Live
+from forebay.traces.reading.jsonl import write_trace
+from forebay.traces.schema import TraceRequest
+
+BY_CHANCE = {"run_id", "started_at", "started_unix_s"}
+
+
+@contextmanager
+def served(server: Server) -> Iterator[Server]:
+    """`server` on a loop of its own thread."""
+    up = threading.Event()
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def body() -> None:
+        async with serve(server):
+            up.set()
+            await stop.wait()
+
+    def work() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(body())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert up.wait(10)
+    try:
+        yield server
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, (TraceRequest(f"r{at}", at * 0.02, 16, 2) for at in range(25)))
+    return path
+
+
+def test_a_run_and_what_it_prints(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    with served(Server()) as server:
+        words = ["replay", str(trace), "--target", server.url, "--out", str(out)]
+        assert main(words) == 0
+        printed = capsys.readouterr().out
+        assert main(words) == 2  # the folder holds a run
+        assert "--force" in capsys.readouterr().err
+        assert main([*words, "--force", "--json", "--arrivals", "poisson", "--rate", "100"]) == 0
+        as_json = orjson.loads(capsys.readouterr().out)
+    for word in ("bucket", "chat", "TTFT p50", "stall p99", "goodput", "hit ratio", "verdict"):
+        assert word in printed
+    assert as_json == orjson.loads((out / "summary.json").read_bytes())
+    assert as_json["completed"] == 25
+    record = orjson.loads((out / "run.json").read_bytes())
+    assert (record["arrivals"], record["rate_per_s"]) == ("poisson", 100.0)
+    assert len(record["trace"]["sha256"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--rate", "0"], "--rate: 0"),
+        (["--arrivals", "often"], "--arrivals: 'often'"),
+        (["--buckets", "chat"], "--buckets"),
+        (["--slo", "video.ttft=1s"], "--slo: no bucket 'video'"),
+        (["--target", "http://127.0.0.1:9"], "cannot be reached"),
+        (["--max-model-len", "10"], "context is 10"),
+        (["--frobnicate"], "--frobnicate"),
+        (["--format", "csv"], "--format: 'csv'"),
+    ],
+)
+def test_bad_usage(
+    trace: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    says: str,
+) -> None:
+    out = tmp_path / "run"
+    with served(Server()) as server:
+        status = main(["replay", str(trace), "--target", server.url, "--out", str(out), *words])
+    assert status == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "Traceback" not in told.err
+    assert says in told.err
+    assert len(told.err.strip().splitlines()) == 1
+    assert not out.exists()
+    assert server.bodies == []
+
+
+def test_warm_caches_are_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server finds 16 tokens of every prompt, and no two of these share any."""
+    path, out = tmp_path / "alone.jsonl", tmp_path / "run"
+    write_trace(path, (TraceRequest(f"r{at}", 0.0, 32, 2, blocks=(at,)) for at in range(50)))
+    with served(Server()) as server:
+        words = ["replay", str(path), "--target", server.url, "--out", str(out), "--json"]
+        assert main(words) == 0
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert line.startswith("forebay replay: the caches were warm: 800 of 1,600 prompt tokens ")
+    assert "--salt NEW" in line
+    assert line == f"forebay replay: {orjson.loads(said.out)['warnings'][0]}"
+
+
+def test_the_command_of_the_report_repeats_the_run(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (
+        "--rate 200 --arrivals gamma:2 --seed 5 --duration 0.1 --salt x --model tiny --warmup 1 "
+        "--slo tpot=50ms,long.ttft=300us --buckets short:10,long:900 --max-in-flight 7 "
+        "--max-model-len 900 --too-long truncate --endpoint chat --time-scale 2 --skip-bad"
+    )
+    with open(trace, "a") as file:
+        file.write("rubbish\n")
+    records = []
+    with served(Server()) as server:
+        line = f"replay {trace} --target {server.url} {words} --out {tmp_path}/run"
+        for folder in ("first", "second"):
+            (tmp_path / folder).mkdir()
+            monkeypatch.chdir(tmp_path / folder)
+            assert main(shlex.split(line)) == 0
+            out = tmp_path / ("run" if folder == "first" else "second/run")
+            records.append(orjson.loads((out / "run.json").read_bytes()))
+            line = repeat_command(load_run(out)).removeprefix("forebay ")
+    first, second = (
+        {name: value for name, value in record.items() if name not in BY_CHANCE}
+        for record in records
+    )
+    assert first == second
+    assert first["slos"][1] == {"bucket": "long", "metric": "ttft", "limit_s": 0.0003}
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "--help"]) == 0
+    assert "forebay replay trace.jsonl --target" in capsys.readouterr().out
+    assert app.registered_commands
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
+def test_ctrl_c(tmp_path: Path) -> None:
+    path, out = tmp_path / "long.jsonl", tmp_path / "run"
+    write_trace(path, (TraceRequest(f"r{at}", at * 0.05, 16, 2) for at in range(2000)))
+    with served(Server()) as server:
+        words = ["replay", str(path), "--target", server.url, "--out", str(out)]
+        run = "import sys; from forebay.proxy.cli import main; sys.exit(main(sys.argv[1:]))"
+        process = subprocess.Popen(
+            [sys.executable, "-c", run, *words], stderr=subprocess.PIPE, text=True
+        )
+        deadline = time.monotonic() + 60
+        while len(server.bodies) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; what was measured is in" in told
+    assert "Traceback" not in told
+    summary = orjson.loads((out / "summary.json").read_bytes())
+    assert summary["requests"] == 2000
+    assert summary["completed"] >= 3
+    assert summary["completed"] + summary["failed"]["never_sent"] == 2000
+
+
+def test_the_progress_line() -> None:
+    assert "rejected" not in describe(Live(sent=12, done=7), 40, 3.25)
+    live = Live(sent=12, done=7, rejected=2, failed=1)
+    assert "in flight 2" in describe(live, 40, 3.25)
+    assert "TTFT" not in describe(live, 40, 3.25)  # nothing measured is not 0 ms
+    live.ttft.record_value(250_000)
+    line = describe(live, 40, 3.25)
+    assert "sent 12/40" in line
+    assert "TTFT p50 25" in line
+
+
+def test_progress_without_a_terminal_is_a_line_from_time_to_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def wait() -> None:
+        live = Live(sent=3)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(print_progress(live, 9, Clock(2.0)), 2.5 * PRINTED_EVERY_S)
+
+    run(wait())
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.strip().split("  ")[0] for line in lines] == ["20.0 s", "40.0 s"]
+    assert all("sent 3/9" in line for line in lines)

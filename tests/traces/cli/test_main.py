@@ -1,0 +1,310 @@
+"""The `traces` commands: exit status, output and errors, and no file overwritten unasked."""
+
+import errno
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import DATA, SHARED, TESTS
+
+from forebay.proxy.cli import main
+from forebay.traces.reading.jsonl import read_trace
+from forebay.traces.synth.prompts.needle import read_answers
+
+AZURE = str(DATA / "traces_azure_2023.csv")
+GOLDEN = TESTS / "traces" / "golden"
+needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data")
+
+
+class Run:
+    """One command: exit status, standard output and error."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str], *words: "str | Path") -> None:
+        self.status = main(["traces", *map(str, words)])
+        self.out, self.err = capfd.readouterr()
+
+
+def test_import_then_describe(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "t.jsonl"
+    run = Run(capfd, "import", "mooncake", DATA / "traces_mooncake.jsonl", "-o", out)
+    assert (run.status, run.out) == (0, "")
+    assert run.err == f"4 requests, 2,637 input and 993 output tokens over 6.0 s -> {out}\n"
+    assert out.read_bytes() == (DATA / "traces_mooncake.imported.jsonl").read_bytes()
+    meta = json.loads(Path(f"{out}.meta.json").read_bytes())
+    assert (meta["format"], meta["requests"], meta["skipped"]) == ("mooncake", 4, 0)
+
+    found = json.loads(Run(capfd, "describe", out, "--json").out)
+    raw = json.loads(Run(capfd, "describe", DATA / "traces_mooncake.jsonl", "--json").out)
+    assert found == raw
+    wanted = {"requests", "duration_s", "rate_per_s", "interarrival_cv", "input_tokens"}
+    assert wanted | {"output_tokens", "ideal_hit_ratio", "sessions", "documents"} <= set(found)
+    assert set(found["input_tokens"]) == {"mean", "p50", "p90", "p99", "max"}
+    assert found["requests"] == 4
+    assert found["ideal_hit_ratio"] == 512 / 2_637
+
+    table = Run(capfd, "describe", out)
+    assert (table.status, table.err) == (0, "")
+    assert f"{out}: 4 requests" in table.out
+    assert "ideal prefix hit ratio" in table.out
+
+
+def test_nothing_is_overwritten_without_force(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "t.jsonl"
+    words = ("import", "azure", DATA / "traces_azure_2023.csv", "-o", out)
+    assert Run(capfd, *words).status == 0
+    out.write_bytes(b"precious")
+    again = Run(capfd, *words)
+    assert again.status == 2
+    assert again.err == (
+        f"forebay traces: {out}: already exists; name another file or add --force\n"
+    )
+    assert out.read_bytes() == b"precious"
+    for command in (
+        ("synth", "documents", "-o", out),
+        ("synth", "shared-document", "-o", out),
+        ("synth", "chat-beside-documents", "-o", out),
+        ("synth", "agent-sessions", "-o", out),
+        ("needle", "-o", out),
+        ("zeroscrolls", DATA, "-o", out),
+    ):
+        assert Run(capfd, *command).status == 2
+        assert out.read_bytes() == b"precious"
+    assert Run(capfd, *words, "--force").status == 0
+    assert len(list(read_trace(out))) == 3
+
+
+def test_a_bad_row_stops_the_import_and_leaves_nothing_behind(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    raw = tmp_path / "raw.jsonl"
+    raw.write_bytes((DATA / "traces_mooncake.jsonl").read_bytes() + b'{"timestamp": "soon"}\n')
+    out = tmp_path / "t.jsonl"
+    run = Run(capfd, "import", "mooncake", raw, "-o", out)
+    assert run.status == 2
+    assert run.err == (f"forebay traces: {raw}:5: timestamp: 'soon' is not a time of 0 or more\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["raw.jsonl"]
+    run = Run(capfd, "import", "mooncake", raw, "-o", out, "--skip-bad")
+    assert run.status == 0
+    assert "1 bad rows skipped" in run.err
+    assert "1 bad rows skipped" in Run(capfd, "describe", raw, "--skip-bad", "--json").err
+
+
+def test_ticks_that_are_not_there_are_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    raw, out = tmp_path / "raw.jsonl", tmp_path / "t.jsonl"
+    row = '{{"timestamp": {}, "input_length": 9, "output_length": 1, "hash_ids": [0]}}\n'
+    raw.write_text("".join(row.format(at_ms) for at_ms in (0, 0, 40, 85)))
+    run = Run(capfd, "import", "mooncake", raw, "-o", out, "--spread-ticks")
+    assert (run.status, run.err) == (
+        2,
+        f"forebay traces: --spread-ticks: {raw} has no 3 s ticks (mooncake-3 comes 0.04 s after "
+        "the instant before it); leave out --spread-ticks\n",
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["raw.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["import", "csv", "x", "-o", "y"], "no trace format 'csv'; one of: azure, burstgpt"),
+        (["import", "azure", "/none", "-o", "y"], "/none: no such file"),
+        (["import", "azure", "/none", "-o", "y", "--spread-ticks"], "--spread-ticks: azure has no"),
+        (["import", "azure", "/none", "-o", "/no/where/y"], "/no/where/y: no such folder"),
+        (["describe", "/none"], "/none: no such file"),
+        (["describe", "/"], "/: is a directory"),
+        (["synth", "documents", "-o", "y", "--rate", "0"], "--rate 0: not a rate"),
+        (["synth", "documents", "-o", "y", "--document-tokens", "big"], "--document-tokens: 'big'"),
+        (["synth", "documents", "-o", "y", "--rate", "1e-9"], "no request arrives in it"),
+        (["synth", "chat-beside-documents", "-o", "y", "--questions", "0"], "--questions 0"),
+        (["synth", "agent-sessions", "-o", "y", "--context-tokens", "9"], "--context-tokens 9"),
+        (["synth", "shared-document", "-o", "y", "--document-tokens", "0"], "--document-tokens 0"),
+        (["synth", "shared-document", "-o", "y", "--output-tokens", "-1"], "--output-tokens -1"),
+        (["synth", "documents", "-o", "-", "--json"], "--json: standard output has the rows"),
+        (["import", "azure", AZURE, "--json"], "--json: standard output has the rows already"),
+        (["needle", "-o", "-", "--answers", "y", "--json"], "--json: standard output has the"),
+        (["zeroscrolls", "/none", "-o", "-", "--json"], "--json: standard output has the rows"),
+        (["synth", "spaghetti"], "No such command 'spaghetti'"),
+        (["zeroscrolls", "/none", "-o", "y"], "/none: no such file"),
+        (["zeroscrolls", "/none", "-o", "y", "--context", "0"], "--context 0"),
+        (["needle", "-o", "-"], "--answers: a trace on standard output"),
+        (["needle", "-o", "y", "--lengths", "8k"], "--lengths: '8k' is not numbers"),
+        ([], "Missing command"),
+    ],
+)
+def test_bad_words_are_one_line_and_exit_status_2(
+    words: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Run(capfd, *words)
+    assert (run.status, run.out) == (2, "")
+    assert run.err.startswith("forebay traces: ")
+    assert run.err.count("\n") == 1
+    assert says in run.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_traces_flow_through_pipes() -> None:
+    forebay = [sys.executable, "-m", "forebay.proxy", "traces"]
+    made = subprocess.run(
+        [*forebay, "synth", "shared-document", "--users", "5", "-o", "-"],
+        check=True,
+        capture_output=True,
+    )
+    told = subprocess.run(
+        [*forebay, "describe", "-", "--json"], input=made.stdout, check=True, capture_output=True
+    )
+    assert json.loads(told.stdout)["requests"] == 5
+    raw = (DATA / "traces_azure_2023.csv").read_bytes()
+    told = subprocess.run(
+        [*forebay, "describe", "-", "--json"], input=raw, check=True, capture_output=True
+    )
+    assert json.loads(told.stdout)["requests"] == 3
+
+
+def test_synthetic_traces_say_how_they_were_made(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "t.jsonl"
+    run = Run(capfd, "synth", "documents", "-o", out, "--requests", "9", "--seed", "3", "--json")
+    facts = json.loads(run.out)
+    assert facts == json.loads(Path(f"{out}.meta.json").read_bytes())
+    assert (facts["requests"], facts["kind"]) == (9, "documents")
+    assert (facts["parameters"]["seed"], facts["parameters"]["users"]) == (3, 50)
+
+
+@pytest.mark.parametrize(
+    "kind", ["documents", "shared-document", "chat-beside-documents", "agent-sessions"]
+)
+def test_results_are_not_taken_for_parameters(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`requests` and `output_tokens` are names of both."""
+    out = tmp_path / "t.jsonl"
+    facts = json.loads(Run(capfd, "synth", kind, "-o", out, "--json").out)
+    rows = list(read_trace(out))
+    assert [facts[key] for key in ("requests", "input_tokens", "output_tokens")] == [
+        len(rows), sum(one.input_tokens for one in rows), sum(one.output_tokens for one in rows),
+    ]  # fmt: skip
+    assert facts["parameters"]["output_tokens"]
+
+
+class SmallDisk(io.FileIO):
+    """A file on a disk that has `room` bytes for all files together."""
+
+    room = 0
+
+    def write(self, data: Any, /) -> int:
+        if len(data) > SmallDisk.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        SmallDisk.room -= len(data)
+        return super().write(data)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "synth documents --requests 9",
+        f"import azure {AZURE}",
+        f"slice {AZURE}",
+        f"export csv {AZURE}",
+        f"fit {AZURE}",
+        "needle --lengths 512 --tokens estimate",
+    ],
+)
+def test_a_full_disk_leaves_nothing_behind(
+    line: str,
+    share: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """One byte is missing for the last of the files: not even the first one appears."""
+    words = (*line.split(), "-o", str(tmp_path / "t"))
+    assert Run(capfd, *words).status == 0
+    whole = sum(path.stat().st_size for path in tmp_path.iterdir())
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"old")
+    before = set(tmp_path.iterdir())
+    monkeypatch.setattr(SmallDisk, "room", int((whole - 1) * share))
+    monkeypatch.setattr(
+        "forebay.traces.whole_file.open",
+        lambda path, mode, buffering: io.BufferedWriter(SmallDisk(path, "w")),
+        raising=False,
+    )
+    run = Run(capfd, *words, "--force")
+    assert (run.status, run.out) == (2, "")
+    assert run.err.count("\n") == 1
+    assert run.err.endswith(": cannot be written (No space left on device)\n")
+    assert set(tmp_path.iterdir()) == before
+    assert {path.read_bytes() for path in before} == {b"old"}
+
+
+def test_a_folder_is_read_or_one_line_says_what_to_give(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Auto looks at the files of the folder itself, a named format also further down."""
+    clients = tmp_path / "sets" / "model"
+    clients.mkdir(parents=True)
+    for file in (GOLDEN / "servegen").iterdir():
+        (clients / file.name).write_bytes(file.read_bytes())
+    assert Run(capfd, "import", "auto", clients).status == 0
+    assert Run(capfd, "import", "servegen", clients.parent).status == 0
+    run = Run(capfd, "import", "auto", clients.parent)
+    assert (run.status, run.out) == (2, "")
+    assert run.err == (
+        f"forebay traces: {clients.parent}: no folder that auto knows by its files; give one file "
+        "of it, or the name of its format (kv-cache-tester or servegen) in place of auto\n"
+    )
+
+
+def test_needles_have_their_answers_beside_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "n.jsonl"
+    run = Run(capfd, "needle", "-o", out, "--lengths", "512,1024", "--tokens", "estimate")
+    assert run.status == 0
+    answers = read_answers(f"{out}.answers.jsonl")
+    requests = list(read_trace(out))
+    assert [request.id for request in requests] == list(answers)
+    assert all(answers[request.id].answer in (request.text or "") for request in requests)
+
+
+@needs_data
+def test_zeroscrolls_records_what_it_read(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "z.jsonl"
+    fixture = SHARED / "data" / "zero_scrolls_fixture" / "squality.zip"
+    words = ("zeroscrolls", fixture, "--order", "shuffled", "--tokens", "estimate", "-o", out)
+    run = Run(capfd, *words, "--json")
+    assert run.status == 0
+    assert "warning: " in run.err
+    assert "10 rows, the paper's Table 1 has 260" in run.err
+    assert "tokens counted by estimate of bytes/4" in run.err
+    facts = json.loads(run.out)
+    assert len(facts["sources"][0]["sha256"]) == 64
+    assert (facts["sources"][0]["rows"], facts["documents"], facts["order"]) == (10, 2, "shuffled")
+    assert facts["ideal_hit_ratio"] == pytest.approx(0.8, abs=0.02)
+    found = json.loads(Run(capfd, "describe", out, "--json").out)
+    assert found["ideal_hit_ratio"] == facts["ideal_hit_ratio"]
+    assert found["documents"] == 2
+
+
+@needs_data
+def test_describe_reads_the_published_files_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
+    path = SHARED / "data" / "traces" / "mooncake_synthetic_head.jsonl"
+    found = json.loads(Run(capfd, "describe", path, "--json").out)
+    assert found["requests"] == 1_920
+    assert found["ideal_hit_ratio"] == pytest.approx(0.32, abs=0.01)

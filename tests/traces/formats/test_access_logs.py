@@ -1,0 +1,135 @@
+"""Logs of gateways: access logs with and without lengths, and rejected requests in spend logs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forebay.proxy.cli import main
+from forebay.traces.formats import ReadOptions, detect, open_trace
+from forebay.traces.reading.jsonl import read_trace
+from forebay.traces.schema import TraceRequest
+
+COMBINED = '10.0.0.9 - {} [24/Nov/2026:02:47:{:02} +0000] "POST {} HTTP/1.1" {} {} "-" "curl/8"'
+CHAT = "/v1/chat/completions"
+INGRESS = " {} {} [llm-vllm-8000] [] 10.0.0.1:8000 2300 1.500 200 5d41402abc4b2a76"
+
+
+def imported(path: Path, *words: str) -> list[TraceRequest]:
+    out = path.with_suffix(".trace")
+    assert main(["traces", "import", "auto", str(path), "-o", str(out), "--force", *words]) == 0
+    return list(read_trace(out))
+
+
+def told(rows: list[TraceRequest]) -> list[tuple[float, int, int, int | None]]:
+    return [(one.arrival_s, one.input_tokens, one.output_tokens, one.status) for one in rows]
+
+
+WANTED = [(0.0, 1000, 10, 200), (0.5, 250, 575, 200), (1.5, 200, 0, 429)]
+
+
+def test_nginx_with_lengths_times_and_types(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An event of a stream is about 230 bytes and one token; other answers have 4 bytes a token."""
+    stream, whole = "text/event-stream; charset=utf-8", "application/json"
+    rows = [
+        (5, CHAT, 200, 2300, 4000, "3.000", stream),
+        (6, CHAT, 429, 190, 800, "2.500", whole),
+        (7, CHAT, 200, 2300, 1000, "4.500", whole),
+        (8, "/health", 200, 2, 90, "0", "-"),
+    ]
+    path = tmp_path / "access.log"
+    path.write_text(
+        "".join(
+            f"{COMBINED.format('acme', at, url, status, sent)} request_length={received} "
+            f"request_time={took} content_type={kind}\n"
+            for at, url, status, sent, received, took, kind in rows
+        )
+    )
+    found = imported(path)
+    assert told(found) == WANTED
+    assert {one.tenant for one in found} == {"acme"}
+    said = capsys.readouterr().err
+    assert "not requests: 1 POST /health" in said
+    assert "note:" not in said
+
+
+def test_nginx_as_json(tmp_path: Path) -> None:
+    rows = [(5, 200, 2300, 4000, "3.000", "text/event-stream"), (6, 429, 190, 800, "2.500", ""),
+            (7, 200, 2300, 1000, "4.500", "application/json")]  # fmt: skip
+    path = tmp_path / "access.json"
+    for named in ("request_uri", "request"):
+        lines = [
+            json.dumps(
+                {"time_iso8601": f"2026-11-24T02:47:{at:02}+00:00", "request_method": "POST",
+                 named: CHAT if named == "request_uri" else f"POST {CHAT} HTTP/1.1",
+                 "status": str(status), "body_bytes_sent": str(sent),
+                 "request_length": str(received), "request_time": took,
+                 "content_type": "application/json",  # of the request
+                 "sent_http_content_type": kind}
+            )
+            for at, status, sent, received, took, kind in rows
+        ]  # fmt: skip
+        path.write_text("\n".join(lines))
+        assert detect(path) == "nginx"
+        assert told(imported(path)) == WANTED
+
+
+def test_ingress_nginx_has_lengths_and_times_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ingress.log"
+    path.write_text(
+        COMBINED.format("-", 7, CHAT, 200, 400) + INGRESS.format(2000, "1.500") + "\n"
+        + COMBINED.format("-", 8, CHAT, 200, 400) + INGRESS.format(4000, "0.250") + "\n"
+    )  # fmt: skip
+    assert told(imported(path)) == [(0.0, 500, 100, 200), (2.25, 1000, 100, 200)]
+    assert "note: 2 lines without content_type: answers are taken" in capsys.readouterr().err
+
+
+def test_nginx_without_lengths_needs_them_and_says_what_else_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plain.log"
+    path.write_text("".join(COMBINED.format("-", at, CHAT, 200, 9) + "\n" for at in (5, 7)))
+    assert main(["traces", "import", "auto", str(path)]) == 2
+    assert "give --input-tokens for all rows" in capsys.readouterr().err
+    words = ("--input-tokens", "600", "--output-tokens", "80")
+    assert told(imported(path, *words)) == [(0.0, 600, 80, 200), (2.0, 600, 80, 200)]
+    said = capsys.readouterr().err
+    assert "note: 2 lines without request_time, whose arrival is the time of their end" in said
+
+
+def test_rejected_requests_without_a_length_are_arrivals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LiteLLM writes 0 tokens for them, and no messages unless it is told to store prompts."""
+    start = {"call_type": "acompletion", "model": "llama", "messages": {}, "response": {}}
+    rows = [
+        {**start, "request_id": "a", "startTime": "2026-11-24 10:00:00", "prompt_tokens": 0,
+         "completion_tokens": 0, "status": "failure"},
+        {**start, "request_id": "b", "startTime": "2026-11-24 10:00:01", "prompt_tokens": 40,
+         "completion_tokens": 9, "status": "success", "trace_id": "t"},
+        {**start, "request_id": "c", "startTime": "2026-11-24 10:00:03", "prompt_tokens": 0,
+         "completion_tokens": 0, "status": "failure",
+         "metadata": {"error_information": {"error_code": "429"}}},
+    ]  # fmt: skip
+    path = tmp_path / "spend.json"
+    path.write_text(json.dumps(rows, indent=1))
+    found = imported(path)
+    assert told(found) == [(0.0, 1, 0, 500), (1.0, 40, 9, None), (3.0, 40, 0, 429)]
+    assert found[1].session == "t"
+    said = capsys.readouterr().err
+    assert "note: 2 failed requests without a prompt length, which got that of the row" in said
+
+
+def test_a_failed_request_of_aiperf_has_its_length_under_another_name(tmp_path: Path) -> None:
+    path = tmp_path / "profile_export.jsonl"
+    row = {
+        "metadata": {"x_request_id": "r", "request_start_ns": 10**18, "conversation_id": "c"},
+        "metrics": {"error_isl": {"value": 70, "unit": "tokens"}},
+        "error": {"code": 429},
+    }
+    path.write_text(json.dumps(row))
+    assert told(list(open_trace(path, options=ReadOptions()))) == [(0.0, 70, 0, 429)]

@@ -1,0 +1,320 @@
+"""`forebay traces import`, `export`, `formats` and `fit`: traffic of other tools in and out."""
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forebay.traces.cli.output import (
+    Totals,
+    check_output,
+    print_json,
+    print_result,
+    report,
+    to_file,
+    write_whole,
+)
+from forebay.traces.command_line.messages import talk
+from forebay.traces.command_line.options import (
+    AsJson,
+    Force,
+    Seed,
+    SkipBad,
+    a_time,
+    one_or_more,
+    takes_options,
+)
+from forebay.traces.errors import InputError
+from forebay.traces.reading.reader import TraceReader
+from forebay.traces.tokens import DEFAULT_ENCODING
+from forebay.traces.whole_file import meta_path, whole_file
+
+SHOWN_ROWS = 3
+OutputOrPipe = Annotated[
+    str, typer.Option("--out", "-o", help="file to write; default: - (stdout)")
+]
+TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help="trace file; - is stdin")]
+
+HEADINGS = {
+    "Lengths that the file does not tell": "input-tokens output-tokens tokens",
+    "Sessions and client sets": "mode session-gap longest-pause start duration",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportArguments:
+    """The options of `traces import` as they are typed."""
+
+    format_name: Annotated[
+        str,
+        typer.Argument(metavar="FORMAT", help="a name that forebay traces formats lists, or auto"),
+    ]
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="file or, for some formats, folder; - is stdin")
+    ]
+    output: OutputOrPipe = "-"
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--map",
+            metavar="TARGET=COLUMN[:UNIT],...",
+            help="columns of any other CSV, JSON or Parquet file",
+        ),
+    ] = None
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="show format, mapping and first rows; write nothing"),
+    ] = False
+    sort: Annotated[
+        bool, typer.Option("--sort", help="sort all rows by arrival (keeps them in memory)")
+    ] = False
+    skip_bad: SkipBad = False
+    spread_ticks: Annotated[
+        bool,
+        typer.Option(
+            "--spread-ticks", help="mooncake: spread arrivals at random inside ticks of 3 s"
+        ),
+    ] = False
+    input_tokens: Annotated[
+        int | None, typer.Option("--input-tokens", help="prompt tokens of such a row")
+    ] = None
+    output_tokens: Annotated[
+        int | None, typer.Option("--output-tokens", help="answer tokens of such a row")
+    ] = None
+    tokens: Annotated[
+        str, typer.Option("--tokens", help="encoding or model to count text with, or estimate")
+    ] = DEFAULT_ENCODING
+    mode: Annotated[
+        str, typer.Option("--mode", help="turns hold the history: auto, cumulative or delta")
+    ] = "auto"
+    session_gap: Annotated[
+        float,
+        a_time("mean time between starts of sessions", "--session-gap"),
+    ] = 30.0
+    longest_pause: Annotated[
+        float,
+        a_time("longer pauses in sessions are cut to this", "--longest-pause"),
+    ] = 120.0
+    start: Annotated[
+        float | None,
+        a_time("servegen: time of the files to begin at", "--start"),
+    ] = None
+    duration: Annotated[
+        float,
+        a_time("servegen: traffic to make", "--duration"),
+    ] = 600.0
+    seed: Seed = 0
+    force: Force = False
+    as_json: AsJson = False
+
+
+@takes_options
+def import_trace(given: ImportArguments) -> None:
+    """Convert traffic of any known format, or any table of requests, to a trace.
+
+    Each row that cannot be read is an error that names it, unless --skip-bad counts it. Rows that
+    are no requests to a model are counted by their reason.
+
+    example:  forebay traces import auto production.jsonl --dry-run
+
+    example:  forebay traces import mooncake conversation_trace.jsonl -o conversation.jsonl
+
+    example:  forebay traces import auto log.csv --map arrival=ts:ms,input=prompt_tokens,output==128
+    """
+    from forebay.traces.synth.ticks import spread_ticks
+
+    if given.spread_ticks and given.format_name != "mooncake":
+        raise InputError(f"--spread-ticks: {given.format_name} has no ticks; leave it out")
+    if not given.dry_run:
+        beside = meta_path(given.output)
+        check_output(given.output, beside, force=given.force, as_json=given.as_json)
+    reader, name, mapping = _open(given)
+    if given.dry_run:
+        _show(given, reader, name, mapping)
+        return
+    if mapping and given.columns is None:
+        talk(f"guessed:  --map {mapping}")
+    rows = spread_ticks(reader, seed=given.seed, name=given.file) if given.spread_ticks else reader
+    drawn = given.spread_ticks or name in ("servegen", "kv-cache-tester")
+
+    def facts() -> dict[str, Any]:
+        return {
+            "command": "import",
+            "format": name,
+            "map": mapping,
+            "file": given.file,
+            "spread_ticks": given.spread_ticks,
+            "seed": given.seed if drawn else None,
+            "skipped": reader.skipped,
+            "ignored": dict(reader.ignored),
+            "notes": dict(reader.notes),
+        }
+
+    report(write_whole(given.output, Totals(rows), facts), given.output, given.as_json)
+    _tell_losses(reader)
+
+
+def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
+    from forebay.traces.formats import (
+        FOREBAY,
+        ReadOptions,
+        detect,
+        formats,
+        open_trace,
+        trace_format,
+    )
+    from forebay.traces.formats.columns import map_text, mapped_format, parse_map
+    from forebay.traces.formats.guess import guess
+
+    one_or_more({"--input-tokens": given.input_tokens, "--output-tokens": given.output_tokens})
+    options = ReadOptions(
+        skip_bad=given.skip_bad,
+        sort=given.sort,
+        mode=given.mode,
+        input_tokens=given.input_tokens,
+        output_tokens=given.output_tokens,
+        tokens=given.tokens,
+        session_gap_s=given.session_gap,
+        longest_pause_s=given.longest_pause,
+        start_s=given.start,
+        duration_s=given.duration,
+        seed=given.seed,
+    )
+    if given.columns is not None:
+        if given.format_name != "auto":
+            raise InputError(f"--map: {given.format_name} has set columns; use traces import auto")
+        found = parse_map(given.columns)
+        return mapped_format(found).open(given.file, options), "map", map_text(found)
+    name = given.format_name
+    if name == "auto":
+        detected = detect(given.file)
+        if detected is None:
+            if given.file == "-":
+                raise InputError("standard input: format not recognised; name it or give --map")
+            if Path(given.file).is_dir():
+                folders = " or ".join(one.name for one in formats().values() if one.folder)
+                raise InputError(
+                    f"{given.file}: no folder that auto knows by its files; give one file of it, "
+                    f"or the name of its format ({folders}) in place of auto"
+                )
+            found = guess(given.file)
+            return mapped_format(found).open(given.file, options), "map", map_text(found)
+        name = detected
+    if name != FOREBAY:
+        trace_format(name)  # an unknown name is an error even for an empty pipe
+    return open_trace(given.file, format_name=name, options=options), name, None
+
+
+def _show(given: ImportArguments, reader: TraceReader, name: str, mapping: str | None) -> None:
+    """Print what would be imported; the first rows also prove that they can be read."""
+    from forebay.traces.reading.jsonl import row_bytes
+
+    rows = list(islice(reader, SHOWN_ROWS))
+    reader.close()
+    if given.as_json:
+        import orjson
+
+        shown = [orjson.loads(row_bytes(row)) for row in rows]
+        print_json({"format": name, "map": mapping, "first": shown})
+        return
+    talk(f"format:  {name}")
+    if mapping:
+        guessed = "guessed; correct it with" if given.columns is None else "given by"
+        talk(f"columns, {guessed} --map:\n  {mapping.replace(',', chr(10) + '  ')}")
+    talk(f"first {len(rows)} rows:")
+    for row in rows:
+        line = row_bytes(row).decode().rstrip()
+        print(line if len(line) <= 400 else f"{line[:397]}...")
+
+
+def _tell_losses(reader: TraceReader) -> None:
+    for words, counted in (("not requests", reader.ignored), ("note", reader.notes)):
+        for why, count in Counter(counted).most_common(5):
+            talk(f"{words}: {count:,} {why}")
+    if reader.skipped:
+        talk(f"{reader.skipped:,} bad rows skipped; the first: {reader.first_skipped}")
+
+
+def export_trace(
+    format_name: Annotated[
+        str, typer.Argument(metavar="FORMAT", help="mooncake, aiperf, guidellm or csv")
+    ],
+    trace: TraceFile = "-",
+    output: OutputOrPipe = "-",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a trace in the format of another tool.
+
+    example:  forebay traces export aiperf conversation.jsonl -o conversation_aiperf.jsonl
+    """
+    from forebay.traces.edit.export import export
+    from forebay.traces.formats import open_trace
+
+    write = export(format_name)
+    check_output(output, force=force, as_json=as_json)
+    totals = Totals(open_trace(trace))
+    with whole_file(output) as file:
+        file.writelines(write(totals))
+    if format_name == "guidellm":
+        talk("guidellm's data has no times: set its rate yourself")
+    facts = {**totals.as_dict(), "command": "export", "format": format_name, "trace": trace}
+    print_result(facts, f"{totals.requests:,} requests{to_file(output)}", as_json)
+
+
+def list_formats(as_json: AsJson = False) -> None:
+    """List the formats that can be imported, those of plug-ins too.
+
+    example:  forebay traces formats
+    """
+    from forebay.traces.formats import formats
+
+    found = formats().values()
+    if as_json:
+        rows = [{"name": one.name, "what": one.what, "keeps": one.keeps} for one in found]
+        print_json(rows)
+        return
+    for one in found:
+        print(f"{one.name:<18} {one.what}\n{'':<18} keeps: {one.keeps}")
+
+
+def fit_model(
+    trace: TraceFile = "-",
+    output: OutputOrPipe = "-",
+    seed: Seed = 0,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fit a small model: rates, lengths, sharing, sessions and think times. No text is in it.
+
+    example:  forebay traces fit conversation.jsonl -o model.json
+
+    More traffic like it:  forebay traces synth model model.json --speed 2 -o twice.jsonl
+    """
+    from forebay.traces.formats import open_trace
+    from forebay.traces.synth.fit_model import fit
+    from forebay.traces.synth.model import write_model
+
+    check_output(output, force=force, as_json=as_json)
+    model = fit(open_trace(trace), seed)
+    with whole_file(output) as file:
+        file.write(write_model(model))
+    facts = {
+        "requests": model.requests,
+        "windows": len(model.profile),
+        "window_s": model.window_s,
+        "session_cv": model.session_cv,
+        "long_sessions": model.long_sessions,
+        "command": "fit",
+        "trace": trace,
+        "seed": seed,
+    }
+    line = (
+        f"{model.requests:,} requests fitted: {len(model.profile)} windows of {model.window_s:,.0f}"
+        f" s, CV of gaps {model.session_cv:g}, {model.long_sessions:,} long-lived sessions"
+        f"{to_file(output)}"
+    )
+    print_result(facts, line, as_json)

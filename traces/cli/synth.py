@@ -1,0 +1,325 @@
+"""`forebay traces synth KIND`: parse the options and write the trace."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
+
+from forebay.traces.cli.output import Totals, check_output, report, write_whole
+from forebay.traces.command_line.help_text import PlainTyper
+from forebay.traces.command_line.options import (
+    Arrivals,
+    AsJson,
+    Force,
+    Output,
+    Rate,
+    Seed,
+    a_time,
+    takes_options,
+)
+from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
+from forebay.traces.synth.lengths import parse_length
+from forebay.traces.whole_file import meta_path
+
+app = PlainTyper(
+    help="Make a trace in which users share documents.\n\n"
+    "example:  forebay traces synth shared-document --users 50 -o shared.jsonl",
+)
+
+Users = Annotated[int, typer.Option("--users", help="number of users")]
+Instruction = Annotated[
+    int, typer.Option("--instruction-tokens", help="length of a prefix that all prompts share")
+]
+LENGTH = "tokens, as N, uniform:MIN,MAX or lognormal:MEDIAN,SIGMA,MIN,MAX"
+DocumentTokens = Annotated[str, typer.Option("--document-tokens", help=LENGTH)]
+QuestionTokens = Annotated[str, typer.Option("--question-tokens", help=LENGTH)]
+OutputTokens = Annotated[str, typer.Option("--output-tokens", help=LENGTH)]
+ChatTokens = Annotated[str, typer.Option("--chat-tokens", help=LENGTH)]
+ChatOutputTokens = Annotated[str, typer.Option("--chat-output-tokens", help=LENGTH)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentsArguments:
+    """The options of `traces synth documents` as they are typed."""
+
+    output: Output
+    users: Users = 50
+    documents: Annotated[int, typer.Option("--documents", help="documents they share")] = 20
+    zipf: Annotated[
+        float, typer.Option("--zipf", help="exponent of the documents' popularity; 0 is even")
+    ] = 0.8
+    document_tokens: DocumentTokens = "lognormal:12000,0.7,4096,100000"
+    question_tokens: QuestionTokens = "64"
+    output_tokens: OutputTokens = "128"
+    chat_share: Annotated[
+        float, typer.Option("--chat-share", help="share of requests that are chat, 0 to 1")
+    ] = 0.0
+    chat_tokens: ChatTokens = "azure-conv-input"
+    chat_output_tokens: ChatOutputTokens = "azure-conv-output"
+    arrivals: Arrivals = "poisson"
+    rate: Rate = 2.0
+    think: Annotated[
+        float | None,
+        typer.Option("--think", help="instead of --rate: mean seconds between a user's requests"),
+    ] = None
+    duration: Annotated[
+        float | None,
+        a_time("length of the trace; default: 10m, or no limit with --requests", "--duration"),
+    ] = None
+    requests: Annotated[
+        int | None, typer.Option("--requests", help="most requests of the trace")
+    ] = None
+    instruction_tokens: Instruction = 0
+    tenants: Annotated[
+        int, typer.Option("--tenants", help="tenants that divide users and documents")
+    ] = 1
+    seed: Seed = 0
+    force: Force = False
+    as_json: AsJson = False
+
+
+@app.command()
+@takes_options
+def documents(given: DocumentsArguments) -> None:
+    """Users ask about documents of Zipf popularity.
+
+    example:  forebay traces synth documents --users 200 --documents 50 --rate 4 -o rag.jsonl
+    """
+    from forebay.traces.synth.documents import Workload, workload
+
+    unlimited = given.duration is None and given.requests is None
+    spec = Workload(
+        users=given.users,
+        documents=given.documents,
+        zipf_s=given.zipf,
+        document_tokens=parse_length(given.document_tokens, "--document-tokens"),
+        question_tokens=parse_length(given.question_tokens, "--question-tokens"),
+        output_tokens=parse_length(given.output_tokens, "--output-tokens"),
+        chat_share=given.chat_share,
+        chat_tokens=parse_length(given.chat_tokens, "--chat-tokens"),
+        chat_output_tokens=parse_length(given.chat_output_tokens, "--chat-output-tokens"),
+        arrivals=given.arrivals,
+        rate_per_s=given.rate,
+        think_s=given.think,
+        duration_s=600.0 if unlimited else given.duration,
+        requests=given.requests,
+        instruction_tokens=given.instruction_tokens,
+        tenants=given.tenants,
+        seed=given.seed,
+    )
+    made = workload(spec)
+    _write(given.output, given.force, given.as_json, made, "documents", asdict(spec))
+
+
+@app.command("shared-document")
+def one_document(
+    output: Output,
+    users: Users = 50,
+    document_tokens: Annotated[
+        int, typer.Option("--document-tokens", help="tokens of the document")
+    ] = 32_000,
+    question_tokens: Annotated[
+        int, typer.Option("--question-tokens", help="tokens of each question")
+    ] = 64,
+    output_tokens: Annotated[
+        int, typer.Option("--output-tokens", help="tokens of each answer")
+    ] = 128,
+    arrivals: Annotated[
+        str, typer.Option("--arrivals", help="burst (all at once), poisson or constant")
+    ] = "burst",
+    rate: Rate = 2.0,
+    instruction_tokens: Instruction = 0,
+    seed: Seed = 0,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Every user asks one question about the same document.
+
+    example:  forebay traces synth shared-document --users 50 --document-tokens 100000 -o one.jsonl
+    """
+    from forebay.traces.synth.documents import shared_document
+
+    settings: dict[str, Any] = {
+        "users": users,
+        "document_tokens": document_tokens,
+        "question_tokens": question_tokens,
+        "output_tokens": output_tokens,
+        "arrivals": arrivals,
+        "rate_per_s": rate,
+        "instruction_tokens": instruction_tokens,
+        "seed": seed,
+    }
+    _write(output, force, as_json, shared_document(**settings), "shared-document", settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatBesideDocumentsArguments:
+    """The options of `traces synth chat-beside-documents` as they are typed."""
+
+    output: Output
+    chat_rate: Annotated[float, typer.Option("--chat-rate", help="chat requests a second")] = 4.0
+    document_rate: Annotated[
+        float, typer.Option("--document-rate", help="requests about documents a second")
+    ] = 0.2
+    questions: Annotated[int, typer.Option("--questions", help="questions about each document")] = 5
+    follow_gap: Annotated[
+        float,
+        typer.Option("--follow-gap", help="mean seconds between questions about a document"),
+    ] = 20.0
+    document_tokens: DocumentTokens = "120000"
+    question_tokens: QuestionTokens = "64"
+    output_tokens: OutputTokens = "128"
+    chat_tokens: ChatTokens = "azure-conv-input"
+    chat_output_tokens: ChatOutputTokens = "azure-conv-output"
+    users: Users = 50
+    duration: Annotated[float, a_time("length of the trace", "--duration")] = 180.0
+    instruction_tokens: Instruction = 0
+    seed: Seed = 0
+    force: Force = False
+    as_json: AsJson = False
+
+
+@app.command("chat-beside-documents")
+@takes_options
+def chat_and_documents(given: ChatBesideDocumentsArguments) -> None:
+    """Chat with prompt lengths of Azure's trace, beside long documents with several questions each.
+
+    example:  forebay traces synth chat-beside-documents --chat-rate 8 --duration 300 -o mix.jsonl
+    """
+    from forebay.traces.synth.chat_beside_documents import (
+        ChatBesideDocuments,
+        chat_beside_documents,
+    )
+
+    spec = ChatBesideDocuments(
+        chat_rate_per_s=given.chat_rate,
+        document_rate_per_s=given.document_rate,
+        questions=given.questions,
+        follow_gap_s=given.follow_gap,
+        document_tokens=parse_length(given.document_tokens, "--document-tokens"),
+        question_tokens=parse_length(given.question_tokens, "--question-tokens"),
+        output_tokens=parse_length(given.output_tokens, "--output-tokens"),
+        chat_tokens=parse_length(given.chat_tokens, "--chat-tokens"),
+        chat_output_tokens=parse_length(given.chat_output_tokens, "--chat-output-tokens"),
+        users=given.users,
+        duration_s=given.duration,
+        instruction_tokens=given.instruction_tokens,
+        seed=given.seed,
+    )
+    made = chat_beside_documents(spec)
+    _write(given.output, given.force, given.as_json, made, "chat-beside-documents", asdict(spec))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSessionsArguments:
+    """The options of `traces synth agent-sessions` as they are typed."""
+
+    output: Output
+    session_rate: Annotated[
+        float, typer.Option("--session-rate", help="sessions that begin a second")
+    ] = 0.01
+    task_tokens: Annotated[
+        str, typer.Option("--task-tokens", help=f"what a session begins with: {LENGTH}")
+    ] = "lognormal:96000,0.5,1024,180000"
+    tool_tokens: Annotated[
+        str, typer.Option("--tool-tokens", help=f"new input of each turn: {LENGTH}")
+    ] = "lognormal:1700,1,32,30000"
+    output_tokens: OutputTokens = "lognormal:444,0.8,8,8000"
+    subagent_share: Annotated[
+        float, typer.Option("--subagent-share", help="share of sessions with sub-agents, 0 to 1")
+    ] = 0.44
+    context_tokens: Annotated[
+        int, typer.Option("--context-tokens", help="a longer context is compacted")
+    ] = 262_144
+    summary_tokens: Annotated[
+        int, typer.Option("--summary-tokens", help="what is left of a compacted context")
+    ] = 49_152
+    instruction_tokens: Instruction = 13_312
+    duration: Annotated[float, a_time("length of the trace", "--duration")] = 1_800.0
+    seed: Seed = 0
+    force: Force = False
+    as_json: AsJson = False
+
+
+@app.command("agent-sessions")
+@takes_options
+def sessions_of_agents(given: AgentSessionsArguments) -> None:
+    """Sessions of coding agents, as in vLLM's AgentX: 43 turns, 142k input tokens, sub-agents.
+
+    example:  forebay traces synth agent-sessions --duration 3600 -o agents.jsonl
+    """
+    from forebay.traces.synth.agents import AgentSessions, agent_sessions
+
+    spec = AgentSessions(
+        session_rate_per_s=given.session_rate,
+        task_tokens=parse_length(given.task_tokens, "--task-tokens"),
+        tool_tokens=parse_length(given.tool_tokens, "--tool-tokens"),
+        output_tokens=parse_length(given.output_tokens, "--output-tokens"),
+        subagent_share=given.subagent_share,
+        context_tokens=given.context_tokens,
+        summary_tokens=given.summary_tokens,
+        instruction_tokens=given.instruction_tokens,
+        duration_s=given.duration,
+        seed=given.seed,
+    )
+    made = agent_sessions(spec)
+    _write(given.output, given.force, given.as_json, made, "agent-sessions", asdict(spec))
+
+
+def _write(
+    output: str,
+    force: bool,
+    as_json: bool,
+    requests: Iterator[TraceRequest],
+    kind: str,
+    parameters: dict[str, Any],
+) -> None:
+    check_output(output, meta_path(output), force=force, as_json=as_json)
+    totals = Totals(requests, if_none="--duration: no request arrives in it; raise it or the rate")
+    facts = {"command": "synth", "kind": kind, "parameters": parameters}
+    report(write_whole(output, totals, lambda: facts), output, as_json)
+
+
+@app.command("model")
+def fitted(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="file of forebay traces fit")],
+    output: Output,
+    speed: Annotated[
+        float, typer.Option("--speed", help="factor of the rate of new sessions")
+    ] = 1.0,
+    duration: Annotated[
+        float | None, a_time("length of the trace; default: as the fitted one", "--duration")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option("--requests", help="most requests of the trace")
+    ] = None,
+    seed: Seed = 0,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make more traffic like a trace that was fitted.
+
+    example:  forebay traces synth model model.json --speed 2 -o twice.jsonl
+    """
+    from forebay.traces.synth.from_model import Made, synthesise
+    from forebay.traces.synth.model import read_model
+
+    if not 0 < speed < float("inf"):
+        raise InputError(f"--speed {speed:g}: give more than 0")
+    made = Made(read_model(model), speed)
+    rows = synthesise(
+        made.model, duration_s=duration, requests=requests, speed=speed, seed=seed, made=made
+    )
+    settings = {
+        "model": model,
+        "speed": speed,
+        "duration_s": duration,
+        "requests": requests,
+        "seed": seed,
+    }
+    _write(output, force, as_json, rows, "model", settings)
+    for line in made.differences():
+        print(f"warning: {line}", file=sys.stderr)

@@ -1,0 +1,179 @@
+"""Describe a trace in one pass: rates, burstiness, length quantiles, ideal prefix hit ratio.
+
+Memory does not grow with the rows. It grows with distinct lengths, sessions and documents (one
+number each), and with the distinct blocks of the ideal cache (see `sharing`).
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from math import ceil, sqrt
+from typing import Any
+
+from forebay.traces.edit.sharing import IdealCache
+from forebay.traces.schema import TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class LengthSummary:
+    """Mean, quantiles and maximum of lengths in tokens; a quantile is one of the lengths."""
+
+    mean: float
+    p50: int
+    p90: int
+    p99: int
+    max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The result of `forebay traces describe`; None if the trace does not define a value.
+
+    Attributes:
+        duration_s: seconds from the first arrival to the last.
+        rate_per_s: requests / duration_s.
+        interarrival_cv: standard deviation / mean of the gaps; 1 for Poisson arrivals.
+        peak_rate_1s, peak_rate_60s: requests a second in the busiest of the windows of 1 s and
+            60 s, which follow one another from the first arrival.
+        dispersion_60s: variance / mean of requests in full 60 s windows; 1 for Poisson.
+        ideal_hit_ratio: share of input tokens that an infinite prefix cache would hit.
+        reuse_share: share of requests that hit more than the blocks common to all requests.
+        sessions, documents: number of distinct names.
+    """
+
+    requests: int
+    duration_s: float
+    rate_per_s: float | None
+    interarrival_cv: float | None
+    peak_rate_1s: float
+    peak_rate_60s: float | None
+    dispersion_60s: float | None
+    input_tokens: LengthSummary
+    output_tokens: LengthSummary
+    ideal_hit_ratio: float
+    reuse_share: float
+    sessions: int
+    documents: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def describe(requests: Iterable[TraceRequest]) -> Description:
+    """Read every request once; ValueError if there is none (a reader raises before that)."""
+    cache = IdealCache()
+    gaps = _Gaps()
+    seconds, minutes = _Windows(1.0), _Windows(60.0)
+    inputs: Counter[int] = Counter()
+    outputs: Counter[int] = Counter()
+    hit_blocks: Counter[int] = Counter()
+    sessions: set[int] = set()
+    documents: set[int] = set()
+    hit_tokens = 0.0
+    first_s: float | None = None
+    last_s = 0.0
+    for request in requests:
+        if first_s is None:
+            first_s = request.arrival_s
+        else:
+            gaps.add(request.arrival_s - last_s)
+        last_s = request.arrival_s
+        seconds.add(last_s - first_s)
+        minutes.add(last_s - first_s)
+        inputs[request.input_tokens] += 1
+        outputs[request.output_tokens] += 1
+        sharing = cache.look_up(request)
+        hit_tokens += sharing.hit_tokens
+        hit_blocks[sharing.hit_blocks] += 1
+        if request.session is not None:
+            sessions.add(hash(request.session))  # a hash is enough to count them
+        if request.document is not None:
+            documents.add(hash(request.document))
+    if first_s is None:
+        raise ValueError("no requests to describe")
+    count = inputs.total()
+    duration_s = last_s - first_s
+    total_tokens = sum(tokens * times for tokens, times in inputs.items())
+    reusing = sum(times for blocks, times in hit_blocks.items() if blocks > cache.root_blocks)
+    return Description(
+        requests=count,
+        duration_s=duration_s,
+        rate_per_s=count / duration_s if duration_s else None,
+        interarrival_cv=gaps.variation(),
+        peak_rate_1s=seconds.peak(),
+        peak_rate_60s=minutes.peak() if duration_s >= 60 else None,
+        dispersion_60s=minutes.dispersion(),
+        input_tokens=_lengths(inputs),
+        output_tokens=_lengths(outputs),
+        ideal_hit_ratio=hit_tokens / total_tokens,
+        reuse_share=reusing / count,
+        sessions=len(sessions),
+        documents=len(documents),
+    )
+
+
+def _lengths(counts: Counter[int]) -> LengthSummary:
+    count = counts.total()
+    ordered = sorted(counts)
+    wanted = [ceil(quantile * count) for quantile in (0.5, 0.9, 0.99)]
+    found: list[int] = []
+    below = 0
+    for tokens in ordered:
+        below += counts[tokens]
+        while len(found) < len(wanted) and below >= wanted[len(found)]:
+            found.append(tokens)
+    mean = sum(tokens * times for tokens, times in counts.items()) / count
+    return LengthSummary(mean, found[0], found[1], found[2], ordered[-1])
+
+
+class _Gaps:
+    """Mean and variance of gaps by Welford's method, which avoids cancellation in long traces."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._mean = 0.0
+        self._squares = 0.0
+
+    def add(self, gap_s: float) -> None:
+        self._count += 1
+        delta = gap_s - self._mean
+        self._mean += delta / self._count
+        self._squares += delta * (gap_s - self._mean)
+
+    def variation(self) -> float | None:
+        if self._count < 2 or self._mean == 0:
+            return None
+        return sqrt(self._squares / self._count) / self._mean
+
+
+class _Windows:
+    """Counts requests in consecutive windows from time 0, without storing the windows."""
+
+    def __init__(self, width_s: float) -> None:
+        self._width_s = width_s
+        self._window = 0
+        self._count = 0
+        self._peak = 0
+        self._full = 0
+        self._sum = 0
+        self._squares = 0
+
+    def add(self, time_s: float) -> None:
+        window = int(time_s // self._width_s)
+        if window != self._window:
+            self._full += window - self._window  # the window that ends, and empty ones after it
+            self._sum += self._count
+            self._squares += self._count**2
+            self._window, self._count = window, 0
+        self._count += 1
+        self._peak = max(self._peak, self._count)
+
+    def peak(self) -> float:
+        return self._peak / self._width_s
+
+    def dispersion(self) -> float | None:
+        """Return variance / mean over full windows; the last window may be cut short."""
+        if self._full < 2 or not self._sum:
+            return None
+        mean = self._sum / self._full
+        return (self._squares / self._full - mean**2) / mean

@@ -1,0 +1,42 @@
+"""The trace formats. To add one, write a function from a row to a request and a line of a table.
+
+In reading order: `table` holds `TraceFormat` and chooses a format, `readers` has a file for each
+family of formats, `body` reads the JSON bodies that many of them contain, `columns` reads any table
+by a mapping of its columns and `guess` finds that mapping. The room imports `reading` and below.
+
+The names below are public: plug-ins import them from here.
+"""
+
+from forebay.traces.formats.table import (
+    COMPLETION,
+    DEFAULTS,
+    FOREBAY,
+    GROUP,
+    MODES,
+    Head,
+    ReadOptions,
+    TraceFormat,
+    detect,
+    formats,
+    head_of,
+    names,
+    open_trace,
+    trace_format,
+)
+
+__all__ = [
+    "COMPLETION",
+    "DEFAULTS",
+    "FOREBAY",
+    "GROUP",
+    "MODES",
+    "Head",
+    "ReadOptions",
+    "TraceFormat",
+    "detect",
+    "formats",
+    "head_of",
+    "names",
+    "open_trace",
+    "trace_format",
+]

@@ -1,0 +1,201 @@
+"""Take from the body of an OpenAI request, and from its answer, what a trace record holds."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from xxhash import xxh3_64_intdigest
+
+from forebay.traces.formats.table import ReadOptions
+from forebay.traces.reading.reader import Ended
+from forebay.traces.rows import RowError, SourceRow, decoded, shown
+from forebay.traces.schema import TraceRequest
+from forebay.traces.text import messages_text
+
+ID_BLOCK_TOKENS = 16
+"""Tokens of a block made from a prompt of token ids: vLLM's default."""
+DURATIONS = (("latency_ms", "ms"), ("duration_ms", "ms"), ("latency_s", "s"), ("duration_s", "s"))
+_TAKEN = frozenset(
+    ("messages", "prompt", "input", "tools", "model", "stream", "max_tokens", "user",
+     "max_completion_tokens", "max_output_tokens", "min_tokens", "ignore_eos", "stream_options",
+     "metadata", "system", "timestamp", "session_id", "output_length", "input_length", "delay",
+     "message_mode", "extra", "custom_id")
+)  # fmt: skip
+
+
+def of_body(body: Mapping[str, Any], options: ReadOptions) -> dict[str, Any]:
+    """Return the fields of a `TraceRequest` that a body of any OpenAI endpoint gives.
+
+    `output_tokens` is there if the body has a limit. Other fields become `parameters`.
+
+    Raises:
+        RowError: a field has another type than the API's.
+    """
+    found = _prompt(body)
+    if tools := body.get("tools"):
+        found["tools"] = _tools(tools)
+    for key, name in (("model", "model"), ("user", "tenant")):
+        if isinstance(body.get(key), str) and body[key]:
+            found[name] = body[key]
+    if "stream" in body:
+        found["stream"] = bool(body["stream"])
+    for key in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        if type(body.get(key)) is int and body[key] > 0:
+            found["output_tokens"] = body[key]
+            break
+    rest = {key: value for key, value in body.items() if key not in _TAKEN and value is not None}
+    if rest:
+        found["parameters"] = rest
+    return found
+
+
+def _tools(tools: Any) -> tuple[dict[str, Any], ...]:
+    if not isinstance(tools, list) or not all(isinstance(one, dict) for one in tools):
+        raise RowError(f"tools: {shown(tools)} is not a list of objects")
+    return tuple(tools)
+
+
+def _prompt(body: Mapping[str, Any]) -> dict[str, Any]:
+    messages = body.get("messages")
+    text = body.get("prompt", body.get("input"))
+    if messages is None and isinstance(text, list) and text and isinstance(text[0], dict):
+        messages, text = text, None  # the responses API
+    if messages is not None:
+        listed = message_list(messages)
+        if isinstance(body.get("system"), str):  # Anthropic's API
+            listed = ({"role": "system", "content": body["system"]}, *listed)
+        return {"messages": listed}
+    if isinstance(text, str):
+        return {"text": text}
+    return _of_list(text) if isinstance(text, list) and text else {}
+
+
+def _of_list(prompt: list[Any]) -> dict[str, Any]:
+    if all(isinstance(one, str) for one in prompt):
+        if len(prompt) > 1:
+            raise RowError(f"prompt: {len(prompt)} prompts in one request; split them into rows")
+        return {"text": prompt[0]}
+    if all(type(one) is int for one in prompt):
+        return {
+            "blocks": token_blocks(prompt),
+            "block_tokens": ID_BLOCK_TOKENS,
+            "input_tokens": len(prompt),
+        }
+    raise RowError(f"prompt: {shown(prompt)} is neither text nor a list of token ids")
+
+
+def token_blocks(ids: list[int]) -> tuple[int, ...]:
+    """Make prefix-chained block ids of a prompt of token ids."""
+    chain, blocks = 0, []
+    for start in range(0, len(ids), ID_BLOCK_TOKENS):
+        piece = ",".join(map(str, ids[start : start + ID_BLOCK_TOKENS]))
+        chain = xxh3_64_intdigest(piece.encode(), chain)
+        blocks.append(chain)
+    return tuple(blocks)
+
+
+def message_list(messages: Any) -> tuple[dict[str, Any], ...]:
+    """Check that `messages` are objects with a role."""
+    messages = decoded(messages)
+    if not isinstance(messages, list) or not messages:
+        raise RowError(f"messages: {shown(messages)} is not a list of at least one message")
+    for one in messages:
+        if not isinstance(one, dict) or not isinstance(one.get("role"), str):
+            raise RowError(f"messages: {shown(one)} is not an object with a role")
+    return tuple(messages)
+
+
+def text_tokens(text: str, options: ReadOptions) -> int:
+    """Count the tokens of `text`, at least 1."""
+    return max(1, options.counter.count(text))
+
+
+def prompt_tokens(found: Mapping[str, Any], options: ReadOptions) -> int | None:
+    """Count the tokens of the prompt that `of_body` found, None if there is none."""
+    if "input_tokens" in found:
+        return int(found["input_tokens"])
+    if "messages" in found:
+        return text_tokens(messages_text(found["messages"]), options)
+    return text_tokens(found["text"], options) if "text" in found else None
+
+
+def answer_tokens(answer: Any, options: ReadOptions) -> int | None:
+    """Count the tokens of an answer: its usage if it has one, else its text; None without both.
+
+    An HTML page, as a gateway answers when the server is down, counts as no answer: 0 tokens.
+    """
+    answer = decoded(answer)
+    if isinstance(answer, str):
+        return 0 if is_html(answer) else options.counter.count(answer)
+    if not isinstance(answer, dict):
+        return None
+    usage = answer.get("usage")
+    if isinstance(usage, dict):
+        for key in ("completion_tokens", "output_tokens"):
+            if type(usage.get(key)) is int:
+                return int(usage[key])
+    text = answer.get("content")
+    for choice in answer.get("choices") or ():
+        if isinstance(choice, dict):
+            message = choice.get("message")
+            text = message.get("content") if isinstance(message, dict) else choice.get("text")
+    return options.counter.count(text) if isinstance(text, str) else None
+
+
+def is_html(text: str) -> bool:
+    return text.lstrip()[:15].lower().startswith(("<html", "<!doctype html", "<head"))
+
+
+def build(
+    row: SourceRow,
+    found: dict[str, Any],
+    options: ReadOptions,
+    *,
+    name: str,
+    arrival_s: float,
+    input_tokens: int | None,
+    output_tokens: int | None,
+) -> TraceRequest:
+    """Make the request of a log row; lengths that are missing come from the text or the options.
+
+    Many logs have no prompt length of a request that was rejected or failed. It is an arrival all
+    the same: with the length of the row before it.
+
+    Raises:
+        RowError: a length is nowhere; the message says how to give it.
+    """
+    found = {key: value for key, value in found.items() if value is not None}
+    failed = found.get("status", 200) >= 400
+    known = input_tokens or prompt_tokens(found, options) or options.input_tokens
+    if known is None and failed:
+        known = row.facts.last_input_tokens
+        row.note("failed requests without a prompt length, which got that of the row before")
+    if known is None:
+        raise RowError(
+            "no number of input tokens and no prompt; log them, or give --input-tokens for all rows"
+        )
+    output = output_tokens if output_tokens is not None else found.get("output_tokens")
+    if output is None:
+        output = options.output_tokens
+    if output is None:
+        if not failed:
+            raise RowError(
+                "no number of output tokens, answer or limit; log them, or give --output-tokens "
+                "for all rows"
+            )
+        output = 0
+    row.facts.last_input_tokens = known
+    if "blocks" in found and known != found.get("input_tokens"):
+        del found["blocks"], found["block_tokens"]  # ids for another number of tokens
+    found |= {"input_tokens": known, "output_tokens": output}
+    return TraceRequest(id=name, arrival_s=arrival_s, **found)
+
+
+def ended(row: SourceRow, request: TraceRequest, ends: tuple[str, ...]) -> Ended:
+    """Add the time when the answer ended: one of `ends`, or the start and the duration."""
+    for column in ends:
+        if row.get(column) is not None:
+            return Ended(request, row.moment(column))
+    for column, unit in DURATIONS:
+        if row.get(column) is not None:
+            return Ended(request, request.arrival_s + row.seconds(column, unit=unit))
+    return Ended(request, None)

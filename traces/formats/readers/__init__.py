@@ -1,0 +1,11 @@
+"""The formats of Forebay: each module lists its own in `FORMATS`, in the order they are tried.
+
+- `published`: public traces and Forebay's CSV, a row for each request.
+- `turns`: logs of sessions, whose turns may hold the new part of the prompt only.
+- `agents` and `client_sets`: files of coding agents (`kv_cache_tester` reads the sessions), and
+  descriptions of clients.
+- `tools`: results of load generators. `servers` and `gateways`: their logs.
+- `prompts`: prompts without times.
+
+They import `forebay.traces.formats.table`, `body` and `columns`, and below.
+"""

@@ -1,0 +1,329 @@
+"""Read logs of gateways and of tracing: OpenAI-style logs, LiteLLM, Langfuse, OpenTelemetry.
+
+A row is written when its request ends. Its time is the start, or the end less the duration.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from forebay.traces.formats.body import (
+    answer_tokens,
+    build,
+    ended,
+    is_html,
+    message_list,
+    of_body,
+)
+from forebay.traces.formats.table import COMPLETION, Head, ReadOptions, TraceFormat
+from forebay.traces.reading.reader import Ended, ParseRow
+from forebay.traces.rows import NotARequestError, RowError, SourceRow, decoded
+
+NO_TEXT = ("embedding", "rerank", "moderation", "image", "audio", "speech", "transcription")
+STARTS = ("timestamp", "start_time", "startTime", "request_time", "created_at", "time", "ts",
+          "created", "@timestamp", "date")  # fmt: skip
+
+
+def _openai_log(options: ReadOptions) -> ParseRow:
+    """Find request and response objects under their usual names, or the body in the row itself."""
+
+    def parse(row: SourceRow) -> Ended:
+        path = row.text("path", "url", "endpoint", "request.path", "request.url") or ""
+        if any(word in path for word in NO_TEXT):
+            raise NotARequestError(f"requests to {path.partition('?')[0]}, which generates no text")
+        body = row.object("request.body", "request_body", "kwargs", "body", "request") or row.values
+        answer = decoded(
+            row.get("response.body", "response_body", "response", "completion", "output")
+        )
+        found = of_body(body, options)
+        if body is row.values:
+            found.pop("parameters", None)  # the log's own columns, not fields of the body
+        status = row.whole_or(None, "status", "status_code", "response.status_code",
+                              "response.status") if _is_code(row) else None  # fmt: skip
+        if isinstance(answer, str) and is_html(answer):
+            status = status if status is not None and status >= 400 else 502
+        found["status"] = status
+        found["tenant"] = found.get("tenant") or row.text("user", "user_id", "tenant", "api_key_id")
+        name = row.text("request_id", "id", "response.id") or f"request-{row.number}"
+        found["session"] = row.text("session_id", "conversation_id", "thread_id", "session")
+        usage = ("usage", "response.usage", "response.body.usage", "response_body.usage")
+        request = build(
+            row,
+            found,
+            options,
+            name=name,
+            arrival_s=row.moment(*STARTS),
+            input_tokens=row.whole_or(
+                None,
+                *(f"{one}.{key}" for one in usage for key in ("prompt_tokens", "input_tokens")),
+                "prompt_tokens",
+                "input_tokens",
+            ),
+            output_tokens=_output(row, usage, answer, options),
+        )
+        return ended(row, request, ("end_time", "endTime", "completed_at", "end"))
+
+    return parse
+
+
+def _is_code(row: SourceRow) -> bool:
+    value = row.get("status", "status_code", "response.status_code", "response.status")
+    return type(value) is int or (isinstance(value, str) and value.isdecimal())
+
+
+def _output(
+    row: SourceRow, usage: tuple[str, ...], answer: Any, options: ReadOptions
+) -> int | None:
+    counted = row.whole_or(
+        None,
+        *(f"{one}.{key}" for one in usage for key in ("completion_tokens", "output_tokens")),
+        "completion_tokens",
+        "output_tokens",
+    )
+    return answer_tokens(answer, options) if counted is None else counted
+
+
+def _litellm(options: ReadOptions) -> ParseRow:
+    """Read rows of LiteLLM_SpendLogs, or the standard logging payload of its callbacks."""
+
+    def parse(row: SourceRow) -> Ended:
+        kind = row.text("call_type") or "completion"
+        if any(word in kind for word in NO_TEXT):
+            raise NotARequestError(f"calls of type {kind}, which generates no text")
+        body = row.object("proxy_server_request.body", "proxy_server_request", "model_parameters")
+        found = of_body(body, options)
+        messages = decoded(row.get("messages"))
+        if isinstance(messages, list) and messages:
+            found["messages"] = message_list(messages)
+            found.pop("text", None)
+        failed = row.get("status") == "failure" or row.get("exception") is not None
+        code = row.get("error_information.error_code", "metadata.error_information.error_code")
+        found["status"] = int(code) if str(code or "").isdecimal() else 500 if failed else None
+        found["tenant"] = row.text(
+            "team_id", "metadata.user_api_key_team_id", "api_key", "user", "end_user"
+        )
+        found["model"] = row.text("model_group", "model") or found.get("model")
+        found["session"] = row.text("session_id", "litellm_session_id", "trace_id")
+        name = row.text("request_id", "id") or f"litellm-{row.number}"
+        output = row.whole_or(None, "completion_tokens")
+        request = build(
+            row,
+            found,
+            options,
+            name=name,
+            arrival_s=row.moment("startTime", "start_time"),
+            input_tokens=row.whole_or(None, "prompt_tokens") or None,
+            output_tokens=answer_tokens(row.get("response"), options) if output is None else output,
+        )
+        return ended(row, request, ("endTime", "end_time"))
+
+    return parse
+
+
+def _langfuse_rows(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """Split a downloaded trace, or a page of the API, into its observations."""
+    for key in ("observations", "data"):
+        listed = decoded(document.get(key))
+        if isinstance(listed, list):
+            shared = {"session_id": document.get("sessionId"), "user_id": document.get("userId")}
+            for one in listed:
+                yield {**shared, **one}
+            return
+    yield document
+
+
+def _langfuse(options: ReadOptions) -> ParseRow:
+    """Read observations of type GENERATION. Those of one trace follow one another."""
+
+    def parse(row: SourceRow) -> Ended:
+        kind = row.text("type") or "GENERATION"
+        if kind != "GENERATION":
+            raise NotARequestError(f"observations of type {kind}")
+        found = of_body(row.object("model_parameters", "modelParameters"), options)
+        prompt = decoded(row.get("input"))
+        if isinstance(prompt, dict):
+            found |= of_body(prompt, options)
+        elif isinstance(prompt, list) and prompt:
+            found["messages"] = message_list(prompt)
+        elif isinstance(prompt, str):
+            found["text"] = prompt
+        name = row.text("id") or f"langfuse-{row.number}"
+        found["session"] = row.text("session_id", "sessionId", "trace_id", "traceId")
+        found["tenant"] = row.text("user_id", "userId")
+        found["model"] = row.text("provided_model_name", "providedModelName", "model")
+        found["status"] = 500 if row.get("level") == "ERROR" else None
+        usage = ("usage_details", "usageDetails", "usage")
+        output = row.whole_or(None, *(f"{one}.output" for one in usage), "outputTokens",
+                              "usage.completionTokens", "completionTokens")  # fmt: skip
+        request = build(
+            row,
+            found,
+            options,
+            name=name,
+            arrival_s=row.moment("start_time", "startTime"),
+            input_tokens=row.whole_or(None, *(f"{one}.input" for one in usage), "inputTokens",
+                                      "usage.promptTokens", "promptTokens") or None,
+            output_tokens=answer_tokens(row.get("output"), options) if output is None else output,
+        )  # fmt: skip
+        return ended(row, request, ("end_time", "endTime"))
+
+    return parse
+
+
+def _spans(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """List the spans of one export, with their attributes as plain columns."""
+    for resource in document.get("resourceSpans") or ():
+        for scope in (
+            resource.get("scopeSpans") or resource.get("instrumentationLibrarySpans") or ()
+        ):
+            for span in scope.get("spans") or ():
+                attributes = {
+                    one.get("key"): _value(one.get("value") or {})
+                    for one in span.get("attributes") or ()
+                }
+                yield {**span, "attributes": attributes}
+
+
+def _value(value: dict[str, Any]) -> Any:
+    for kind, found in value.items():
+        if kind == "intValue":  # 64-bit integers are strings in OTLP's JSON
+            return int(found) if str(found).lstrip("-").isdecimal() else found
+        if kind == "arrayValue":
+            return [_value(one) for one in found.get("values") or ()]
+        return found
+    return None
+
+
+def _otel(options: ReadOptions) -> ParseRow:
+    """Read GenAI spans; a span of an agent or a tool is no request to a model."""
+
+    def parse(row: SourceRow) -> Ended:
+        about = row.object("attributes")
+        operation = about.get("gen_ai.operation.name")
+        counts = row.with_values(about)
+        usage = [
+            counts.whole_or(None, *(f"gen_ai.usage.{one}" for one in names))
+            for names in (("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens"))
+        ]
+        _only_genai(operation, usage)
+        span = row.text("spanId") or f"span-{row.number}"
+        conversation = about.get("gen_ai.conversation.id")
+        session = str(conversation) if conversation else row.text("traceId")
+        parameters = {
+            key: about[f"gen_ai.request.{name}"]
+            for key, name in (("temperature", "temperature"), ("top_p", "top_p"),
+                              ("stop", "stop_sequences"), ("seed", "seed"))
+            if about.get(f"gen_ai.request.{name}") is not None
+        }  # fmt: skip
+        messages = decoded(about.get("gen_ai.input.messages"))
+        found: dict[str, Any] = {
+            "model": counts.text("gen_ai.request.model"),
+            "session": session,
+            "parameters": parameters or None,
+            "output_tokens": counts.whole_or(None, "gen_ai.request.max_tokens"),
+            "status": _status(row, about),
+            "messages": _parts(messages) if isinstance(messages, list) and messages else None,
+        }
+        found = {key: value for key, value in found.items() if value is not None}
+        request = build(
+            row,
+            found,
+            options,
+            name=span,
+            arrival_s=row.moment("startTimeUnixNano", unit="ns"),
+            input_tokens=usage[0],
+            output_tokens=usage[1],
+        )
+        return ended(row, request, ("endTimeUnixNano",))
+
+    return parse
+
+
+def _only_genai(operation: Any, usage: list[Any]) -> None:
+    if operation is None and not any(one is not None for one in usage):
+        raise NotARequestError("spans of other kinds than GenAI requests")
+    if operation not in (None, "chat", "text_completion", "generate_content"):
+        raise NotARequestError(f"spans of operation {operation}")
+
+
+def _status(row: SourceRow, about: dict[str, Any]) -> int | None:
+    code = about.get("http.response.status_code", about.get("error.type"))
+    if code is not None and str(code).isdecimal():
+        return int(code)
+    return 500 if row.get("status.code") in (2, "STATUS_CODE_ERROR") else None
+
+
+def _parts(messages: list[Any]) -> tuple[dict[str, Any], ...]:
+    """Turn messages of OpenTelemetry, which are lists of parts, into those of the chat API."""
+    plain = []
+    for one in messages:
+        if not isinstance(one, dict) or not isinstance(one.get("role"), str):
+            raise RowError("gen_ai.input.messages: not objects with a role")
+        parts = one.get("parts")
+        content = one.get("content")
+        if isinstance(parts, list):
+            content = "".join(str(part.get("content", part.get("response", ""))) for part in parts)
+        plain.append({"role": one["role"], "content": content or ""})
+    return tuple(plain)
+
+
+def _has_openai_log(head: Head) -> bool:
+    first = head.first
+    body = next((first.get(key) for key in ("request", "request_body", "body", "kwargs")
+                 if first.get(key)), None)  # fmt: skip
+    body = decoded(body)
+    if isinstance(body, dict) and isinstance(body.get("body"), dict):
+        body = body["body"]
+    timed = bool(head.columns.intersection(STARTS))
+    if isinstance(body, dict) and timed:
+        return bool({"messages", "prompt"} & body.keys())
+    return timed and head.has("messages") and "model" in head.columns
+
+
+FORMATS = (
+    TraceFormat(
+        name="litellm",
+        what="LiteLLM: an export of LiteLLM_SpendLogs, or standard logging payloads",
+        keeps="messages, model, parameters, sessions, team or key as tenant, status",
+        recognise=lambda head: (
+            head.has("call_type") and bool({"startTime", "start_time"} & head.columns)
+        ),
+        parser=_litellm,
+        order=COMPLETION,
+        own_ids=True,
+    ),
+    TraceFormat(
+        name="langfuse",
+        what="Langfuse: exports of observations (JSON, JSONL, CSV), a downloaded trace, API pages",
+        keeps="messages, model, parameters, sessions, user as tenant, status",
+        recognise=lambda head: (
+            (
+                bool({"trace_id", "traceId"} & head.columns)
+                and bool({"start_time", "startTime"} & head.columns)
+            )
+            or (head.has("observations") and bool({"sessionId", "latency"} & head.columns))
+        ),
+        parser=_langfuse,
+        unpack=_langfuse_rows,
+        order=COMPLETION,
+        own_ids=True,
+    ),
+    TraceFormat(
+        name="otel",
+        what="OpenTelemetry GenAI spans as OTLP JSON, one export a line or a document",
+        keeps="messages, model, parameters, conversation or trace as session, status",
+        recognise=lambda head: head.has("resourceSpans"),
+        parser=_otel,
+        unpack=_spans,
+        order=COMPLETION,
+        own_ids=True,
+    ),
+    TraceFormat(
+        name="openai-log",
+        what="JSON logs of OpenAI-style requests: `request`, `response` and a time",
+        keeps="messages, tools, model, parameters, sessions, user as tenant, status",
+        recognise=_has_openai_log,
+        parser=_openai_log,
+        order=COMPLETION,
+        own_ids=True,
+    ),
+)

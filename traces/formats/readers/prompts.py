@@ -1,0 +1,263 @@
+"""Read data sets of prompts and chats, and the inputs of load generators.
+
+They have no times: rows come one second apart, and a replay sets its own rate.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import count
+from typing import Any
+
+from forebay.traces.formats.body import (
+    answer_tokens,
+    build,
+    message_list,
+    of_body,
+    prompt_tokens,
+    text_tokens,
+)
+from forebay.traces.formats.table import Head, ReadOptions, TraceFormat
+from forebay.traces.reading.reader import Order, ParseRow
+from forebay.traces.rows import NotARequestError, RowError, SourceRow
+from forebay.traces.schema import TraceRequest
+from forebay.traces.text import messages_text
+
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant",
+         "assistant": "assistant", "bing": "assistant", "bard": "assistant", "system": "system",
+         "tool": "tool"}  # fmt: skip
+FIXED = Order(rebase=False)
+
+
+def _sharegpt(options: ReadOptions) -> ParseRow:
+    """Make a request of each turn that has an answer; each holds the turns before it."""
+    seconds: Iterator[int] = count()
+
+    def parse(row: SourceRow) -> Iterator[TraceRequest]:
+        turns = row.get("conversations", "conversation", "items", "messages")
+        if not isinstance(turns, list):
+            raise RowError("conversations: not a list of turns")
+        session = row.text("id") or f"row-{row.number}"
+        history: list[dict[str, Any]] = []
+        parent = None
+        for turn in turns:
+            role, text = _turn(turn)
+            if role == "assistant" and history:
+                name = f"{session}-{row.number}-{len(history)}"
+                yield TraceRequest(
+                    id=name,
+                    arrival_s=float(next(seconds)),
+                    input_tokens=text_tokens(messages_text(history), options),
+                    output_tokens=options.counter.count(text),
+                    messages=tuple(history),
+                    session=session,
+                    parent=parent,
+                )
+                parent = name
+            history.append({"role": role, "content": text})
+        if parent is None:
+            raise NotARequestError("conversations without an answer")
+
+    return parse
+
+
+def _turn(turn: Any) -> tuple[str, str]:
+    if isinstance(turn, dict):
+        role, text = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
+        if role in ROLES and isinstance(text, str):
+            return ROLES[role], text
+    raise RowError(f"conversations: {str(turn)[:60]!r} is not a turn with from and value")
+
+
+def _batch(options: ReadOptions) -> ParseRow:
+    """Read the input file of the batch API. Batches are not urgent: their class is batch."""
+    seconds: Iterator[int] = count()
+
+    def parse(row: SourceRow) -> TraceRequest:
+        url = row.text("url") or ""
+        if not url.endswith(("/completions", "/responses", "/messages")):
+            raise NotARequestError(f"rows for {url}, which generates no text")
+        found = of_body(row.object("body"), options)
+        return build(
+            row,
+            {"stream": False, "service_class": "batch", **found},
+            options,
+            name=row.text("custom_id") or f"batch-{row.number}",
+            arrival_s=float(next(seconds)),
+            input_tokens=None,
+            output_tokens=None,
+        )
+
+    return parse
+
+
+def _prompts(options: ReadOptions) -> ParseRow:
+    """Read a prompt a row, with the lengths that vLLM's and guidellm's data sets may give."""
+    seconds: Iterator[int] = count()
+
+    def parse(row: SourceRow) -> TraceRequest:
+        found: dict[str, Any] = {}
+        if row.get("messages") is not None:
+            found["messages"] = message_list(row.get("messages"))
+        else:
+            text = row.get("prompt", "text", "question", "instruction", "content", "input")
+            if not isinstance(text, str):
+                raise RowError("no prompt; name its column with --map text=COLUMN")
+            found["text"] = text
+        answer = row.get("output", "answer", "response", "completion")
+        output = row.whole_or(
+            None, "output_tokens", "output_tokens_count", "output_len", "output_length",
+            "completion_tokens", "max_tokens",
+        )  # fmt: skip
+        return build(
+            row,
+            found,
+            options,
+            name=f"prompt-{row.number}",
+            arrival_s=float(next(seconds)),
+            input_tokens=row.whole_or(
+                None, "input_tokens", "prompt_tokens", "prompt_tokens_count", "prompt_len", least=1
+            ),
+            output_tokens=answer_tokens(answer, options) if output is None else output,
+        )
+
+    return parse
+
+
+def _aiperf_turns(options: ReadOptions) -> ParseRow:
+    """Read aiperf's single-turn and multi-turn data sets; a turn's text is what is new in it.
+
+    In a session, answers are not in the file: text of their length stands for them in the history.
+    """
+    from forebay.traces.formats.readers.turns import filler
+
+    seconds: Iterator[int] = count()
+
+    def parse(row: SourceRow) -> Iterator[TraceRequest]:
+        session = row.text("session_id")
+        turns = row.get("turns") or [row.values]
+        history: list[dict[str, Any]] = []
+        parent, start_s = None, None
+        for index, turn in enumerate(turns):
+            text = turn.get("text") or " ".join(map(str, turn.get("texts") or ()))
+            if not text:
+                raise RowError(f"turn {index + 1}: no text; images alone are not replayed")
+            history.append({"role": turn.get("role") or "user", "content": text})
+            name = f"{session or 'row'}-{row.number}-{index}"
+            output = turn.get("output_length") or options.output_tokens or 128
+            wait_ms = turn.get("delay") or 0
+            moment = turn.get("timestamp")
+            start_s = float(next(seconds)) if moment is None else moment / 1000
+            yield TraceRequest(
+                id=name,
+                arrival_s=start_s,
+                input_tokens=text_tokens(messages_text(history), options),
+                output_tokens=output,
+                messages=tuple(history),
+                session=session,
+                parent=parent,
+                think_s=wait_ms / 1000 if parent else None,
+                parameters=turn.get("extra"),
+            )
+            history.append({"role": "assistant", "content": filler(name, output)})
+            parent = name
+
+    return parse
+
+
+def _payloads(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """Split `{"data": [{"session_id", "payloads": [...]}]}`; genai-perf writes `payload`."""
+    for item in document.get("data") or ():
+        if not isinstance(item, dict):
+            raise RowError("data: not a list of objects")
+        listed = item.get("payloads", item.get("payload")) or [item]
+        for index, body in enumerate(listed if isinstance(listed, list) else [listed]):
+            yield {"session": item.get("session_id"), "index": index, "body": body}
+
+
+def _inputs(options: ReadOptions) -> ParseRow:
+    seconds: Iterator[int] = count()
+    numbers: Iterator[int] = count(1)
+    last: dict[str, str] = {}
+
+    def parse(row: SourceRow) -> TraceRequest:
+        found = of_body(row.object("body"), options)
+        if prompt_tokens(found, options) is None:
+            raise NotARequestError("payloads without a prompt")
+        session = row.text("session")
+        name = f"input-{next(numbers)}"
+        parent = last.get(session) if session and row.get("index") else None
+        if session:
+            last[session] = name
+        return build(
+            row,
+            {**found, "session": session, "parent": parent},
+            options,
+            name=name,
+            arrival_s=float(next(seconds)),
+            input_tokens=None,
+            output_tokens=found.get("output_tokens") or options.output_tokens or 128,
+        )
+
+    return parse
+
+
+def _has_prompts(head: Head) -> bool:
+    lengths = {"output_tokens", "output_tokens_count", "output_len", "prompt_tokens_count"}
+    times = {"timestamp", "time", "created", "arrival_s", "startTime", "start_time", "ts"}
+    return head.has("prompt") and (
+        len(head.columns) == 1 or (bool(lengths & head.columns) and not times & head.columns)
+    )
+
+
+FORMATS = (
+    TraceFormat(
+        name="sharegpt",
+        what="ShareGPT and other chats: a list of `conversations`",
+        keeps="messages, sessions, parents",
+        recognise=lambda head: head.has("conversations"),
+        parser=_sharegpt,
+        order=FIXED,
+    ),
+    TraceFormat(
+        name="openai-batch",
+        what="input files of OpenAI's batch API, also as `vllm run-batch` reads them",
+        keeps="messages, tools, model, parameters; class batch",
+        recognise=lambda head: head.has("custom_id", "url", "body"),
+        parser=_batch,
+        order=FIXED,
+        own_ids=True,
+    ),
+    TraceFormat(
+        name="aiperf-turns",
+        what="aiperf's single-turn and multi-turn data sets",
+        keeps="messages, sessions, parents, think times",
+        recognise=lambda head: (
+            head.has("session_id", "turns")
+            or (head.has("text") and bool({"output_length", "session_id"} & head.columns))
+            or head.columns in ({"text"}, {"texts"})
+        ),
+        parser=_aiperf_turns,
+        order=FIXED,
+    ),
+    TraceFormat(
+        name="perf-inputs",
+        what="`inputs.json` of aiperf and genai-perf",
+        keeps="messages, tools, model, parameters, sessions",
+        recognise=lambda head: (
+            head.has("data")
+            and (
+                "payload" in str(head.first)[:4000] or bool({"payload", "payloads"} & head.columns)
+            )
+        ),
+        parser=_inputs,
+        unpack=_payloads,
+        order=FIXED,
+    ),
+    TraceFormat(
+        name="prompts",
+        what="a prompt a row: custom data sets of `vllm bench`, guidellm and inference-perf",
+        keeps="text or messages",
+        recognise=_has_prompts,
+        parser=_prompts,
+        order=FIXED,
+    ),
+)

@@ -1,0 +1,370 @@
+"""Read logs of servers: vLLM, nginx, Envoy, Dynamo's request traces, and Forebay's JSON log."""
+
+import ast
+import re
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from forebay.traces.formats.body import build, of_body
+from forebay.traces.formats.table import COMPLETION, Head, ReadOptions, TraceFormat
+from forebay.traces.reading.containers import text_rows
+from forebay.traces.reading.jsonl import block_ids
+from forebay.traces.reading.reader import ParseRow
+from forebay.traces.rows import NotARequestError, RowError, SourceRow, shown
+from forebay.traces.schema import TraceRequest
+
+BYTES_PER_TOKEN = 4
+EVENT_BYTES = 230  # one event, which is one token, of vLLM's chat endpoint; the model's name counts
+SHAPED = re.compile(r"/(v1/)?(chat/completions|completions|responses|messages|generate)$")
+VLLM = re.compile(
+    r"(?P<month>\d\d)-(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)(?P<rest>.*?) Received request "
+    r"(?P<id>[^:]+): prompt: (?P<prompt>'.*'|\".*\"|None), (?:params|params_list|sampling_params): "
+    r"(?P<params>.*), prompt_token_ids: (?P<ids>\[[0-9, ]*\]|None)"
+)
+VLLM_LINE = re.compile(r"(?:INFO|DEBUG|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d")
+FIRST_YEAR = 2000  # vLLM's log has no year, and only differences of times matter; a leap year
+NGINX = re.compile(
+    r"(?P<client>\S+) \S+ (?P<user>\S+) \[(?P<time>[^\]]+)\] "
+    r'"(?P<method>[A-Z]+) (?P<path>\S+)[^"]*"'
+    r" (?P<status>\d{3}) (?P<sent>\d+|-)(?P<rest>.*)"
+)
+ENVOY = re.compile(
+    r'\[(?P<time>[0-9TZ:.+-]+)\] "(?P<method>[A-Z]+) (?P<path>\S+)[^"]*" (?P<status>\d+) \S+ '
+    r'(?:\S+ \S+ "[^"]*" )?(?P<received>\d+) (?P<sent>\d+) (?P<duration>\d+) \S+ '
+    r'"[^"]*" "[^"]*" "(?P<id>[^"]*)"'
+)
+INGRESS = re.compile(r'" (?P<received>\d+) (?P<took>\d+\.\d+) \[')  # Kubernetes ingress-nginx
+NUMBERS = re.compile(r'(?:^|[ "])(?P<key>[a-z_]+)=(?P<value>[0-9.]+)')
+
+
+def _vllm(options: ReadOptions) -> ParseRow:
+    """Read `Received request` lines of `--enable-log-requests`; a line's time has whole seconds."""
+    year, last = FIRST_YEAR, (0, 0)
+
+    def parse(row: SourceRow) -> TraceRequest:
+        nonlocal year, last
+        found = VLLM.search(str(row.get("line")))
+        if found is None:
+            raise NotARequestError("lines that are no received request")
+        day = int(found["month"]), int(found["day"])
+        if day < last and last[0] - day[0] > 6:
+            year += 1  # the log goes on after New Year
+        last = day
+        values: dict[str, Any] = _params(found["params"])
+        input_tokens = None
+        if found["ids"] not in ("None", "[]"):
+            ids = of_body({"prompt": ast.literal_eval(found["ids"])}, options)
+            input_tokens = ids["input_tokens"]
+            values |= ids
+        if found["prompt"] not in ("None", "''"):
+            try:
+                values["text"] = ast.literal_eval(found["prompt"])
+            except (SyntaxError, ValueError) as error:
+                raise RowError(f"prompt: {shown(found['prompt'])} is cut short") from error
+            values.pop("blocks", None)
+            values.pop("block_tokens", None)
+        when = datetime.fromisoformat(f"{year}-{day[0]:02}-{day[1]:02} {found['time']}+00:00")
+        return build(
+            row,
+            values,
+            options,
+            name=found["id"],
+            arrival_s=when.timestamp(),
+            input_tokens=input_tokens,
+            output_tokens=None,
+        )
+
+    return parse
+
+
+def _params(text: str) -> dict[str, Any]:
+    """Read `SamplingParams(n=1, temperature=0.7, stop=['x'], ..., max_tokens=128, ...)`."""
+    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
+    for key in ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens"):
+        match = re.search(rf"\b{key}=(\[[^\]]*\]|[^,()]+)", text)
+        if match is None:
+            continue
+        try:
+            value = ast.literal_eval(match[1])
+        except (SyntaxError, ValueError):
+            continue  # cut short by --max-log-len, or the repr of an object
+        if key == "max_tokens":
+            found["output_tokens"] = value
+        elif value not in (None, []):
+            parameters[key] = value
+    return {**found, "parameters": parameters} if parameters else found
+
+
+def _nginx(options: ReadOptions) -> ParseRow:
+    """Read the combined log format, that of ingress-nginx, or a `log_format` of JSON.
+
+    After the combined format may follow `request_length=`, `request_time=`, `content_type=`.
+    The time of a line is the end of the request. Lengths are from bytes, or the options.
+    """
+
+    def parse(row: SourceRow) -> TraceRequest:
+        line = str(row.get("line"))
+        fields = _nginx_json(row, line) if line.startswith("{") else _nginx_line(row, line)
+        _only_shaped(fields["method"], fields["path"])
+        took_s, sent = fields["took_s"], fields["sent"]
+        if took_s is None:
+            row.note("lines without request_time, whose arrival is the time of their end")
+        status = int(fields["status"])
+        streamed = "event-stream" in fields["type"]
+        if not fields["type"] and status < 400 and options.output_tokens is None:
+            row.note(
+                "lines without content_type: answers are taken as not streamed, at 4 bytes a token"
+            )
+        return _by_bytes(
+            row,
+            options,
+            name=f"nginx-{row.number}",
+            arrival_s=fields["end_s"] - (took_s or 0.0),
+            received=int(fields["received"] or 0),
+            sent=sent * BYTES_PER_TOKEN // EVENT_BYTES if streamed else sent,
+            status=status,
+            tenant=fields["user"] if fields["user"] not in ("-", "") else None,
+        )
+
+    return parse
+
+
+def _nginx_line(row: SourceRow, line: str) -> dict[str, Any]:
+    found = NGINX.match(line)
+    if found is None:
+        raise RowError(f"{shown(line)} is not a line of the combined log format")
+    more = {one["key"]: one["value"] for one in NUMBERS.finditer(found["rest"])}
+    ingress = INGRESS.search(found["rest"])
+    if ingress is not None:
+        more |= {"request_length": ingress["received"], "request_time": ingress["took"]}
+    took = more.get("request_time", more.get("rt"))
+    return {
+        "method": found["method"],
+        "path": found["path"],
+        "status": found["status"],
+        "user": found["user"],
+        "end_s": _nginx_time(found["time"]),
+        "took_s": None if took is None else float(took),
+        "received": more.get("request_length", more.get("rl")),
+        "sent": 0 if found["sent"] == "-" else int(found["sent"]),
+        "type": found["rest"].partition("content_type=")[2],
+    }
+
+
+def _nginx_json(row: SourceRow, line: str) -> dict[str, Any]:
+    """Read nginx's variables by their names, as a `log_format` with `escape=json` writes them."""
+    try:
+        one = row.with_values(orjson.loads(line))
+    except orjson.JSONDecodeError as error:
+        raise RowError(f"not JSON ({error}); each line must hold one JSON object") from error
+    request_line = (one.text("request") or "").split(" ")
+    local = one.text("time_local")
+    took = one.get("request_time")
+    return {
+        "method": one.text("request_method", "method") or request_line[0],
+        "path": one.text("request_uri", "uri", "path") or "".join(request_line[1:2]),
+        "status": one.whole("status"),
+        "user": one.text("remote_user") or "",
+        "end_s": _nginx_time(local)
+        if local
+        else one.moment("msec", "time_iso8601", "@timestamp", "timestamp", "time"),
+        "took_s": None if took is None else one.seconds("request_time"),
+        "received": one.whole_or(None, "request_length", "content_length"),
+        "sent": one.whole_or(0, "body_bytes_sent", "bytes_sent"),
+        "type": one.text("sent_http_content_type", "upstream_http_content_type") or "",
+    }
+
+
+def _nginx_time(text: str) -> float:
+    try:
+        return datetime.strptime(text, "%d/%b/%Y:%H:%M:%S %z").timestamp()
+    except ValueError as error:
+        raise RowError(f"time: {text!r} is not 24/Nov/2026:02:47:04 +0000") from error
+
+
+def _envoy(options: ReadOptions) -> ParseRow:
+    """Read Envoy's default format of text; a line begins with the start of the request."""
+
+    def parse(row: SourceRow) -> TraceRequest:
+        found = ENVOY.match(str(row.get("line")))
+        if found is None:
+            raise RowError(f"{shown(row.get('line'))} is not a line of Envoy's default format")
+        _only_shaped(found["method"], found["path"])
+        start = row.with_values({"time": found["time"]})
+        identity = found["id"]
+        return _by_bytes(
+            row,
+            options,
+            name=identity if identity not in ("", "-") else f"envoy-{row.number}",
+            arrival_s=start.moment("time", unit="iso8601"),
+            received=int(found["received"]),
+            sent=int(found["sent"]),
+            status=int(found["status"]),
+            tenant=None,
+        )
+
+    return parse
+
+
+def _only_shaped(method: str, path: str) -> None:
+    path = path.partition("?")[0]
+    if method != "POST" or not SHAPED.search(path):
+        raise NotARequestError(f"{method} {path}, which generates no text")
+
+
+def _by_bytes(
+    row: SourceRow, options: ReadOptions, *, name: str, arrival_s: float, received: int, sent: int,
+    status: int, tenant: str | None,
+) -> TraceRequest:  # fmt: skip
+    failed = status >= 400 or status == 0
+    output = options.output_tokens
+    if output is None:
+        output = 0 if failed else max(1, sent // BYTES_PER_TOKEN)
+    return build(
+        row,
+        {"status": status if 100 <= status < 600 else None, "tenant": tenant},
+        options,
+        name=name,
+        arrival_s=arrival_s,
+        input_tokens=options.input_tokens or (received // BYTES_PER_TOKEN) or None,
+        output_tokens=output,
+    )
+
+
+def _dynamo(options: ReadOptions) -> ParseRow:
+    """Read `request_end` records; tools between two turns are in the think time."""
+    last: dict[str, tuple[str, float]] = {}
+
+    def parse(row: SourceRow) -> TraceRequest:
+        row = row.inside("event")  # the envelope of a sink
+        kind = row.text("event_type")
+        if kind != "request_end":
+            raise NotARequestError(f"records of type {kind}")
+        arrival_s = _received(row)
+        size = row.whole_or(0, "request.replay.trace_block_size") or 512
+        tokens = row.whole("request.replay.input_length", "request.input_tokens", least=1)
+        hashes = row.get("request.replay.input_sequence_hashes")
+        session = row.text("agent_context.session_id")
+        name = row.text("request.request_id") or f"dynamo-{row.number}"
+        before = last.get(session) if session else None
+        above = row.text("agent_context.parent_session_id")
+        starter = last.get(above) if above and before is None else None
+        wait = before or starter
+        request = TraceRequest(
+            id=name,
+            arrival_s=arrival_s,
+            input_tokens=tokens,
+            output_tokens=row.whole("request.output_tokens"),
+            blocks=block_ids({"hashes": hashes}, "hashes", tokens, size) if hashes else None,
+            block_tokens=size if hashes else 512,
+            session=session,
+            parent=before[0] if before else None,
+            waits_for=(starter[0],) if starter else (),
+            think_s=round(max(0.0, arrival_s - wait[1]), 6) if wait else None,
+            model=row.text("request.model"),
+        )
+        if session:
+            last[session] = name, row.moment("event_time_unix_ms", unit="ms")
+        return request
+
+    return parse
+
+
+def _received(row: SourceRow) -> float:
+    if row.get("request.request_received_ms") is not None:
+        return row.moment("request.request_received_ms", unit="ms")
+    took_s = row.seconds("request.total_time_ms", unit="ms")
+    return row.moment("event_time_unix_ms", unit="ms") - took_s
+
+
+def _forebay_log(options: ReadOptions) -> ParseRow:
+    """Read request lines of the proxy's JSON log (`logs.sample: 1` for all requests)."""
+
+    def parse(row: SourceRow) -> TraceRequest:
+        if row.get("event") != "request" or row.get("operation") in (None, "other"):
+            raise NotARequestError("lines that are no shaped request")
+        service_class = row.text("service_class")
+        found = {
+            "tenant": row.text("tenant"),
+            "service_class": None if service_class == "standard" else service_class,
+            "status": row.whole_or(None, "status"),
+        }
+        failed = (found["status"] or 200) >= 400  # type: ignore[operator]
+        output = row.whole_or(0 if failed else None, "output_tokens")
+        return build(
+            row,
+            found,
+            options,
+            name=row.text("request_id") or f"log-{row.number}",
+            arrival_s=row.moment("time") - row.seconds("duration_ms", unit="ms"),
+            input_tokens=row.whole_or(None, "prompt_tokens") or None,
+            output_tokens=output,
+        )
+
+    return parse
+
+
+def _has_dynamo(head: Head) -> bool:
+    return "dynamo.request.trace" in str(head.first.get("schema", head.first.get("event", "")))
+
+
+def _has_nginx(head: Head) -> bool:
+    """Recognise the combined format, or JSON with nginx's own variables."""
+    timed = {"time_iso8601", "time_local", "msec", "request_time"}
+    return NGINX.match(head.line) is not None or (
+        head.has("status", "body_bytes_sent") and bool(timed & head.columns)
+    )
+
+
+FORMATS = (
+    TraceFormat(
+        name="dynamo",
+        what="Dynamo request traces (`dynamo.request.trace.v1`), JSONL or JSONL.GZ",
+        keeps="blocks, sessions, parents, sub-agents, think times, model",
+        recognise=_has_dynamo,
+        parser=_dynamo,
+        order=COMPLETION,
+        own_ids=True,
+    ),
+    TraceFormat(
+        name="forebay-log",
+        what="the JSON log of Forebay's proxy (its capture is a trace already)",
+        keeps="tenant, class, status",
+        recognise=lambda head: head.has("time", "level", "message"),
+        parser=_forebay_log,
+        order=COMPLETION,
+    ),
+    TraceFormat(
+        name="vllm-log",
+        what="the log of `vllm serve --enable-log-requests`",
+        keeps="text or blocks of token ids, parameters; output_tokens is the limit",
+        recognise=lambda head: (
+            VLLM_LINE.search(head.line) is not None or "Received request" in head.line
+        ),
+        parser=_vllm,
+        rows=text_rows,
+        own_ids=True,
+    ),
+    TraceFormat(
+        name="nginx",
+        what="nginx access logs: combined format with `request_length=`, `request_time=` and "
+        "`content_type=`, ingress-nginx's format, or JSON",
+        keeps="user as tenant, status; lengths from bytes",
+        recognise=_has_nginx,
+        parser=_nginx,
+        rows=text_rows,
+        order=COMPLETION,
+    ),
+    TraceFormat(
+        name="envoy",
+        what="Envoy and Istio access logs, default format",
+        keeps="status; lengths from bytes",
+        recognise=lambda head: ENVOY.match(head.line) is not None,
+        parser=_envoy,
+        rows=text_rows,
+        order=COMPLETION,
+    ),
+)

@@ -1,0 +1,282 @@
+"""Hold the table of trace formats, and choose a reader: by its name, or by the file's first bytes.
+
+A format is a description and a function from rows to requests. Those of Forebay are in `readers`;
+a plug-in adds its own through the entry point group `forebay.traces` (docs/reference/formats.md).
+"""
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache, partial
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from sys import maxsize
+from typing import Any, Final
+
+import orjson
+
+from forebay.traces.errors import InputError
+from forebay.traces.reading.containers import DELIMITERS, Rows, read_head, table_rows, unpacked
+from forebay.traces.reading.jsonl import read_trace
+from forebay.traces.reading.reader import REORDER_ROWS, Order, ParseRow, TraceReader
+from forebay.traces.rows import FileFacts
+from forebay.traces.schema import TraceRequest
+from forebay.traces.tokens import DEFAULT_ENCODING, TokenCounter, counter
+
+FOREBAY: Final = "forebay"
+GROUP: Final = "forebay.traces"
+MODULES: Final = (
+    *("published", "turns", "agents", "client_sets", "tools", "servers", "gateways", "prompts"),
+)
+CSV_COLUMNS: Final = ("id", "arrival_s", "input_tokens", "output_tokens", "session", "tenant",
+                      "document", "service_class", "model", "status")  # fmt: skip
+MODES: Final = ("auto", "cumulative", "delta")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """Settings of a reader; a format uses those that it needs.
+
+    Attributes:
+        skip_bad: skip and count bad rows.
+        sort: sort all rows by arrival, in memory.
+        mode: whether later turns hold the whole history (cumulative) or only what is new (delta).
+        input_tokens, output_tokens: for rows whose log does not tell them.
+        tokens: encoding to count the tokens of text with, where the file does not.
+        session_gap_s, longest_pause_s: for sessions without a time of their own.
+        start_s, duration_s, seed: for formats that describe traffic instead of listing it.
+    """
+
+    skip_bad: bool = False
+    sort: bool = False
+    mode: str = "auto"
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    tokens: str = DEFAULT_ENCODING
+    session_gap_s: float = 30.0
+    longest_pause_s: float = 120.0
+    start_s: float | None = None
+    duration_s: float = 600.0
+    seed: int = 0
+
+    @property
+    def counter(self) -> TokenCounter:
+        return _counter(self.tokens)
+
+
+_counter = cache(counter)
+DEFAULTS: Final = ReadOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first bytes of a file, for the functions that recognise formats.
+
+    Attributes:
+        line: the first line, or what there is of it.
+        columns: the keys of the first row; of a document that is not whole, all keys in the head.
+        first: the first row, {} if it is not whole.
+    """
+
+    line: str
+    columns: frozenset[str]
+    first: dict[str, Any]
+
+    def has(self, *columns: str) -> bool:
+        return self.columns.issuperset(columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFormat:
+    """A format that Forebay reads.
+
+    Attributes:
+        name: as on the command line.
+        what: what the file is, in one line of the table in the docs.
+        keeps: what the requests have beside times and lengths.
+        recognise: whether a head is of this format; the first of the table that says so is taken.
+        parser: makes the function from one row to its requests. It may keep state for the file.
+        unpack: splits a document into rows.
+        rows: how the file is read.
+        order: times count from any origin unless `rebase` is False, and rows come in order of
+            arrival unless some are held to sort them.
+        own_ids: ids come from the file, so one may occur twice.
+        folder: reads a file or a folder by itself; `parser` is not used then.
+    """
+
+    name: str
+    what: str
+    keeps: str = ""
+    recognise: Callable[[Head], bool]
+    parser: Callable[[ReadOptions], ParseRow]
+    unpack: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] | None = None
+    rows: Rows = table_rows
+    order: Order = field(default=Order(rebase=True))
+    own_ids: bool = False
+    folder: Callable[[Path, ReadOptions], Iterator[TraceRequest]] | None = None
+
+    def open(self, path: str | Path, options: ReadOptions = DEFAULTS) -> TraceReader:
+        """Open `path` as a stream of requests; for errors see `TraceReader`."""
+        if options.mode not in MODES:
+            raise InputError(f"--mode {options.mode}: not known; one of: {', '.join(MODES)}")
+        doubt, head = "", head_of(path)
+        if head.line and not self.recognise(head):
+            doubt = (
+                f"; the file does not look like {self.name}: traces import auto finds the format"
+            )
+        if self.folder is not None:
+            if not Path(path).exists():
+                raise InputError(f"{path}: no such file or folder; check the path")
+            return FolderReader(path, self.folder(Path(path), options), doubt)
+        rows = self.rows
+        if self.unpack is not None:
+            rows = partial(_unpacked_rows, self.rows, self.unpack)
+        order = self.order
+        if options.sort:
+            order = Order(order.rebase, maxsize)
+        return TraceReader(
+            path,
+            self.parser(options),
+            rows=rows,
+            skip_bad=options.skip_bad,
+            order=order,
+            own_ids=self.own_ids,
+            doubt=doubt,
+        )
+
+
+def _unpacked_rows(
+    rows: Rows, unpack: Callable[[dict[str, Any]], Iterable[dict[str, Any]]], file: Any,
+    facts: FileFacts,
+) -> Iterator[tuple[int, Any]]:  # fmt: skip
+    return unpacked(rows(file, facts), unpack, facts)
+
+
+class FolderReader(TraceReader):
+    """A reader over requests that were made from a folder of files."""
+
+    def __init__(self, path: str | Path, requests: Iterator[TraceRequest], doubt: str) -> None:
+        self._found = requests
+        super().__init__("-", lambda _: None, doubt=doubt)
+        self.path = str(path)
+        self._requests = self._counted()
+
+    def _counted(self) -> Any:
+        try:
+            for request in self._found:
+                self.rows += 1
+                yield request
+        except InputError as error:
+            if self.rows or not self._doubt:
+                raise
+            raise InputError(f"{error}{self._doubt}") from error
+        if not self.rows:
+            raise InputError(f"{self.path}: no requests in this folder")
+
+
+COMPLETION: Final = Order(rebase=True, held=REORDER_ROWS)
+"""The order of a log whose lines are written when requests end."""
+
+
+@cache
+def formats() -> dict[str, TraceFormat]:
+    """Return all formats by name, those of plug-ins last.
+
+    Raises:
+        InputError: a plug-in cannot be loaded, or uses a name that is taken.
+    """
+    found: dict[str, TraceFormat] = {}
+    for module in MODULES:
+        for one in import_module(f"forebay.traces.formats.readers.{module}").FORMATS:
+            found[one.name] = one
+    for entry in entry_points(group=GROUP):
+        try:
+            added = entry.load()
+        except Exception as error:  # anything may go wrong in other people's modules
+            raise InputError(
+                f"trace format plug-in {entry.name} ({entry.value}) cannot be loaded: {error}; "
+                "fix or uninstall it"
+            ) from error
+        if not isinstance(added, TraceFormat) or added.name in (*found, FOREBAY):
+            raise InputError(
+                f"trace format plug-in {entry.name} ({entry.value}) is not a TraceFormat with a "
+                "name of its own; fix or uninstall it"
+            )
+        found[added.name] = added
+    return found
+
+
+def names() -> tuple[str, ...]:
+    return (FOREBAY, *formats())
+
+
+def trace_format(name: str) -> TraceFormat:
+    """Return the format called `name`; InputError lists the names."""
+    if name not in formats():
+        raise InputError(f"no trace format {name!r}; one of: {', '.join(formats())}, or auto")
+    return formats()[name]
+
+
+def head_of(path: str | Path) -> Head:
+    """Look at the first bytes of `path`; nothing of standard input (`-`) is consumed."""
+    text = read_head(path).decode("utf-8", "replace").lstrip()
+    line = text.partition("\n")[0].strip()
+    first: Any = None
+    if text[:1] in ("{", "["):
+        try:
+            first = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            first = _first_item(text)
+        if isinstance(first, list):
+            first = first[0] if first else None
+        if isinstance(first, dict):
+            return Head(line, frozenset(first), first)
+        return Head(line, frozenset(re.findall(r'"([^"\\]{1,80})"\s*:', text)), {})
+    delimiter = max(DELIMITERS, key=line.count)
+    header = [one.strip() for one in next(csv.reader([line], delimiter=delimiter), [])]
+    return Head(line, frozenset(header), {})
+
+
+def _first_item(text: str) -> Any:
+    """Decode the first object of an array over several lines, None if it is not whole."""
+    import json
+
+    try:
+        return json.JSONDecoder().raw_decode(text.lstrip("[ \t\r\n"))[0]
+    except json.JSONDecodeError:
+        return None
+
+
+def detect(path: str | Path) -> str | None:
+    """Detect the format of `path` by its first bytes or, for a folder, its first file.
+
+    Returns None if no format recognises it. Nothing of standard input (`-`) is consumed.
+    """
+    if Path(path).is_dir():
+        files = sorted(one for one in Path(path).iterdir() if one.is_file())
+        found = [detect(one) for one in files[:20]]
+        return next((name for name in found if name and formats()[name].folder), None)
+    head = head_of(path)
+    if head.line[:1] == "{" and head.has("id", "arrival_s", "input_tokens"):
+        return FOREBAY
+    return next((one.name for one in formats().values() if one.recognise(head)), None)
+
+
+def open_trace(
+    path: str | Path,
+    *,
+    format_name: str | None = None,
+    skip_bad: bool = False,
+    options: ReadOptions | None = None,
+) -> TraceReader:
+    """Open a trace in the named format, or in the one that `detect` finds.
+
+    A file that no format recognises counts as Forebay's own, whose reader reports the error.
+    """
+    name = format_name or detect(path) or FOREBAY
+    if name == FOREBAY:
+        sort = options is not None and options.sort
+        return read_trace(path, skip_bad=skip_bad or bool(options and options.skip_bad), sort=sort)
+    return trace_format(name).open(path, options or ReadOptions(skip_bad=skip_bad))

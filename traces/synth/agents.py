@@ -1,0 +1,192 @@
+"""Make sessions of coding agents: long contexts that grow by a little each turn.
+
+Each turn sends the whole context again and adds the answer and what a tool returned, so nearly all
+of it is a cached prefix. Some sessions start sub-agents, which share their own instruction, and
+continue when the last of these has ended. A context that has become too long is compacted: it
+starts again with the instruction and a summary.
+
+The defaults give what vLLM's AgentX post (2026-09-08, quoted in vllm-project/vllm#57103) reports: a
+median of 43 turns a session, of about 142k input and 444 output tokens a request, more than 96 % of
+tokens cached, sub-agents in 44 % of sessions. Pauses between an answer and the next turn are those
+of vllm-project/router#285: 86.5 % below 1 s, 95.1 % below 10 s. The spreads are assumptions.
+
+A trace has set times, so a turn comes when its last answer should have ended (`answer_s`): an
+engine that is slower than that gets turns too early.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from math import exp, log
+from random import Random
+from typing import Final
+
+from forebay.traces.errors import InputError
+from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
+from forebay.traces.synth.arrivals import check_rate
+from forebay.traces.synth.documents import check_tokens
+from forebay.traces.synth.lengths import Length, Lognormal, Uniform
+
+PAUSES_S: Final = ((0.865, 0.05, 1.0), (0.951, 1.0, 10.0), (1.0, 10.0, 120.0))
+"""Up to this share of pauses, least and most seconds; evenly in the logarithm between them."""
+FIRST_TOKEN_S: Final = 1.0  # of `answer_s`: about 3,500 new tokens behind 142k on an H200
+TOKEN_S: Final = 0.012  # of `answer_s`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSessions:
+    """Settings of a Poisson stream of sessions.
+
+    Attributes:
+        session_rate_per_s: sessions that begin a second.
+        turns, subagent_turns: requests of a session and of a sub-agent.
+        instruction_tokens: tools and system prompt, which all sessions share. Sub-agents share
+            another instruction of this length.
+        task_tokens, subagent_task_tokens: what a session or a sub-agent begins with besides.
+        tool_tokens: new input of each turn, besides the last answer.
+        subagent_share: probability that a session starts sub-agents, once.
+        subagents: how many at once.
+        context_tokens: a longer context is compacted to the instruction and `summary_tokens`.
+        duration_s: no request arrives after it.
+    """
+
+    session_rate_per_s: float = 0.02
+    turns: Length = field(default=Lognormal(43, 0.8, 2, 400))
+    instruction_tokens: int = 13_312
+    task_tokens: Length = field(default=Lognormal(96_000, 0.5, 1_024, 180_000))
+    tool_tokens: Length = field(default=Lognormal(1_700, 1.0, 32, 30_000))
+    output_tokens: Length = field(default=Lognormal(444, 0.8, 8, 8_000))
+    subagent_share: float = 0.44
+    subagents: Length = field(default=Uniform(1, 3))
+    subagent_task_tokens: Length = field(default=Lognormal(4_000, 1.0, 256, 40_000))
+    subagent_turns: Length = field(default=Lognormal(10, 0.6, 2, 60))
+    context_tokens: int = 262_144
+    summary_tokens: int = 49_152
+    duration_s: float = 1_800.0
+    seed: int = 0
+
+
+def agent_sessions(spec: AgentSessions) -> Iterator[TraceRequest]:
+    """Make the requests of `spec`, in order of arrival; InputError names the option and the fix."""
+    check_rate(spec.session_rate_per_s, "--session-rate")
+    check_tokens("--instruction-tokens", spec.instruction_tokens, least=0)
+    if not 0 <= spec.subagent_share <= 1:
+        raise InputError(f"--subagent-share {spec.subagent_share:g}: not a share; give 0 to 1")
+    least = 2 * (spec.instruction_tokens + spec.summary_tokens)
+    check_tokens("--context-tokens", spec.context_tokens, least=least)
+    if not 0 < spec.duration_s < float("inf"):
+        raise InputError(f"--duration {spec.duration_s:g}: give more than 0 seconds")
+    return _requests(spec)
+
+
+def answer_s(output_tokens: int) -> float:
+    """Return the seconds that an answer is expected to take."""
+    return FIRST_TOKEN_S + TOKEN_S * output_tokens
+
+
+def _requests(spec: AgentSessions) -> Iterator[TraceRequest]:
+    starts = Random(f"{spec.seed}:arrivals")
+    sessions = _Sessions(spec)
+    pending: list[tuple[float, int, TraceRequest]] = []
+    numbers = count()
+    start_s = 0.0
+    while start_s <= spec.duration_s:
+        for row in sessions.session(start_s):
+            heappush(pending, (row.arrival_s, next(numbers), row))
+        start_s += starts.expovariate(spec.session_rate_per_s)
+        while pending and pending[0][0] < min(start_s, spec.duration_s):
+            yield heappop(pending)[2]
+
+
+class _Context:
+    """The prompt of one agent: an instruction that others share, and blocks of its own."""
+
+    def __init__(self, root: tuple[int, ...], first_block: int, tokens: int) -> None:
+        self.root = root
+        self.first_block = first_block
+        self.tokens = len(root) * BLOCK_TOKENS + tokens
+
+    def blocks(self, partial: int) -> tuple[int, ...]:
+        """Return the block ids; `partial` is that of the last block if it is not full."""
+        own = self.tokens // BLOCK_TOKENS - len(self.root)
+        blocks = self.root + tuple(range(self.first_block, self.first_block + own))
+        return (*blocks, partial) if self.tokens % BLOCK_TOKENS else blocks
+
+
+class _Sessions:
+    """Makes sessions one after another, each with all its requests."""
+
+    def __init__(self, spec: AgentSessions) -> None:
+        self._spec = spec
+        self._dice = Random(f"{spec.seed}:sessions")
+        self._numbers = count()
+        self._next_block = 0
+        roots = -(-spec.instruction_tokens // BLOCK_TOKENS)
+        self._root = self._fresh(roots)
+        self._subagent_root = self._fresh(roots)
+
+    def session(self, start_s: float) -> list[TraceRequest]:
+        """Make the requests of one session and its sub-agents, in no order."""
+        spec, dice = self._spec, self._dice
+        name = f"session-{next(self._numbers)}"
+        turns = spec.turns.draw(dice)
+        spawns = dice.randrange(turns) if dice.random() < spec.subagent_share else -1
+        rows: list[TraceRequest] = []
+        context, at_s = self._new(self._root, spec.task_tokens.draw(dice)), start_s
+        for turn in range(turns):
+            row = self._turn(context, f"{name}-{turn}", name, at_s)
+            rows.append(row)
+            at_s = self._after(row)
+            if turn == spawns:
+                for number in range(spec.subagents.draw(dice)):
+                    listed = self._subagent(f"{name}-{turn}-{number}", name, at_s)
+                    rows += listed
+                    at_s = max(at_s, self._after(listed[-1]))
+            context = self._grown(context, self._root, row)
+        return rows
+
+    def _subagent(self, name: str, session: str, at_s: float) -> list[TraceRequest]:
+        rows: list[TraceRequest] = []
+        context = self._new(self._subagent_root, self._spec.subagent_task_tokens.draw(self._dice))
+        for turn in range(self._spec.subagent_turns.draw(self._dice)):
+            rows.append(self._turn(context, f"{name}-{turn}", session, at_s))
+            at_s = self._after(rows[-1])
+            context = self._grown(context, self._subagent_root, rows[-1])
+        return rows
+
+    def _new(self, root: tuple[int, ...], tokens: int) -> _Context:
+        # Ids for as many blocks as the context can ever have, so that they are one range.
+        first = self._fresh(-(-self._spec.context_tokens // BLOCK_TOKENS) + 1)[0]
+        return _Context(root, first, tokens)
+
+    def _grown(self, context: _Context, root: tuple[int, ...], row: TraceRequest) -> _Context:
+        context.tokens += row.output_tokens + self._spec.tool_tokens.draw(self._dice)
+        if context.tokens > self._spec.context_tokens:
+            return self._new(root, self._spec.summary_tokens)
+        return context
+
+    def _turn(self, context: _Context, name: str, session: str, at_s: float) -> TraceRequest:
+        return TraceRequest(
+            id=name,
+            arrival_s=round(at_s, 6),
+            input_tokens=context.tokens,
+            output_tokens=self._spec.output_tokens.draw(self._dice),
+            blocks=context.blocks(self._fresh(1)[0]),
+            session=session,
+        )
+
+    def _after(self, row: TraceRequest) -> float:
+        """Return when the turn after `row` comes, in seconds."""
+        share, below = self._dice.random(), 0.0
+        for upto, least_s, most_s in PAUSES_S:
+            if share < upto:
+                pause_s = least_s * exp(log(most_s / least_s) * (share - below) / (upto - below))
+                break
+            below = upto
+        return row.arrival_s + answer_s(row.output_tokens) + pause_s
+
+    def _fresh(self, blocks: int) -> tuple[int, ...]:
+        start = self._next_block
+        self._next_block += blocks
+        return tuple(range(start, self._next_block))

@@ -1,0 +1,122 @@
+"""Make chat traffic beside long documents that several users ask about one after another.
+
+Each document opens at a random time and gets a fixed number of questions, with exponential gaps.
+The traffic is steady from the first second: documents that opened before the trace begins are in it
+with their remaining questions.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush, merge
+from itertools import count
+from operator import itemgetter
+from random import Random
+
+from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
+from forebay.traces.synth.arrivals import check_rate
+from forebay.traces.synth.documents import Document, RequestMaker, Workload, check_tokens
+from forebay.traces.synth.lengths import AZURE_CONV_INPUT, AZURE_CONV_OUTPUT, Fixed, Length
+
+# Documents that opened before this many mean life spans have practically no questions left.
+_WARM_LIVES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatBesideDocuments:
+    """Settings of two Poisson-like streams: chat, and questions about documents.
+
+    Attributes:
+        chat_rate_per_s: chat requests a second; lengths like Azure's conversation trace.
+        document_rate_per_s: requests about documents a second (not documents a second).
+        questions: number of questions about each document, by random users.
+        follow_gap_s: mean seconds from one question about a document to the next.
+    """
+
+    chat_rate_per_s: float = 4.0
+    document_rate_per_s: float = 0.2
+    questions: int = 5
+    follow_gap_s: float = 20.0
+    document_tokens: Length = field(default=Fixed(120_000))
+    question_tokens: Length = field(default=Fixed(64))
+    output_tokens: Length = field(default=Fixed(128))
+    chat_tokens: Length = AZURE_CONV_INPUT
+    chat_output_tokens: Length = AZURE_CONV_OUTPUT
+    users: int = 50
+    duration_s: float = 180.0
+    instruction_tokens: int = 0
+    seed: int = 0
+
+
+def chat_beside_documents(spec: ChatBesideDocuments) -> Iterator[TraceRequest]:
+    """Make the requests of `spec`, in order of arrival; InputError names the option and the fix."""
+    check_rate(spec.chat_rate_per_s, "--chat-rate")
+    check_rate(spec.document_rate_per_s, "--document-rate")
+    if spec.questions < 1:
+        raise InputError(f"--questions {spec.questions}: give 1 or more a document")
+    if spec.users < 1:
+        raise InputError(f"--users {spec.users}: give 1 or more")
+    check_tokens("--instruction-tokens", spec.instruction_tokens, least=0)
+    for option, value in (("--follow-gap", spec.follow_gap_s), ("--duration", spec.duration_s)):
+        if not 0 < value < float("inf"):
+            raise InputError(f"{option} {value:g}: give more than 0 seconds")
+    return _requests(spec)
+
+
+def _requests(spec: ChatBesideDocuments) -> Iterator[TraceRequest]:
+    maker = RequestMaker(
+        Workload(
+            question_tokens=spec.question_tokens,
+            output_tokens=spec.output_tokens,
+            chat_tokens=spec.chat_tokens,
+            chat_output_tokens=spec.chat_output_tokens,
+            instruction_tokens=spec.instruction_tokens,
+            seed=spec.seed,
+        )
+    )
+    users = Random(f"{spec.seed}:choices")
+    sizes = Random(f"{spec.seed}:documents")
+    open_documents: dict[int, tuple[Document, int]] = {}
+    for arrival_s, question in merge(_chat_times(spec), _questions(spec), key=itemgetter(0)):
+        if arrival_s > spec.duration_s:
+            return
+        user = users.randrange(spec.users)
+        if question is None:
+            yield maker.chat(arrival_s, user)
+            continue
+        opening, left = question
+        # A document gets its name at its first question inside the trace.
+        if opening not in open_documents:
+            document = maker.new_document(spec.document_tokens.draw(sizes))
+            open_documents[opening] = (document, left)
+        yield maker.question(arrival_s, user, open_documents[opening][0])
+        if left == 0:
+            del open_documents[opening]
+
+
+def _chat_times(spec: ChatBesideDocuments) -> Iterator[tuple[float, tuple[int, int] | None]]:
+    dice = Random(f"{spec.seed}:chat")
+    now_s = 0.0
+    while True:
+        now_s += dice.expovariate(spec.chat_rate_per_s)
+        yield round(now_s, 6), None
+
+
+def _questions(spec: ChatBesideDocuments) -> Iterator[tuple[float, tuple[int, int] | None]]:
+    """Make (time, (document opening, questions left after this one)), from time 0 on."""
+    openings = Random(f"{spec.seed}:arrivals")
+    gaps = Random(f"{spec.seed}:gaps")
+    opening_rate_per_s = spec.document_rate_per_s / spec.questions
+    numbers = count()
+    next_opening_s = -_WARM_LIVES * spec.questions * spec.follow_gap_s
+    next_opening_s += openings.expovariate(opening_rate_per_s)
+    due: list[tuple[float, int, int]] = []
+    while True:
+        while not due or next_opening_s <= due[0][0]:
+            heappush(due, (next_opening_s, next(numbers), spec.questions - 1))
+            next_opening_s += openings.expovariate(opening_rate_per_s)
+        now_s, opening, left = heappop(due)
+        if left:
+            heappush(due, (now_s + gaps.expovariate(1 / spec.follow_gap_s), opening, left - 1))
+        if now_s >= 0:
+            yield round(now_s, 6), (opening, left)

@@ -1,0 +1,310 @@
+"""Make more traffic like a trace that was fitted, and say where it differs.
+
+The traffic repeats the fitted time span for as long as it is asked for. Short sessions begin at
+random, at the rate of the profile. A long-lived session begins about when it began, and ends when
+it ended: its turns are drawn, and their times follow the profile of such turns.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush, merge
+from itertools import count
+from random import Random
+from typing import Final, Generic, TypeVar
+
+from forebay.traces.schema import TraceRequest
+from forebay.traces.synth.model import CumulativeRate, FirstTurn, LaterTurn, TrafficModel
+
+Sample = TypeVar("Sample")
+LOOK_AROUND: Final = 64  # prompts near the wanted one, to find one that is long enough
+RECENT: Final = 50_000  # prompts that a new one may share with
+LEAST_GAP_S: Final = 1e-3
+HAND: Final = 16  # later turns, of which the next is the one that fits the prompt before best
+TOLERANCE: Final = 0.1  # a larger difference of the made trace from the fitted one is told
+
+
+@dataclass(slots=True)
+class Made:
+    """Totals of a made trace, and of its whole repetitions of the fitted time span."""
+
+    model: TrafficModel
+    speed: float = 1.0
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    hit_tokens: int = 0
+    repetitions: int = 0
+    in_repetitions: int = 0
+
+    def reach(self, time_s: float) -> None:
+        """Count all requests so far as earlier than `time_s`."""
+        whole = int(time_s / self.model.duration_s + 1e-9)
+        if whole > self.repetitions:
+            self.repetitions, self.in_repetitions = whole, self.requests
+
+    def add(self, request: TraceRequest, hit_blocks: int) -> None:
+        self.reach(request.arrival_s)
+        self.requests += 1
+        self.input_tokens += request.input_tokens
+        self.output_tokens += request.output_tokens
+        self.hit_tokens += min(request.input_tokens, hit_blocks * request.block_tokens)
+
+    def differences(self) -> list[str]:
+        """Name what is more than a tenth off; nothing is said of a part of the time span."""
+        if not self.repetitions:
+            return []
+        model, span_s = self.model, self.repetitions * self.model.duration_s
+        pairs = (
+            ("requests a second", self.in_repetitions / span_s,
+             self.speed * model.requests / model.duration_s),
+            ("ideal hit ratio", self.hit_tokens / max(1, self.input_tokens), model.hit_ratio),
+            ("mean input tokens", self.input_tokens / max(1, self.requests),
+             model.mean_input_tokens),
+            ("mean output tokens", self.output_tokens / max(1, self.requests),
+             model.mean_output_tokens),
+        )  # fmt: skip
+        return [
+            f"{what} {made:.4g}, and {wanted:.4g} in the fitted trace"
+            + (f" times {self.speed:g}" if at == 0 and self.speed != 1 else "")
+            for at, (what, made, wanted) in enumerate(pairs)
+            # A ratio near 0 is the same for every purpose.
+            if abs(made - wanted) > max(TOLERANCE * wanted, 0.01 if at == 1 else 0.0)
+        ]
+
+
+class _Deck(Generic[Sample]):
+    """Samples in random order, each once before any comes again.
+
+    Independent draws would miss the mean of a few hundred requests with rare long prompts by a
+    fifth.
+    """
+
+    def __init__(self, samples: Sequence[Sample], dice: Random) -> None:
+        self._samples = samples
+        self._dice = dice
+        self._left: list[Sample] = []
+
+    def draw(self) -> Sample:
+        if not self._left:
+            self._left = list(self._samples)
+            self._dice.shuffle(self._left)
+        return self._left.pop()
+
+
+@dataclass(slots=True)
+class _Span:
+    """The time from a long-lived session's start to its end, in which its gaps must fit."""
+
+    at_s: float
+    begin: float
+    end: float
+    total_s: float
+    passed_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _SynthSession:
+    """A session that is being made, with the turns that it still has, in any order."""
+
+    name: str | None
+    first: FirstTurn
+    left: list[LaterTurn]
+    span: _Span | None = None
+    blocks: tuple[int, ...] = ()
+    input_tokens: int = 0
+    last_id: str | None = None
+    next: LaterTurn | None = None
+
+
+def synthesise(
+    model: TrafficModel,
+    *,
+    duration_s: float | None = None,
+    requests: int | None = None,
+    speed: float = 1.0,
+    seed: int = 0,
+    made: Made | None = None,
+) -> Iterator[TraceRequest]:
+    """Make traffic like the one that was fitted, which repeats after its end.
+
+    Args:
+        speed: factor of the number of sessions; think times stay as they are.
+        made: totals to keep, so that the caller can compare them.
+    """
+    if duration_s is None and requests is None:
+        duration_s = model.duration_s
+    if made is None:
+        made = Made(model, speed)
+    maker = _Maker(model, seed)
+    starts = merge(
+        maker.short_sessions(speed, Random(f"{seed}:starts")),
+        maker.long_sessions(speed, Random(f"{seed}:long")),
+        key=lambda start: start[0],
+    )
+    next_start, opened = next(starts)
+    due: list[tuple[float, int, _SynthSession]] = []
+    for number in count():
+        if not due or next_start <= due[0][0]:
+            at_s, session = next_start, opened
+            next_start, opened = next(starts)
+        else:
+            at_s, _, session = heappop(due)
+        if duration_s is not None and at_s >= duration_s:
+            made.reach(duration_s)
+            return
+        if requests is not None and number >= requests:
+            return
+        request, hit_blocks = maker.turn(session, at_s, number)
+        made.add(request, hit_blocks)
+        yield request
+        if session.left:
+            session.next = maker.next_turn(session)
+            heappush(due, (at_s + max(session.next.gap_s, LEAST_GAP_S), number, session))
+
+
+class _Maker:
+    """Makes turns with block ids that share what the samples share."""
+
+    def __init__(self, model: TrafficModel, seed: int) -> None:
+        dice = Random(f"{seed}:turns")
+        self._model = model
+        self._first = _Deck(model.first, dice)
+        self._later = _Deck(model.later or model.long_later, dice)
+        self._long_later = _Deck(model.long_later or model.later, dice)
+        window_s = model.duration_s / max(1, len(model.long_profile))
+        self._long_rate = CumulativeRate(model.long_profile, window_s)
+        self._longest = max(
+            *(one.input_tokens for one in (*model.first, *model.long_first)),
+            *(
+                round(one.before_tokens * one.share) + one.new_tokens
+                for one in (*model.later, *model.long_later)
+            ),
+            0,
+        )
+        self._fresh = count()
+        self._names = count()
+        self._recent: list[tuple[int, ...]] = []
+
+    def short_sessions(self, speed: float, dice: Random) -> Iterator[tuple[float, _SynthSession]]:
+        """Make gamma gaps of mean 1 and run them through the profile of rates."""
+        model = self._model
+        shape = 1 / max(model.session_cv, 0.05) ** 2
+        if not model.first or not any(rate > 0 for rate in model.profile):
+            return
+        window, inside_s, base_s = 0, 0.0, 0.0
+        while True:
+            left = dice.gammavariate(shape, 1 / shape)
+            while True:
+                rate = model.profile[window % len(model.profile)] * speed
+                room = (model.window_s - inside_s) * rate
+                if left <= room and rate > 0:
+                    inside_s += left / rate
+                    break
+                left -= room
+                window, inside_s, base_s = window + 1, 0.0, base_s + model.window_s
+            yield base_s + inside_s, self._open(self._first.draw(), self._later)
+
+    def long_sessions(self, speed: float, dice: Random) -> Iterator[tuple[float, _SynthSession]]:
+        """Begin each long-lived session once in each repetition, or `speed` times on average."""
+        model = self._model
+        if not model.long_first:
+            return
+        end_s = max(one.start_s + one.span_s for one in model.long_first)
+        copies = model.long_sessions / len(model.long_first) * speed
+        for repetition in count():
+            starts: list[tuple[float, FirstTurn]] = []
+            owed = dice.random()
+            for first in model.long_first:
+                owed += copies
+                while owed >= 1:
+                    owed -= 1
+                    # Copies, and other seeds, begin inside the first gap.
+                    late_s = dice.random() * first.span_s / first.turns
+                    starts.append((first.start_s + late_s, first))
+            starts.sort()
+            for start_s, first in starts:
+                session = self._open(first, self._long_later)
+                session.span = _Span(
+                    start_s,
+                    self._long_rate.count(start_s),
+                    self._long_rate.count(min(start_s + first.span_s, end_s)),
+                    sum(turn.gap_s for turn in session.left),
+                )
+                yield repetition * model.duration_s + start_s, session
+
+    def _open(self, first: FirstTurn, later: _Deck[LaterTurn]) -> _SynthSession:
+        name = f"session-{next(self._names)}" if first.turns > 1 else None
+        return _SynthSession(name, first, [later.draw() for _ in range(first.turns - 1)])
+
+    def next_turn(self, session: _SynthSession) -> LaterTurn:
+        """Take the turn that followed a prompt as long as the last one: contexts grow, and end."""
+        left, length = session.left, session.input_tokens
+        near = range(max(0, len(left) - HAND), len(left))
+        at = min(near, key=lambda one: abs(left[one].before_tokens - length))
+        turn, left[at] = left[at], left[-1]
+        left.pop()
+        return turn if session.span is None else self._timed(turn, session.span, len(left))
+
+    def _timed(self, turn: LaterTurn, span: _Span, left: int) -> LaterTurn:
+        """Fit the gap of a turn between start and end of its session."""
+        span.passed_s += turn.gap_s
+        share = span.passed_s / span.total_s if span.total_s and left else 1.0
+        at_s = self._long_rate.time(span.begin + (span.end - span.begin) * share)
+        gap_s = max(0.0, at_s - span.at_s)
+        span.at_s = max(span.at_s, at_s)
+        return turn._replace(gap_s=gap_s, think_s=min(turn.think_s, gap_s))
+
+    def turn(self, session: _SynthSession, at_s: float, number: int) -> tuple[TraceRequest, int]:
+        """Make the next turn of a session, and return how many blocks earlier prompts have."""
+        size = self._model.block_tokens
+        turn = session.next
+        if turn is None:
+            input_tokens, output_tokens, hits, ago = session.first[:4]
+            hits = max(hits, self._model.root_blocks)  # the first prompt of a trace hits nothing
+            shared = self._shared(min(hits, input_tokens // size), ago)
+        else:
+            kept = int(session.input_tokens * turn.share)
+            if kept + turn.new_tokens > self._longest:  # the context would have been compacted
+                kept = min(kept, int(turn.before_tokens * turn.share))
+            input_tokens, output_tokens = max(1, kept + turn.new_tokens), turn.output_tokens
+            shared = session.blocks[: min(kept, input_tokens) // size]
+            if turn.hits:
+                shared = self._shared(min(turn.hits, input_tokens // size), turn.ago)
+        need = -(-input_tokens // size) - len(shared)
+        session.blocks = (*shared, *(next(self._fresh) for _ in range(need)))
+        session.input_tokens = input_tokens
+        self._remember(session.blocks)
+        name = f"synth-{number}"
+        parent, session.last_id = session.last_id, name
+        follows = turn is not None and turn.follows
+        request = TraceRequest(
+            id=name,
+            arrival_s=round(at_s, 6),
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            blocks=session.blocks,
+            block_tokens=size,
+            session=session.name,
+            parent=parent if follows else None,
+            think_s=turn.think_s if turn is not None and follows and turn.think_s >= 0 else None,
+        )
+        return request, len(shared)
+
+    def _remember(self, blocks: tuple[int, ...]) -> None:
+        self._recent.append(blocks)
+        if len(self._recent) > 2 * RECENT:
+            del self._recent[:RECENT]
+
+    def _shared(self, hits: int, ago: int) -> tuple[int, ...]:
+        """Return the first `hits` blocks of a prompt near the one `ago` prompts back."""
+        if not hits or not self._recent:
+            return ()
+        wanted = max(0, len(self._recent) - max(1, ago))
+        best: tuple[int, ...] = ()
+        for step in range(LOOK_AROUND):
+            for at in (wanted - step, wanted + step):
+                if 0 <= at < len(self._recent) and len(self._recent[at]) > len(best):
+                    best = self._recent[at]
+            if len(best) > hits:
+                break
+        return best[:hits]
