@@ -34,7 +34,7 @@ WHAT_TO_DO = {
     "draining": "retry: the load balancer will choose another proxy",
     "headers_too_large": "send fewer or shorter headers, or raise `limits.header`",
     "internal_error": "report it, with the request id",
-    "invalid_api_key": "send a valid key as `Authorization: Bearer KEY`",
+    "invalid_api_key": "send a valid key as `Authorization: Bearer KEY`, `x-api-key` or `api-key`",
     "invalid_json": "send valid JSON",
     "invalid_type": "correct the type that the message names",
     "method_not_allowed": "use the method in the header `Allow`",
