@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
 
-import orjson
 from aiohttp import web
 
 from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.errors import ApiError, retry_headers, upstream_error
+from forebay.proxy.http1.sse import read_object
 from forebay.proxy.relay.retries import Retry
 
 Verdict = Literal["failed", "refused", "full", "answered", "nothing"]
+EVENTS = "text/event-stream"
 BUSY_STATUSES = frozenset({429, 503})  # the backend is too busy, not broken
 
 
@@ -67,9 +68,13 @@ def check_head(response: UpstreamResponse) -> None:
 
 
 def check_type(response: UpstreamResponse, streams: bool) -> None:
-    """Raise Failure if a successful response has not the requested content type."""
-    wanted = "text/event-stream" if streams else "application/json"
-    if response.status == 200 and response.content_type != wanted:
+    """Raise Failure if a successful response is of another kind than the one that was asked for.
+
+    A whole response may have any other content type, or none: it is passed on as it is.
+    """
+    kind = response.content_type
+    wrong = kind != EVENTS if streams else kind in (EVENTS, "text/html")
+    if response.status == 200 and wrong:
         raise Failure("content_type", upstream_error())
 
 
@@ -82,16 +87,16 @@ def check_status(response: UpstreamResponse, answer: web.Response) -> None:
         raise Failure("5xx", answer)
 
 
-def check_whole(status: int, body: bytes) -> dict[str, Any]:
-    """Parse a whole response; raises Failure if it is no JSON object, or was aborted."""
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        fields = None
-    if not isinstance(fields, dict):
-        if status == 200:
-            raise Failure("not_json", upstream_error())
-        return {}
+def check_whole(status: int, body: bytes) -> dict[str, Any] | None:
+    """Parse a whole response; None if it is no JSON object, which is passed on all the same.
+
+    Raises Failure if it is empty, or was aborted.
+    """
+    fields = read_object(body)
+    if fields is None:
+        if status == 200 and not body:
+            raise Failure("empty", upstream_error())
+        return None
     choices = fields.get("choices")
     for choice in choices if isinstance(choices, list) else ():
         # A vLLM that shuts down ends running requests like this; all else looks like a success.

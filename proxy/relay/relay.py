@@ -141,7 +141,10 @@ class Relay:
         if isinstance(response, web.Response):
             assert isinstance(response.body, bytes)
             fields = check_whole(response.status, response.body)
-            usage, kept_id = fields.get("usage"), fields.get("id")
+            if fields is not None:
+                usage, kept_id = fields.get("usage"), fields.get("id")
+            elif response.status == 200:  # for another backend to compute it again would not help
+                self._metrics.upstream_error(upstream.name, "not_json")
         if response.status == 200:
             if shaped.parsed.request.streams:
                 grant.first_token()  # a response of one token: its end is its first token
@@ -297,5 +300,7 @@ def usage_tokens(usage: object) -> tuple[int, int | None, int]:
 
 
 def _count(value: object) -> int | None:
-    """Return a number of tokens; None if it is none that can be."""
+    """Return a number of tokens, such as 8 or 8.0; None if it is none that can be."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return value if isinstance(value, int) and 0 <= value <= MOST_TOKENS else None
