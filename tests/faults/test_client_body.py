@@ -251,9 +251,9 @@ def test_a_role_is_the_backends_to_judge(role: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "codings", [[b"gzip"], [b"deflate"], [b"br"], [b"x"], [b"identity", b"gzip"], [b"GZIP"]]
+    "codings", [[b"deflate"], [b"br"], [b"x"], [b"gzip, zstd"], [b"gzip", b"br"], [b"BR"]]
 )
-def test_compressed_bodies(codings: list[bytes]) -> None:
+def test_bodies_in_other_codings(codings: list[bytes]) -> None:
     async def scene(on: Stage, oracle: Oracle) -> None:
         headers = [b"Content-Encoding: " + coding for coding in codings]
         answer = await ask(on, post(*headers, body=b"\x1f\x8b\x08"))

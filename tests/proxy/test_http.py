@@ -229,13 +229,6 @@ class TestBadRequests:
 
         on_stage(scene, None, limits={"body": 4096})
 
-    def test_compressed_body(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async with on.post(b"\x1f\x8b", headers={"content-encoding": "gzip"}) as response:
-                assert response.status == 415
-
-        on_stage(scene, None)
-
     def test_slow_body_and_slow_headers(self) -> None:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{"
