@@ -229,7 +229,7 @@ def _may_fit(
     """
     if fields.get("truncate_prompt_tokens") is not None:
         return True  # the engine cuts it
-    if text.token_ids or (not dialect.messages and isinstance(fields["prompt"], list)):
+    if text.token_ids or (not dialect.messages and isinstance(fields.get("prompt"), list)):
         return False
     return fewest_tokens(len(text.data)) <= most_tokens
 
@@ -294,7 +294,7 @@ def _sequences(fields: dict[str, Any], dialect: Dialect) -> int:
                 if type(fields[name]) in (int, float) and fields[name] >= BEYOND_64_BITS:
                     raise
     if not dialect.messages:
-        prompt = fields["prompt"]
+        prompt = fields.get("prompt") or fields.get("prompt_embeds")
         if isinstance(prompt, list) and not isinstance(prompt[0], int):
             answers *= len(prompt)  # a batch
     return min(answers, MOST_OUTPUT_TOKENS)
