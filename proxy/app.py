@@ -32,6 +32,7 @@ from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id
 from forebay.proxy.http1.request_faults import answer_target
 from forebay.proxy.http1.server import cannot_go_on, client_of
+from forebay.proxy.models import Wanted
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.delivery import send_whole, wait_taken
 from forebay.proxy.relay.relay import Relay, ShapedRequest
@@ -242,6 +243,8 @@ class App:
         deadline = record.arrived_at + parsed.request.timeout_s
         if self.held.on:
             await self._until_up(parsed, record, deadline)
+        if self._backends.models.nobody_has(parsed.model):
+            parsed.request.model = await self._backends.must_have(parsed.model)
         while True:
             granted = False
             try:
@@ -371,13 +374,15 @@ class App:
     ) -> web.StreamResponse:  # fmt: skip
         # Without an engine there is no prefix cache, and so no salt.
         salts = None if raw.partition("?")[0] in ENGINELESS else self._security.salts
-        models, model = self._backends.models, ""
+        models, wanted = self._backends.models, Wanted("")
         if body and (salts or models.matter):
             content_type = request.headers.get("content-type", "")
             async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
-                body, model = await prepared(body, content_type, tenant, salts, models)
+                body, wanted = await prepared(body, content_type, tenant, salts, models)
+        if models.nobody_has(wanted.name):
+            wanted = wanted._replace(route=await self._backends.must_have(wanted.name))
         reply = self._stream_headers(id_, self._cors.answer(request.headers))
-        return await self._unshaped.serve(request, raw, body, model, id_, tenant, reply, memory)
+        return await self._unshaped.serve(request, raw, body, wanted, id_, tenant, reply, memory)
 
     def _charge(self, tenant: str, size: int) -> int:
         """Charge a tenant with a quota for a body that is not parsed; raises ApiError 429.

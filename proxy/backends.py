@@ -14,6 +14,7 @@ from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.health import ANY, NONE, Health, Intake, State, Transition
 from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Driver
+from forebay.proxy.http1 import errors
 from forebay.proxy.http1.client import Origin
 from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.faults import LostConnection
@@ -24,6 +25,7 @@ from forebay.proxy.served_models import ServedModels, any_up, others
 from forebay.proxy.telemetry.events import LogEvent, Say
 
 STALE_WITHIN_S = 0.5  # a kept connection that is lost so soon was closed while idle
+ASKED_AGAIN_S, ASKED_PER_S = 1.0, 50.0  # for models: how often at most, and how many backends
 DECLINED_S = 10.0  # a backend that declined is no alternative for so long
 
 STATE_EVENTS: dict[State, LogEvent] = {
@@ -74,6 +76,8 @@ class Backends:
         )
         self.on_hang: Callable[[Upstream], None] = lambda _: None
         self._timer: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None  # for the models, before their time
+        self._asked_at = -inf
 
     def _upstream(self, config: BackendConfig) -> Upstream:
         origin = Origin(config.url, self._config.timeouts.connect, self._tls)
@@ -87,10 +91,35 @@ class Backends:
 
     async def __aexit__(self, *_: object) -> None:
         await self.prober.close()
+        if self._asking is not None:
+            self._asking.cancel()
         if self._timer is not None:
             self._timer.cancel()
         for upstream in self.upstreams.values():
             upstream.origin.close()
+
+    async def must_have(self, model: str) -> str:
+        """Return what `Request.model` is to be for a model; raises ApiError 404 if nobody has it.
+
+        Before that the backends are asked again, as an adapter may have been loaded a moment ago:
+        once in a while, however many requests ask for what does not exist.
+
+        Args:
+            model: as the backends know it.
+        """
+        if self.models.nobody_has(model):
+            now = self._driver.clock()
+            every_s = max(ASKED_AGAIN_S, len(self.upstreams) / ASKED_PER_S)
+            if self._asking is None or (self._asking.done() and now >= self._asked_at + every_s):
+                self._asked_at, self._asking = now, asyncio.create_task(self._ask_again())
+            await asyncio.shield(self._asking)
+            if self.models.nobody_has(model):
+                raise errors.no_such_model(self.models.names())
+        return self.models.named(model).route
+
+    async def _ask_again(self) -> None:
+        told = [u for u in self.upstreams.values() if u.up and u.models is not None]
+        await asyncio.gather(*map(self.prober.ask_models, told), return_exceptions=True)
 
     async def wait_probed(self) -> None:
         """Wait until each backend has been probed once, whatever came of it."""

@@ -63,6 +63,28 @@ class ServedModels(Models):
             line = f"backend {one.name} serves {', '.join(one.models or ['unknown models'])}"
             self._say(LogEvent.BACKEND_MODELS, line, one.name)
 
+    def nobody_has(self, name: str) -> bool:
+        """Return whether no backend serves the model which backends know by this name.
+
+        Where all backends name the same models, any of them may have an adapter that it does not
+        name; and so may one that has not told its models yet.
+        """
+        if not name or not self.told_differ or self.lists(name):
+            return False
+        up = [upstream for upstream in self._upstreams.values() if upstream.up]
+        return bool(up) and all(upstream.models is not None for upstream in up)
+
+    def learn(self, upstream: Upstream, name: str) -> None:
+        """Note that a backend serves a model which another one has not."""
+        if name and not self.lists(name):
+            upstream.learn_model(name)
+            self.apply(self.aliases)
+
+    def forget(self, upstream: Upstream, name: str) -> None:
+        """Note that a backend has said that it does not have this model."""
+        if upstream.forget_model(name):
+            self.apply(self.aliases)
+
     def may_be_served(self, name: str) -> bool:
         """Return whether a backend is up that may serve the model which backends know by this name.
 

@@ -17,6 +17,7 @@ from forebay.proxy.http1.sse import read_object
 from forebay.proxy.relay.retries import Retry
 
 Verdict = Literal["failed", "refused", "full", "answered", "nothing"]
+NO_MODEL = "no_model"  # the kind of a 404 for a model or an adapter: another backend may have it
 EVENTS = "text/event-stream"
 BUSY_STATUSES = frozenset({429, 503})  # the backend is too busy, not broken
 
@@ -85,6 +86,21 @@ def check_status(response: UpstreamResponse, answer: web.Response) -> None:
         raise full(answer, response.headers)
     if status >= 500:
         raise Failure("5xx", answer)
+    if status == 404 and _lacks_model(answer.body):
+        raise Failure(NO_MODEL, answer, "lost", "answered")
+
+
+def _lacks_model(body: object) -> bool:
+    """Return whether an error says that the backend has no such model, as vLLM says it."""
+    fields = read_object(body) if isinstance(body, bytes) else None
+    if fields is None:
+        return False
+    error = fields.get("error", fields)  # vLLM up to 0.10 has no `error`
+    if not isinstance(error, dict):
+        return False
+    message = error.get("message")
+    said = isinstance(message, str) and message.startswith("The model `")
+    return said or error.get("param") == "model" or error.get("code") == "model_not_found"
 
 
 def check_whole(status: int, body: bytes) -> dict[str, Any] | None:

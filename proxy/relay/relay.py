@@ -24,7 +24,7 @@ from forebay.proxy.http1.headers import to_backend
 from forebay.proxy.kv_events.tokenize import Translator
 from forebay.proxy.probes import Upstream
 from forebay.proxy.relay.attempts import Attempt, Attempts
-from forebay.proxy.relay.failures import Failure, check_head, check_type, check_whole
+from forebay.proxy.relay.failures import NO_MODEL, Failure, check_head, check_type, check_whole
 from forebay.proxy.relay.kept_responses import KeptResponses
 from forebay.proxy.relay.retries import Tries
 from forebay.proxy.relay.stream import Stream, StreamListener
@@ -47,6 +47,7 @@ class ShapedRequest:
         reply_headers: returns our headers of the response. They hold the queueing time, so it is
             called once the request has been sent.
         memory: the memory of the request and of its response.
+        missed: the backend that was asked before does not have the model.
     """
 
     incoming: web.BaseRequest
@@ -57,6 +58,7 @@ class ShapedRequest:
     record: RequestRecord
     reply_headers: Callable[[], dict[str, str]]
     memory: RequestMemory
+    missed: bool = False
 
 
 class Relay:
@@ -98,6 +100,9 @@ class Relay:
                 try:
                     return await self._send(shaped, grant, upstream, tries)
                 except Failure as failure:
+                    shaped.missed = failure.kind == NO_MODEL
+                    if shaped.missed:
+                        self._backends.models.forget(upstream, shaped.parsed.model)
                     self._metrics.upstream_error(upstream.name, failure.kind)
                     # A fleet that is busy as a whole must not get every request twice.
                     model = grant.send.request.model
@@ -135,6 +140,8 @@ class Relay:
         """
         upstream = attempt.upstream
         response = await self._attempts.within_limit(attempt, self._ask(shaped, grant, upstream))
+        if shaped.missed and response.status == 200:
+            self._backends.models.learn(upstream, shaped.parsed.model)
         if isinstance(response, Stream):
             return response
         usage, kept_id = None, None

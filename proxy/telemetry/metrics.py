@@ -49,7 +49,7 @@ KINDS = frozenset(  # of relay.failures.Failure
     {
         *("connect", "before_first_byte", "timeout", "mid_stream", "abort", "empty", "hang"),
         *("full", "5xx", "5xx_event", "4xx_event", "content_type", "encoding", "framing"),
-        *("not_json", "redirect", "status", "too_large", "draining", "shortage"),
+        *("no_model", "not_json", "redirect", "status", "too_large", "draining", "shortage"),
     }
 )
 

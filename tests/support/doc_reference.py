@@ -39,6 +39,7 @@ WHAT_TO_DO = {
     "invalid_json": "send valid JSON",
     "invalid_type": "correct the type that the message names",
     "method_not_allowed": "use the method in the header `Allow`",
+    "model_not_found": "ask for one of the models in the message",
     "no_backend_available": "retry after `Retry-After`; the operator looks at `/status`",
     "not_found": "use one of the paths in the message",
     "overloaded": "retry after `Retry-After`; see [self-protection](../how-to/monitor.md)",
