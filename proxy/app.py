@@ -19,7 +19,8 @@ from forebay.proxy.api.large_json import LargeBodies
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.backends import Backends
-from forebay.proxy.config.schema import MODELS, Config
+from forebay.proxy.config.paths import ENGINELESS, MODELS, kept_response
+from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Driver, Rejected
 from forebay.proxy.held import HeldRequests
@@ -33,19 +34,18 @@ from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id
 from forebay.proxy.http1.request_faults import answer_target
 from forebay.proxy.http1.server import cannot_go_on, client_of
 from forebay.proxy.models import Wanted
+from forebay.proxy.public_paths import methods_of
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.delivery import send_whole, wait_taken
 from forebay.proxy.relay.relay import Relay, ShapedRequest
 from forebay.proxy.relay.timeouts import Watchdog
-from forebay.proxy.relay.unshaped import ENGINELESS, UnshapedRelay
+from forebay.proxy.relay.unshaped import UnshapedRelay
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.runtime.memory import request_bytes
 from forebay.proxy.security.guards import Security
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
 from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
-
-SHAPED_METHODS = ("POST",)
 
 
 class App:
@@ -167,10 +167,10 @@ class App:
         path = raw.partition("?")[0]
         if not (raw.isascii() and raw.startswith("/")) or "#" in raw:
             return answer_target(request, raw)
-        methods = self._methods(path)
+        methods = methods_of(path, self._config.routes)
         if request.method not in methods:
             return self._answer_method(request, methods)
-        if methods is SHAPED_METHODS:
+        if path in DIALECTS:
             return await self._shaped(request, DIALECTS[path], id_, record, memory)
         if request.method != "POST" and request.can_read_body:
             # Servers differ in whether they read this body: forwarded, it could become a request.
@@ -178,16 +178,6 @@ class App:
         if path == "/health":
             return web.Response(status=200 if self.ready else 503)
         return await self._forward(request, raw, id_, record, memory)
-
-    def _methods(self, path: str) -> tuple[str, ...]:
-        """Return the methods of a path, OPTIONS aside; raises ApiError 404."""
-        if path in DIALECTS:
-            return SHAPED_METHODS
-        if path == "/health":
-            return ("GET", "HEAD")
-        if path in self._config.routes:
-            return ("GET", "POST", "HEAD")
-        raise errors.no_such_path((*DIALECTS, *self._config.routes, "/health"))
 
     def _answer_method(self, request: web.BaseRequest, methods: tuple[str, ...]) -> web.Response:
         """Answer OPTIONS; raises ApiError 405 for other methods that a path has not."""
@@ -228,6 +218,7 @@ class App:
             await asyncio.sleep(0)  # to decide about so many blocks takes a while, too
         if parsed.previous_id:
             self._relay.kept.go_on(parsed.request, parsed.previous_id)
+            self._backends.must_be_home(parsed.request.home)
         body = parsed.body  # so that the received bytes are not kept too
         record.request, record.token_ids = parsed.request, parsed.token_ids
         record.service_class, record.model = parsed.request.service_class, parsed.model
@@ -244,7 +235,7 @@ class App:
         if self.held.on:
             await self._until_up(parsed, record, deadline)
         if self._backends.models.nobody_has(parsed.model):
-            parsed.request.model = await self._backends.must_have(parsed.model)
+            parsed.request.model = await self._backends.search.must_have(parsed.model)
         while True:
             granted = False
             try:
@@ -352,16 +343,18 @@ class App:
         record.tenant = self._security.auth.tenant(request, record.arrived_at)
         if self.draining:
             raise errors.draining()
+        path, models = raw.partition("?")[0], self._backends.models
+        kept, _ = kept_response(path)
+        home = self._relay.kept.home(record.tenant, kept) if kept else ""
         if not self._backends.any_up():
             raise errors.no_backend()
         body = await self._body(request, record, memory)
-        path, models = raw.partition("?")[0], self._backends.models
         if path == MODELS and models.listed and models.matter and request.method != "POST":
             return web.Response(body=models.page(), content_type="application/json")
         form = request.headers.get("content-type", "").startswith("multipart/")
         charged = 0 if form or path in ENGINELESS else self._charge(record.tenant, len(body))
         try:
-            return await self._pass_on(request, raw, body, id_, record.tenant, memory)
+            return await self._pass_on(request, raw, body, id_, record.tenant, memory, home)
         except ApiError:  # no backend has answered it
             if charged:
                 now = self._driver.clock()
@@ -370,7 +363,7 @@ class App:
 
     async def _pass_on(
         self, request: web.BaseRequest, raw: str, body: bytes, id_: str, tenant: str,
-        memory: RequestMemory,
+        memory: RequestMemory, home: str,
     ) -> web.StreamResponse:  # fmt: skip
         # Without an engine there is no prefix cache, and so no salt.
         salts = None if raw.partition("?")[0] in ENGINELESS else self._security.salts
@@ -380,9 +373,11 @@ class App:
             async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
                 body, wanted = await prepared(body, content_type, tenant, salts, models)
         if models.nobody_has(wanted.name):
-            wanted = wanted._replace(route=await self._backends.must_have(wanted.name))
+            wanted = wanted._replace(route=await self._backends.search.must_have(wanted.name))
         reply = self._stream_headers(id_, self._cors.answer(request.headers))
-        return await self._unshaped.serve(request, raw, body, wanted, id_, tenant, reply, memory)
+        return await self._unshaped.serve(
+            request, raw, body, wanted, id_, tenant, reply, memory, home
+        )
 
     def _charge(self, tenant: str, size: int) -> int:
         """Charge a tenant with a quota for a body that is not parsed; raises ApiError 429.

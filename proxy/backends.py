@@ -18,6 +18,7 @@ from forebay.proxy.http1 import errors
 from forebay.proxy.http1.client import Origin
 from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.faults import LostConnection
+from forebay.proxy.model_search import ModelSearch
 from forebay.proxy.probes import Prober, Upstream, key_header
 from forebay.proxy.relay.failures import Failure
 from forebay.proxy.relay.suspicions import Suspects, Suspicions
@@ -25,7 +26,6 @@ from forebay.proxy.served_models import ServedModels, any_up, others
 from forebay.proxy.telemetry.events import LogEvent, Say
 
 STALE_WITHIN_S = 0.5  # a kept connection that is lost so soon was closed while idle
-ASKED_AGAIN_S, ASKED_PER_S = 1.0, 50.0  # for models: how often at most, and how many backends
 DECLINED_S = 10.0  # a backend that declined is no alternative for so long
 
 STATE_EVENTS: dict[State, LogEvent] = {
@@ -45,6 +45,7 @@ class Backends:
 
     Attributes:
         models: which backends serve which model.
+        search: looks for a model that no backend names.
         on_hang: called at every probe of a backend that is down, to end attempts there.
     """
 
@@ -76,8 +77,7 @@ class Backends:
         )
         self.on_hang: Callable[[Upstream], None] = lambda _: None
         self._timer: asyncio.TimerHandle | None = None
-        self._asking: asyncio.Task[None] | None = None  # for the models, before their time
-        self._asked_at = -inf
+        self.search = ModelSearch(self.models, self.prober, driver.clock)
 
     def _upstream(self, config: BackendConfig) -> Upstream:
         origin = Origin(config.url, self._config.timeouts.connect, self._tls)
@@ -91,35 +91,11 @@ class Backends:
 
     async def __aexit__(self, *_: object) -> None:
         await self.prober.close()
-        if self._asking is not None:
-            self._asking.cancel()
+        self.search.close()
         if self._timer is not None:
             self._timer.cancel()
         for upstream in self.upstreams.values():
             upstream.origin.close()
-
-    async def must_have(self, model: str) -> str:
-        """Return what `Request.model` is to be for a model; raises ApiError 404 if nobody has it.
-
-        Before that the backends are asked again, as an adapter may have been loaded a moment ago:
-        once in a while, however many requests ask for what does not exist.
-
-        Args:
-            model: as the backends know it.
-        """
-        if self.models.nobody_has(model):
-            now = self._driver.clock()
-            every_s = max(ASKED_AGAIN_S, len(self.upstreams) / ASKED_PER_S)
-            if self._asking is None or (self._asking.done() and now >= self._asked_at + every_s):
-                self._asked_at, self._asking = now, asyncio.create_task(self._ask_again())
-            await asyncio.shield(self._asking)
-            if self.models.nobody_has(model):
-                raise errors.no_such_model(self.models.names())
-        return self.models.named(model).route
-
-    async def _ask_again(self) -> None:
-        told = [u for u in self.upstreams.values() if u.up and u.models is not None]
-        await asyncio.gather(*map(self.prober.ask_models, told), return_exceptions=True)
 
     async def wait_probed(self) -> None:
         """Wait until each backend has been probed once, whatever came of it."""
@@ -238,6 +214,16 @@ class Backends:
         others = [u for u in up if u.most_prefills == ANY] or up
         self._turns[path] += 1
         return others[self._turns[path] % len(others)] if others else None
+
+    def must_be_home(self, name: str) -> Upstream | None:
+        """Return the backend of this name, None if unknown; raises ApiError 503 if it is down.
+
+        Only it can answer, so nobody else is asked until it is back.
+        """
+        upstream = self.upstreams.get(name)
+        if upstream is not None and not upstream.up:
+            raise errors.no_backend()
+        return upstream
 
     def others_up(self, upstream: Upstream, model: str) -> bool:
         return any(other.up for other in others(self.upstreams, upstream, model))

@@ -71,10 +71,7 @@ class Models:
             for name, entry in listed.items():
                 self._listed.setdefault(name, entry)
         self.differ = any(listed.keys() != self._listed.keys() for listed in known)
-        told = [
-            {name for name, entry in listed.items() if not isinstance(entry, LearnedEntry)}
-            for listed in known
-        ]
+        told = [_told(listed) for listed in known]
         self.told_differ = any(names != told[0] for names in told)
         self._wanted = {}
         several = any(len(listed) > 1 for listed in known)
@@ -102,6 +99,11 @@ class Models:
             if name in self._listed:
                 entries.setdefault(alias, {**self._listed[name], "id": alias, "root": name})
         return orjson.dumps({"object": "list", "data": list(entries.values())})
+
+
+def _told(entries: Entries) -> set[str]:
+    """Return the models that a backend names itself."""
+    return {name for name, entry in entries.items() if not isinstance(entry, LearnedEntry)}
 
 
 def listed_models(body: bytes) -> Entries | None:

@@ -13,7 +13,8 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from math import inf
 
-from forebay.proxy.config.schema import MODELS, BackendConfig, Config
+from forebay.proxy.config.paths import MODELS
+from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.health import NONE, Health
 from forebay.proxy.core.model import serves
 from forebay.proxy.http1.client import Origin, read_all

@@ -74,6 +74,10 @@ class ServedModels(Models):
         up = [upstream for upstream in self._upstreams.values() if upstream.up]
         return bool(up) and all(upstream.models is not None for upstream in up)
 
+    def told(self) -> list[Upstream]:
+        """Return the backends that are up and have told their models."""
+        return [one for one in self._upstreams.values() if one.up and one.models is not None]
+
     def learn(self, upstream: Upstream, name: str) -> None:
         """Note that a backend serves a model which another one has not."""
         if name and not self.lists(name):

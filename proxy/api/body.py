@@ -244,8 +244,7 @@ def _text_tokens(text: PromptText, estimate: TokenEstimate, tenant: str) -> int:
 def _previous_id(fields: dict[str, Any], dialect: Dialect) -> str:
     """Return the id of the response that this one follows, if any.
 
-    Raises ApiError 400 for one that is made in the background: nobody could read it, as
-    `GET /v1/responses/ID` is no path of the proxy, and it would run beside the queues.
+    Raises ApiError 400 for one that is made in the background: it would run beside the queues.
     """
     if dialect is not RESPONSES:
         return ""

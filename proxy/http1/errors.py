@@ -144,6 +144,12 @@ def no_such_model(available: Sequence[str]) -> ApiError:
     return ApiError(404, "model_not_found", message, param="model")
 
 
+def no_such_response() -> ApiError:
+    return ApiError(
+        404, "response_not_found", "No response with this id is kept; make it again.", param="id"
+    )
+
+
 def cross_site() -> ApiError:
     return ApiError(403, "cross_site", "Web pages of other sites may not do this.")
 

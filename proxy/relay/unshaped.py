@@ -7,6 +7,7 @@ same budget as for shaped requests.
 from aiohttp import web
 
 from forebay.proxy.backends import Backends
+from forebay.proxy.config.paths import ENGINELESS
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.byte_budget import RequestMemory
 from forebay.proxy.http1.headers import to_backend
@@ -19,9 +20,6 @@ from forebay.proxy.relay.stream import Stream, StreamListener
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.relay.whole_answer import LargeAnswer
 from forebay.proxy.telemetry.metrics import ProxyMetrics
-
-# GET requests, too, are answered by vLLM's API server alone, whether its engine is dead or not.
-ENGINELESS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 
 
 class UnshapedRelay:
@@ -43,6 +41,7 @@ class UnshapedRelay:
         tenant: str,
         reply: dict[str, str],
         memory: RequestMemory,
+        home: str = "",
     ) -> web.StreamResponse:
         """Forward a request to any backend that takes work; raises ApiError.
 
@@ -51,10 +50,13 @@ class UnshapedRelay:
             wanted: the model; where its `route` is "", any backend may have it.
             reply: our headers of a response that is a stream, or large.
             memory: gets the bytes of the response.
+            home: the only backend that can answer; "": any.
         """
         headers = to_backend(incoming.headers, id_, authorization=not tenant)
         path, model, failure = target.partition("?")[0], wanted.route, None
-        upstream = self._backends.next_up(path, model)
+        upstream = (
+            self._backends.must_be_home(home) if home else self._backends.next_up(path, model)
+        )
         with Tries(self._attempts.budget) as tries:
             while upstream is not None:
                 try:
@@ -73,7 +75,7 @@ class UnshapedRelay:
                     retry = "lost" if failed.retry == "refused" else failed.retry
                     upstream = (
                         self._backends.next_up(path, model, upstream)
-                        if tries.again(retry)
+                        if not home and tries.again(retry)
                         else None
                     )
                     continue

@@ -47,6 +47,7 @@ WHAT_TO_DO = {
     "repeated_key": "send each key of the JSON object once",
     "request_timeout": "send the request faster, or raise `timeouts.client_body`",
     "request_too_large": "send a smaller body, or raise `limits.body`",
+    "response_not_found": "create the response again: the proxy remembers the latest ones only",
     "tenant_quota": "retry after `Retry-After`, or raise the tenant's quota",
     "too_many_connections": "reuse connections, or raise `limits.connections`",
     "too_many_failures": "wait: this address sent many wrong keys",
