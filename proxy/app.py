@@ -43,6 +43,7 @@ from forebay.proxy.relay.unshaped import UnshapedRelay
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.runtime.memory import request_bytes
 from forebay.proxy.security.guards import Security
+from forebay.proxy.served_models import must_be_home
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
 from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
@@ -218,7 +219,7 @@ class App:
             await asyncio.sleep(0)  # to decide about so many blocks takes a while, too
         if parsed.previous_id:
             self._relay.kept.go_on(parsed.request, parsed.previous_id)
-            self._backends.must_be_home(parsed.request.home)
+            must_be_home(self._backends.upstreams, parsed.request.home)
         body = parsed.body  # so that the received bytes are not kept too
         record.request, record.token_ids = parsed.request, parsed.token_ids
         record.service_class, record.model = parsed.request.service_class, parsed.model
@@ -372,8 +373,7 @@ class App:
             content_type = request.headers.get("content-type", "")
             async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
                 body, wanted = await prepared(body, content_type, tenant, salts, models)
-        if models.nobody_has(wanted.name):
-            wanted = wanted._replace(route=await self._backends.search.must_have(wanted.name))
+        wanted = wanted._replace(route=await self._backends.search.must_have(wanted.name))
         reply = self._stream_headers(id_, self._cors.answer(request.headers))
         return await self._unshaped.serve(
             request, raw, body, wanted, id_, tenant, reply, memory, home

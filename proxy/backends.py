@@ -14,7 +14,6 @@ from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.health import ANY, NONE, Health, Intake, State, Transition
 from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Driver
-from forebay.proxy.http1 import errors
 from forebay.proxy.http1.client import Origin
 from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.faults import LostConnection
@@ -26,6 +25,7 @@ from forebay.proxy.served_models import ServedModels, any_up, others
 from forebay.proxy.telemetry.events import LogEvent, Say
 
 STALE_WITHIN_S = 0.5  # a kept connection that is lost so soon was closed while idle
+GRAY_EVERY_S = 0.5  # between two looks for backends that are slow
 DECLINED_S = 10.0  # a backend that declined is no alternative for so long
 
 STATE_EVENTS: dict[State, LogEvent] = {
@@ -77,6 +77,7 @@ class Backends:
         )
         self.on_hang: Callable[[Upstream], None] = lambda _: None
         self._timer: asyncio.TimerHandle | None = None
+        self._gray_at = -inf
         self.search = ModelSearch(self.models, self.prober, driver.clock)
 
     def _upstream(self, config: BackendConfig) -> Upstream:
@@ -215,16 +216,6 @@ class Backends:
         self._turns[path] += 1
         return others[self._turns[path] % len(others)] if others else None
 
-    def must_be_home(self, name: str) -> Upstream | None:
-        """Return the backend of this name, None if unknown; raises ApiError 503 if it is down.
-
-        Only it can answer, so nobody else is asked until it is back.
-        """
-        upstream = self.upstreams.get(name)
-        if upstream is not None and not upstream.up:
-            raise errors.no_backend()
-        return upstream
-
     def others_up(self, upstream: Upstream, model: str) -> bool:
         return any(other.up for other in others(self.upstreams, upstream, model))
 
@@ -293,8 +284,10 @@ class Backends:
         now = self._driver.clock()
         for sent_at in self._suspicions.due(upstream.name, now):
             self.health.failed(upstream.name, "", now, sent_at=sent_at)
-        self.health.look_for_gray(now)
-        self._apply_health()
+        if now >= self._gray_at:  # looked for in all at once, however many are probed
+            self._gray_at = now + GRAY_EVERY_S
+            self.health.look_for_gray(now)
+        self._apply_changed_health()
         if self.health.state(upstream.name) == "down":
             self.on_hang(upstream)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from forebay.proxy.core.health import Health
 from forebay.proxy.driver import Driver
+from forebay.proxy.http1 import errors
 from forebay.proxy.models import Models
 from forebay.proxy.probes import Upstream
 from forebay.proxy.telemetry.events import LogEvent, Say
@@ -128,3 +129,14 @@ def any_up(upstreams: Mapping[str, Upstream], model: str = "") -> bool:
 def others(upstreams: Mapping[str, Upstream], upstream: Upstream, model: str) -> list[Upstream]:
     """Return the other backends of a model."""
     return [other for other in upstreams.values() if other is not upstream and other.serves(model)]
+
+
+def must_be_home(upstreams: Mapping[str, Upstream], name: str) -> Upstream | None:
+    """Return the backend of this name, None if unknown; raises ApiError 503 if it is down.
+
+    Only it can answer, so nobody else is asked until it is back.
+    """
+    upstream = upstreams.get(name)
+    if upstream is not None and not upstream.up:
+        raise errors.no_backend()
+    return upstream

@@ -74,6 +74,7 @@ class BackendConfig(Section):
     models: names of the models that it serves; empty: it is asked by GET /v1/models.
     dns: the host in `url` is a name of several servers, such as a headless service of Kubernetes.
     Each of its addresses is a backend; the name is looked up every few seconds.
+    max_addresses: of such a name that are used; more are left out, and the log says so once.
     """
 
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")
@@ -85,6 +86,7 @@ class BackendConfig(Section):
     kv_replay: str | None = None
     models: tuple[ModelName, ...] = ()
     dns: bool = False
+    max_addresses: int = Field(256, ge=1, le=10_000)
 
     @field_validator("kv_events", "kv_replay")
     @classmethod

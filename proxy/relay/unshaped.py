@@ -19,6 +19,7 @@ from forebay.proxy.relay.retries import Tries
 from forebay.proxy.relay.stream import Stream, StreamListener
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.relay.whole_answer import LargeAnswer
+from forebay.proxy.served_models import must_be_home
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 
 
@@ -55,7 +56,9 @@ class UnshapedRelay:
         headers = to_backend(incoming.headers, id_, authorization=not tenant)
         path, model, failure = target.partition("?")[0], wanted.route, None
         upstream = (
-            self._backends.must_be_home(home) if home else self._backends.next_up(path, model)
+            must_be_home(self._backends.upstreams, home)
+            if home
+            else self._backends.next_up(path, model)
         )
         with Tries(self._attempts.budget) as tries:
             while upstream is not None:
