@@ -23,13 +23,13 @@ defined order, and every iteration has the order of the configuration.
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from math import inf
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from forebay.proxy.core.learn.cost import FAR_OFF
 from forebay.proxy.core.learn.decay import RECENT_S
-from forebay.proxy.core.model import HISTORY, INSTANT_S
-from forebay.proxy.core.only_servers import NOTHING, UpModels
+from forebay.proxy.core.model import HISTORY, INSTANT_S, UpModels
 
+NOTHING: Final[frozenset[str]] = frozenset()
 State = Literal["up", "down", "ejected", "half_open"]
 Reason = Literal[
     "starting",  # no probe has passed yet
@@ -209,7 +209,10 @@ class Health:
             if backend.state != "down":
                 return
             held = now < backend.held_until
-            if not held or self._up_models().only_its(backend.models, up=False) != NOTHING:
+            if (
+                not held
+                or _up_models(self._backends.values()).only_its(backend.models, up=False) != NOTHING
+            ):
                 self._enter(backend, "up", "probe_passed", "its health check passed", now)
 
     def probe_failed(self, name: str, why: str, now: float) -> None:
@@ -242,7 +245,7 @@ class Health:
         if backend.state == "half_open" or (
             backend.state == "ejected" and backend.intake.most_prefills == ANY
         ):
-            if ratio and ratio > FAR_OFF * self._peers_ratio(backend, self._median_ratios(now)):
+            if ratio and ratio > FAR_OFF * _peers_ratio(backend, self._median_ratios(now)):
                 self._eject(backend, "ejected", "trial_late", "first tokens are still late", now)
             else:
                 self._enter(backend, "up", "served", "it has answered a request", now)
@@ -306,11 +309,10 @@ class Health:
         """
         worst, worst_ratio = None, 0.0
         ratios = self._median_ratios(now)
-        for name, ratio in ratios.items():
+        for backend, ratio in ratios.items():
             if ratio <= max(worst_ratio, FAR_OFF):
                 continue  # no need to look at its peers
-            backend = self._backends[name]
-            if ratio > FAR_OFF * self._peers_ratio(backend, ratios):
+            if ratio > FAR_OFF * _peers_ratio(backend, ratios):
                 worst, worst_ratio = backend, ratio
         if worst is not None:
             why = f"first tokens {worst_ratio:.1f} times as late as predicted"
@@ -323,7 +325,7 @@ class Health:
                 self._enter(backend, "half_open", "trial", backend.why, now)
         self.moved = False
         changed = []
-        up = self._up_models()
+        up = _up_models(self._backends.values())
         for backend in self._backends.values():
             only = up.only_its(backend.models, up=backend.state == "up")
             most = _most(backend, only, now)
@@ -345,28 +347,13 @@ class Health:
                 at = min(at, backend.full_until)
         return at
 
-    def _up_models(self) -> UpModels:
-        return UpModels(one.models for one in self._backends.values() if one.state == "up")
-
-    def _median_ratios(self, now: float) -> dict[str, float]:
+    def _median_ratios(self, now: float) -> dict[_Backend, float]:
         """Return how late each backend is that is up and has answered enough lately."""
         return {
-            name: median(ratios)
-            for name, backend in self._backends.items()
+            backend: median(ratios)
+            for backend in self._backends.values()
             if backend.state == "up" and len(ratios := backend.lately(now)) >= GRAY_LEAST
         }
-
-    def _peers_ratio(self, backend: _Backend, ratios: Mapping[str, float]) -> float:
-        """Return the median of the other backends' ratios, at least 1; inf without any.
-
-        At least 1: three times later than a peer that is early is not late.
-        """
-        others = [
-            ratio
-            for name, ratio in ratios.items()
-            if name != backend.name and self._backends[name].shares_models(backend)
-        ]
-        return max(1.0, median(others)) if others else inf
 
     def _enter(self, backend: _Backend, state: State, reason: Reason, why: str, now: float) -> None:
         self.moved = True
@@ -377,6 +364,23 @@ class Health:
         self.moved = True
         backend.eject(state, reason, why, now)
         self._unseen.append(Transition(backend.name, state, reason, why))
+
+
+def _peers_ratio(backend: _Backend, ratios: Mapping[_Backend, float]) -> float:
+    """Return the median of the other backends' ratios, at least 1; inf without any.
+
+    At least 1: three times later than a peer that is early is not late.
+    """
+    others = [
+        ratio
+        for other, ratio in ratios.items()
+        if other is not backend and other.shares_models(backend)
+    ]
+    return max(1.0, median(others)) if others else inf
+
+
+def _up_models(backends: Iterable[_Backend]) -> UpModels:
+    return UpModels(backend.models for backend in backends if backend.state == "up")
 
 
 def _most(backend: _Backend, only: frozenset[str] | None, now: float) -> float:

@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from proxy_stage import RawBackend, Stage, on_stage
 
 from forebay.proxy.core.health import ANY, HOLD_S, LONGEST_HOLD_S, NONE, Health, Intake
-from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send
-from forebay.proxy.core.only_servers import UpModels
+from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send, UpModels
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.relay.retries import LEAST, RetryBudget, Tries
 
