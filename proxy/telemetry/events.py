@@ -47,6 +47,7 @@ class LogEvent(Enum):
     WORKER_HANGS = "worker_hangs", WARNING, "a worker does not respond; after a while it is killed"
     WORKER_RESPONDS = "worker_responds", INFO, "a worker that hung responds again"
     WORKER_DIED = "worker_died", WARNING, "a worker process ended and is restarted"
+    PARENT_ENDED = "parent_ended", WARNING, "the parent of --workers has ended: a worker ends, too"
     OVERLOADED = "overloaded", WARNING, "the proxy sheds service classes to protect itself"
     OVERLOAD_OVER = "overload_over", INFO, "all service classes are accepted again"
     KEYS_LOADED = "keys_loaded", INFO, "API keys or certificates were read"
