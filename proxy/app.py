@@ -129,7 +129,7 @@ class App:
         """Answer a request, and return the response that was sent; errors are OpenAI-shaped."""
         began = perf_counter()
         id_ = request_id(request.headers)
-        record = RequestRecord(id_, self._driver.clock())
+        record = self._telemetry.new_record(id_, self._driver.clock())
         status = 500
         try:
             response = await self._route(request, id_, record, memory)
@@ -355,7 +355,7 @@ class App:
         form = request.headers.get("content-type", "").startswith("multipart/")
         charged = 0 if form or path in ENGINELESS else self._charge(record.tenant, len(body))
         try:
-            return await self._pass_on(request, raw, body, id_, record.tenant, memory, home)
+            return await self._pass_on(request, raw, body, record, memory, home)
         except ApiError:  # no backend has answered it
             if charged:
                 now = self._driver.clock()
@@ -363,7 +363,7 @@ class App:
             raise
 
     async def _pass_on(
-        self, request: web.BaseRequest, raw: str, body: bytes, id_: str, tenant: str,
+        self, request: web.BaseRequest, raw: str, body: bytes, record: RequestRecord,
         memory: RequestMemory, home: str,
     ) -> web.StreamResponse:  # fmt: skip
         # Without an engine there is no prefix cache, and so no salt.
@@ -372,12 +372,10 @@ class App:
         if body and (salts or models.matter):
             content_type = request.headers.get("content-type", "")
             async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
-                body, wanted = await prepared(body, content_type, tenant, salts, models)
+                body, wanted = await prepared(body, content_type, record.tenant, salts, models)
         wanted = wanted._replace(route=await self._backends.search.must_have(wanted.name))
-        reply = self._stream_headers(id_, self._cors.answer(request.headers))
-        return await self._unshaped.serve(
-            request, raw, body, wanted, id_, tenant, reply, memory, home
-        )
+        reply = self._stream_headers(record.id, self._cors.answer(request.headers))
+        return await self._unshaped.serve(request, raw, body, wanted, record, reply, memory, home)
 
     def _charge(self, tenant: str, size: int) -> int:
         """Charge a tenant with a quota for a body that is not parsed; raises ApiError 429.

@@ -176,6 +176,7 @@ class Backends:
         body: bytes,
         headers: dict[str, str],
         model: str = "",
+        wrote: Callable[[], None] | None = None,
     ) -> UpstreamResponse:
         """Send one request, and wait for the head of its response; raises UpstreamFault.
 
@@ -186,17 +187,18 @@ class Backends:
         Args:
             target: an allowed raw path with its query.
             model: as `Request.model`.
+            wrote: called when the head was written.
         """
         headers = {**key_header(self._config), **headers}
         sent_at = self._driver.clock()
         try:
-            return await upstream.origin.ask(method, target, headers, body)
+            return await upstream.origin.ask(method, target, headers, body, wrote=wrote)
         except LostConnection as lost:
             # Later it is not that race: perhaps the backend died over this very request.
             raced = lost.stale and self._driver.clock() - sent_at < STALE_WITHIN_S
             if not raced or self.others_up(upstream, model):
                 raise
-        return await upstream.origin.ask(method, target, headers, body, fresh=True)
+        return await upstream.origin.ask(method, target, headers, body, fresh=True, wrote=wrote)
 
     def any_up(self, model: str = "") -> bool:
         """Return whether a backend of the model is up; "" is any model."""

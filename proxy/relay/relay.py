@@ -168,7 +168,7 @@ class Relay:
         streams = shaped.parsed.streams
         response = await self._backends.open(
             "POST", upstream, shaped.path, _body(shaped, grant), _request_headers(shaped),
-            grant.send.request.model,
+            grant.send.request.model, shaped.record.wrote,
         )  # fmt: skip
         relaying = False
         try:
@@ -275,7 +275,9 @@ def _body(shaped: ShapedRequest, grant: Grant) -> bytes:
 
 def _request_headers(shaped: ShapedRequest) -> dict[str, str]:
     record = shaped.record
-    headers = to_backend(shaped.incoming.headers, shaped.id, authorization=not record.tenant)
+    headers = to_backend(
+        shaped.incoming.headers, record.upstream_id, authorization=not record.tenant
+    )
     if record.span is not None:
         headers |= record.span.headers()
     return headers

@@ -21,6 +21,7 @@ from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.relay.whole_answer import LargeAnswer
 from forebay.proxy.served_models import must_be_home
 from forebay.proxy.telemetry.metrics import ProxyMetrics
+from forebay.proxy.telemetry.record import RequestRecord
 
 
 class UnshapedRelay:
@@ -38,8 +39,7 @@ class UnshapedRelay:
         target: str,
         body: bytes,
         wanted: Wanted,
-        id_: str,
-        tenant: str,
+        record: RequestRecord,
         reply: dict[str, str],
         memory: RequestMemory,
         home: str = "",
@@ -53,7 +53,7 @@ class UnshapedRelay:
             memory: gets the bytes of the response.
             home: the only backend that can answer; "": any.
         """
-        headers = to_backend(incoming.headers, id_, authorization=not tenant)
+        headers = to_backend(incoming.headers, record.upstream_id, authorization=not record.tenant)
         path, model, failure = target.partition("?")[0], wanted.route, None
         upstream = (
             must_be_home(self._backends.upstreams, home)

@@ -362,7 +362,7 @@ class TestInvariants:
         assert id_.replace("-", "").replace(".", "").replace("_", "").isalnum() or id_ in "-._"
         passed = to_backend(headers, id_)
         assert set(passed) <= {"content-type", "accept", "authorization", "traceparent",
-                               "tracestate", "x-request-id"}  # fmt: skip
+                               "tracestate", "x-request-id", "x-session-id"}  # fmt: skip
         if unforwardable(headers) is None:
             assert all(value.isascii() and value.isprintable() for value in passed.values())
         assert not {"location", "connection", "transfer-encoding", "content-length"} & set(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,34 @@ class TestBadRequests:
                 assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
 
         on_stage(scene, None)
+
+
+def test_equal_ids_at_one_time_differ_at_the_server() -> None:
+    """vLLM up to 0.11 mixes up two requests of one id."""
+    together = asyncio.Event()
+
+    async def waits(call: Call) -> None:
+        await together.wait()
+        await whole(call)
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async def ask(path: str) -> str:
+            async with on.post(path=path, headers={"x-request-id": "same"}) as response:
+                await response.read()
+                return str(response.headers["x-request-id"])
+
+        paths = ["/v1/completions", "/v1/completions", "/v1/embeddings"]
+        tasks = [asyncio.create_task(ask(path)) for path in paths]
+        await settle()
+        together.set()
+        assert await asyncio.gather(*tasks) == ["same"] * 3
+        assert await ask("/v1/completions") == "same"
+        ids = [re.findall(r"(?i)x-request-id: (\S+)", call.head)[0] for call in backends[0].calls]
+        assert len(set(ids[:3])) == 3
+        assert ids[3] == "same"
+        assert not len(on.proxy.app._telemetry._ids)
+
+    on_stage(scene, waits)
 
 
 class TestBeforeTheFirstByte:
