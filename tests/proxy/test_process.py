@@ -11,7 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from proxy_processes import PATIENCE_S, proxy_process
+from proxy_processes import PATIENCE_S, proxy_process, ready
 from proxy_stage import DONE, EVENT, STREAM_HEAD, Call, RawBackend, chunk
 
 from forebay.proxy.config.sections import Logs
@@ -76,9 +76,10 @@ def test_a_signal_cuts_no_stream(name: str) -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
             backend = await stack.enter_async_context(RawBackend(slow_stream()).running())
-            process, url, _ = await stack.enter_async_context(
+            process, url, admin = await stack.enter_async_context(
                 proxy_process("--backend", backend.url)
             )
+            await ready(admin)
             client = await stack.enter_async_context(aiohttp.ClientSession())
             asked = asyncio.create_task(streamed(client, url))
             await asyncio.sleep(0.7)
@@ -139,6 +140,7 @@ def test_workers_end_with_their_parent() -> None:
             backend = await stack.enter_async_context(RawBackend(slow_stream()).running())
             words = ("--backend", backend.url, "--workers", "2")
             process, url, admin = await stack.enter_async_context(proxy_process(*words))
+            await ready(admin)
             client = await stack.enter_async_context(aiohttp.ClientSession())
             async with client.get(admin + "/status") as response:
                 pids = [one["pid"] for one in (await response.json())["workers"]]
