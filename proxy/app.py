@@ -19,7 +19,8 @@ from forebay.proxy.api.large_json import LargeBodies
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.backends import Backends
-from forebay.proxy.config.schema import MODELS, Config
+from forebay.proxy.config.paths import ENGINELESS, MODELS, kept_response
+from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Driver, Rejected
 from forebay.proxy.held import HeldRequests
@@ -32,19 +33,20 @@ from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id
 from forebay.proxy.http1.request_faults import answer_target
 from forebay.proxy.http1.server import cannot_go_on, client_of
+from forebay.proxy.models import Wanted
+from forebay.proxy.public_paths import methods_of
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.delivery import send_whole, wait_taken
 from forebay.proxy.relay.relay import Relay, ShapedRequest
 from forebay.proxy.relay.timeouts import Watchdog
-from forebay.proxy.relay.unshaped import ENGINELESS, UnshapedRelay
+from forebay.proxy.relay.unshaped import UnshapedRelay
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.runtime.memory import request_bytes
 from forebay.proxy.security.guards import Security
+from forebay.proxy.served_models import must_be_home
 from forebay.proxy.telemetry.metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
 from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
-
-SHAPED_METHODS = ("POST",)
 
 
 class App:
@@ -127,7 +129,7 @@ class App:
         """Answer a request, and return the response that was sent; errors are OpenAI-shaped."""
         began = perf_counter()
         id_ = request_id(request.headers)
-        record = RequestRecord(id_, self._driver.clock())
+        record = self._telemetry.new_record(id_, self._driver.clock())
         status = 500
         try:
             response = await self._route(request, id_, record, memory)
@@ -166,10 +168,10 @@ class App:
         path = raw.partition("?")[0]
         if not (raw.isascii() and raw.startswith("/")) or "#" in raw:
             return answer_target(request, raw)
-        methods = self._methods(path)
+        methods = methods_of(path, self._config.routes)
         if request.method not in methods:
             return self._answer_method(request, methods)
-        if methods is SHAPED_METHODS:
+        if path in DIALECTS:
             return await self._shaped(request, DIALECTS[path], id_, record, memory)
         if request.method != "POST" and request.can_read_body:
             # Servers differ in whether they read this body: forwarded, it could become a request.
@@ -177,16 +179,6 @@ class App:
         if path == "/health":
             return web.Response(status=200 if self.ready else 503)
         return await self._forward(request, raw, id_, record, memory)
-
-    def _methods(self, path: str) -> tuple[str, ...]:
-        """Return the methods of a path, OPTIONS aside; raises ApiError 404."""
-        if path in DIALECTS:
-            return SHAPED_METHODS
-        if path == "/health":
-            return ("GET", "HEAD")
-        if path in self._config.routes:
-            return ("GET", "POST", "HEAD")
-        raise errors.no_such_path((*DIALECTS, *self._config.routes, "/health"))
 
     def _answer_method(self, request: web.BaseRequest, methods: tuple[str, ...]) -> web.Response:
         """Answer OPTIONS; raises ApiError 405 for other methods that a path has not."""
@@ -227,6 +219,7 @@ class App:
             await asyncio.sleep(0)  # to decide about so many blocks takes a while, too
         if parsed.previous_id:
             self._relay.kept.go_on(parsed.request, parsed.previous_id)
+            must_be_home(self._backends.upstreams, parsed.request.home)
         body = parsed.body  # so that the received bytes are not kept too
         record.request, record.token_ids = parsed.request, parsed.token_ids
         record.service_class, record.model = parsed.request.service_class, parsed.model
@@ -242,6 +235,8 @@ class App:
         deadline = record.arrived_at + parsed.request.timeout_s
         if self.held.on:
             await self._until_up(parsed, record, deadline)
+        if self._backends.models.nobody_has(parsed.model):
+            parsed.request.model = await self._backends.search.must_have(parsed.model)
         while True:
             granted = False
             try:
@@ -349,16 +344,18 @@ class App:
         record.tenant = self._security.auth.tenant(request, record.arrived_at)
         if self.draining:
             raise errors.draining()
+        path, models = raw.partition("?")[0], self._backends.models
+        kept, _ = kept_response(path)
+        home = self._relay.kept.home(record.tenant, kept) if kept else ""
         if not self._backends.any_up():
             raise errors.no_backend()
         body = await self._body(request, record, memory)
-        path, models = raw.partition("?")[0], self._backends.models
         if path == MODELS and models.listed and models.matter and request.method != "POST":
             return web.Response(body=models.page(), content_type="application/json")
         form = request.headers.get("content-type", "").startswith("multipart/")
         charged = 0 if form or path in ENGINELESS else self._charge(record.tenant, len(body))
         try:
-            return await self._pass_on(request, raw, body, id_, record.tenant, memory)
+            return await self._pass_on(request, raw, body, record, memory, home)
         except ApiError:  # no backend has answered it
             if charged:
                 now = self._driver.clock()
@@ -366,18 +363,19 @@ class App:
             raise
 
     async def _pass_on(
-        self, request: web.BaseRequest, raw: str, body: bytes, id_: str, tenant: str,
-        memory: RequestMemory,
+        self, request: web.BaseRequest, raw: str, body: bytes, record: RequestRecord,
+        memory: RequestMemory, home: str,
     ) -> web.StreamResponse:  # fmt: skip
         # Without an engine there is no prefix cache, and so no salt.
         salts = None if raw.partition("?")[0] in ENGINELESS else self._security.salts
-        models, model = self._backends.models, ""
+        models, wanted = self._backends.models, Wanted("")
         if body and (salts or models.matter):
             content_type = request.headers.get("content-type", "")
             async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
-                body, model = await prepared(body, content_type, tenant, salts, models)
-        reply = self._stream_headers(id_, self._cors.answer(request.headers))
-        return await self._unshaped.serve(request, raw, body, model, id_, tenant, reply, memory)
+                body, wanted = await prepared(body, content_type, record.tenant, salts, models)
+        wanted = wanted._replace(route=await self._backends.search.must_have(wanted.name))
+        reply = self._stream_headers(record.id, self._cors.answer(request.headers))
+        return await self._unshaped.serve(request, raw, body, wanted, record, reply, memory, home)
 
     def _charge(self, tenant: str, size: int) -> int:
         """Charge a tenant with a quota for a body that is not parsed; raises ApiError 429.

@@ -17,6 +17,7 @@ from forebay.proxy.driver import Driver
 from forebay.proxy.http1.client import Origin
 from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.faults import LostConnection
+from forebay.proxy.model_search import ModelSearch
 from forebay.proxy.probes import Prober, Upstream, key_header
 from forebay.proxy.relay.failures import Failure
 from forebay.proxy.relay.suspicions import Suspects, Suspicions
@@ -24,6 +25,7 @@ from forebay.proxy.served_models import ServedModels, any_up, others
 from forebay.proxy.telemetry.events import LogEvent, Say
 
 STALE_WITHIN_S = 0.5  # a kept connection that is lost so soon was closed while idle
+GRAY_EVERY_S = 0.5  # between two looks for backends that are slow
 DECLINED_S = 10.0  # a backend that declined is no alternative for so long
 
 STATE_EVENTS: dict[State, LogEvent] = {
@@ -43,6 +45,7 @@ class Backends:
 
     Attributes:
         models: which backends serve which model.
+        search: looks for a model that no backend names.
         on_hang: called at every probe of a backend that is down, to end attempts there.
     """
 
@@ -74,6 +77,8 @@ class Backends:
         )
         self.on_hang: Callable[[Upstream], None] = lambda _: None
         self._timer: asyncio.TimerHandle | None = None
+        self._gray_at = -inf
+        self.search = ModelSearch(self.models, self.prober, driver.clock)
 
     def _upstream(self, config: BackendConfig) -> Upstream:
         origin = Origin(config.url, self._config.timeouts.connect, self._tls)
@@ -87,6 +92,7 @@ class Backends:
 
     async def __aexit__(self, *_: object) -> None:
         await self.prober.close()
+        self.search.close()
         if self._timer is not None:
             self._timer.cancel()
         for upstream in self.upstreams.values():
@@ -170,6 +176,7 @@ class Backends:
         body: bytes,
         headers: dict[str, str],
         model: str = "",
+        wrote: Callable[[], None] | None = None,
     ) -> UpstreamResponse:
         """Send one request, and wait for the head of its response; raises UpstreamFault.
 
@@ -180,17 +187,18 @@ class Backends:
         Args:
             target: an allowed raw path with its query.
             model: as `Request.model`.
+            wrote: called when the head was written.
         """
         headers = {**key_header(self._config), **headers}
         sent_at = self._driver.clock()
         try:
-            return await upstream.origin.ask(method, target, headers, body)
+            return await upstream.origin.ask(method, target, headers, body, wrote=wrote)
         except LostConnection as lost:
             # Later it is not that race: perhaps the backend died over this very request.
             raced = lost.stale and self._driver.clock() - sent_at < STALE_WITHIN_S
             if not raced or self.others_up(upstream, model):
                 raise
-        return await upstream.origin.ask(method, target, headers, body, fresh=True)
+        return await upstream.origin.ask(method, target, headers, body, fresh=True, wrote=wrote)
 
     def any_up(self, model: str = "") -> bool:
         """Return whether a backend of the model is up; "" is any model."""
@@ -278,8 +286,10 @@ class Backends:
         now = self._driver.clock()
         for sent_at in self._suspicions.due(upstream.name, now):
             self.health.failed(upstream.name, "", now, sent_at=sent_at)
-        self.health.look_for_gray(now)
-        self._apply_health()
+        if now >= self._gray_at:  # looked for in all at once, however many are probed
+            self._gray_at = now + GRAY_EVERY_S
+            self.health.look_for_gray(now)
+        self._apply_changed_health()
         if self.health.state(upstream.name) == "down":
             self.on_hang(upstream)
 

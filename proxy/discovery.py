@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.http1.names import HostName
+from forebay.proxy.telemetry.events import LogEvent, Say
 
 LOOK_UP_S = 5.0  # at most, until an answer; a later one counts at the next look-up
 
@@ -14,10 +15,16 @@ class Discovery:
     """The addresses of names, as found last.
 
     A name that cannot be looked up, or has no address, keeps the addresses that it had: an outage
-    of the name server takes no server out.
+    of the name server takes no server out. Of a name with more than `max_addresses` the first ones
+    count, in a fixed order.
+
+    Args:
+        say: logs a line, once for each name that has too many.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._cut: set[str] = set()  # names of which the log says that they have too many
         self._names: dict[str, HostName] = {}
         self._found: dict[str, tuple[str, ...]] = {}
 
@@ -53,7 +60,15 @@ class Discovery:
     def _servers(self, backend: BackendConfig) -> list[BackendConfig]:
         if not backend.dns:
             return [backend]
-        parts = urlsplit(backend.url)
+        parts, host = urlsplit(backend.url), _host(backend)
+        found, most = self._found.get(host, ()), backend.max_addresses
+        if len(found) > most and host not in self._cut:
+            self._cut.add(host)
+            line = (
+                f"{host} has {len(found)} addresses: the first {most} are used "
+                "(backends[].max_addresses)"
+            )
+            self._say(LogEvent.ADDRESSES_CUT, line, backend.name)
         port = f":{parts.port}" if parts.port else ""
         return [
             backend.model_copy(
@@ -63,7 +78,7 @@ class Discovery:
                     "dns": False,
                 }
             )
-            for address in self._found.get(_host(backend), ())
+            for address in found[:most]
         ]
 
 

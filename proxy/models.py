@@ -27,6 +27,10 @@ class Wanted(NamedTuple):
     may_be_adapter: bool = False
 
 
+class LearnedEntry(dict[str, Any]):
+    """The entry of a model that a backend has served without naming it."""
+
+
 class Models:
     """The models of all backends, and other names for them.
 
@@ -36,13 +40,14 @@ class Models:
     Attributes:
         aliases: other names, each with the name that backends know.
         differ: backends serve different models.
+        told_differ: the same, of those models that backends name themselves.
     """
 
     def __init__(self) -> None:
         self.aliases: Mapping[str, str] = {}
         self._wanted: dict[str, Wanted] = {}
         self._listed: dict[str, Mapping[str, Any]] = {}
-        self.differ = False
+        self.differ = self.told_differ = False
 
     @property
     def listed(self) -> bool:
@@ -66,6 +71,8 @@ class Models:
             for name, entry in listed.items():
                 self._listed.setdefault(name, entry)
         self.differ = any(listed.keys() != self._listed.keys() for listed in known)
+        told = [_told(listed) for listed in known]
+        self.told_differ = any(names != told[0] for names in told)
         self._wanted = {}
         several = any(len(listed) > 1 for listed in known)
         for name, entry in self._listed.items():
@@ -81,6 +88,10 @@ class Models:
         """Return the model that backends know by this name, which may be an alias of another."""
         return self._wanted.get(name) or Wanted(name)
 
+    def names(self) -> list[str]:
+        """Return the names of all models and all other names of them."""
+        return [*self._listed, *(alias for alias, name in self.aliases.items() if self.lists(name))]
+
     def page(self) -> bytes:
         """Return the answer to GET /v1/models: all models and all other names of them."""
         entries = dict(self._listed)
@@ -88,6 +99,11 @@ class Models:
             if name in self._listed:
                 entries.setdefault(alias, {**self._listed[name], "id": alias, "root": name})
         return orjson.dumps({"object": "list", "data": list(entries.values())})
+
+
+def _told(entries: Entries) -> set[str]:
+    """Return the models that a backend names itself."""
+    return {name for name, entry in entries.items() if not isinstance(entry, LearnedEntry)}
 
 
 def listed_models(body: bytes) -> Entries | None:

@@ -13,7 +13,8 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from math import inf
 
-from forebay.proxy.config.schema import MODELS, BackendConfig, Config
+from forebay.proxy.config.paths import MODELS
+from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.health import NONE, Health
 from forebay.proxy.core.model import serves
 from forebay.proxy.http1.client import Origin, read_all
@@ -24,12 +25,13 @@ from forebay.proxy.http1.faults import (
     TlsFault,
     UpstreamFault,
 )
-from forebay.proxy.models import Entries, configured_models, listed_models
+from forebay.proxy.models import Entries, LearnedEntry, configured_models, listed_models
 from forebay.proxy.telemetry.events import LogEvent, Say
 
 METRICS_BYTES = 4 << 20
 SIZE_RETRY_S = 30.0  # until a backend that did not report its KV cache size is asked again
 MODELS_EVERY_S = 30.0  # between two questions for the models: adapters are loaded at run time
+MOST_LEARNED = 64  # models of one backend that it serves without naming them
 NEVER_TELLS = (401, 403, 404)  # no key, or no such path: not asked again before it is up anew
 LATE = "no health answer"
 INTERNAL = "internal error"
@@ -79,6 +81,25 @@ class Upstream:
         if self.only is not None:
             return model in self.only
         return serves(self.models, model)
+
+    def learn_model(self, name: str) -> None:
+        """Add a model that it serves without naming it; the oldest of too many is forgotten."""
+        if not self.models or name in self.models:
+            return
+        base = next(iter(self.models))
+        learned = [one for one, entry in self.models.items() if isinstance(entry, LearnedEntry)]
+        if len(learned) >= MOST_LEARNED:
+            self.forget_model(learned[0])
+        entry = LearnedEntry(id=name, object="model", created=0, owned_by="vllm", parent=base)
+        self.models = {**self.models, name: entry}
+
+    def forget_model(self, name: str) -> bool:
+        """Forget a model that was learned; return whether it was."""
+        models = self.models or {}
+        if not isinstance(models.get(name), LearnedEntry):
+            return False
+        self.models = {one: entry for one, entry in models.items() if one != name}
+        return True
 
     def use_models(self, names: Sequence[str]) -> None:
         """Take the configured models; without any, those known stay until the next probe asks."""
@@ -152,7 +173,7 @@ class Prober:
             if problem is None and (comes_up or self._clock() >= upstream.ask_size_at):
                 await self._ask_size(upstream)
             if problem is None and (comes_up or self._clock() >= upstream.ask_models_at):
-                await self._ask_models(upstream)
+                await self.ask_models(upstream)
         except Exception as error:  # our own fault must not end the probes
             return f"{INTERNAL}: {type(error).__name__}"
         return problem
@@ -246,7 +267,7 @@ class Prober:
         if upstream.up:
             self._size_known(upstream, size is not None)
 
-    async def _ask_models(self, upstream: Upstream) -> None:
+    async def ask_models(self, upstream: Upstream) -> None:
         """Learn which models a backend serves; one that does not say keeps what is known."""
         if upstream.config.models:
             return
@@ -260,6 +281,9 @@ class Prober:
         found = listed_models(body) if status == 200 else None
         if found is None or upstream.config.models:  # a reload may have come in between
             return
+        before = upstream.models or {}
+        learned = {name: one for name, one in before.items() if isinstance(one, LearnedEntry)}
+        found = {**found, **{name: one for name, one in learned.items() if name not in found}}
         changed = upstream.models is None or found.keys() != upstream.models.keys()
         upstream.models = found
         if changed:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from forebay.proxy.runtime.event_loop import (
     short_collections,
 )
 from forebay.traces.command_line.messages import talk
+
+if TYPE_CHECKING:
+    from forebay.proxy.telemetry.events import Say
 
 EXAMPLE = """The load-shaping proxy in front of OpenAI-compatible vLLM servers.
 
@@ -152,6 +155,7 @@ async def serve(
         if config.mode == "observe":
             where += "; observing: each request is sent at once"
         if link:
+            link.gone = partial(_end_alone, running.stop.set, say)
             link.listening(running.url, running.admin_url)
             where = f"worker {link.index} listens, its admin port is {running.admin_url}"
         say(LogEvent.LISTENING, where)
@@ -168,3 +172,11 @@ async def serve(
         await running.lame_duck()
         if left := await running.drain(timeouts.drain):
             say(LogEvent.REQUESTS_CUT, f"ended {left} requests that took too long")
+
+
+def _end_alone(stop: Callable[[], None], say: "Say") -> None:
+    """End a worker whose parent has ended: nobody can reload it, and it holds the port."""
+    from forebay.proxy.telemetry.events import LogEvent
+
+    say(LogEvent.PARENT_ENDED, "the parent of --workers has ended: this worker ends, too")
+    stop()

@@ -143,7 +143,7 @@ async def start_proxy(
         raise InputError(
             "aiohttp runs without its C parser: reinstall it, unset AIOHTTP_NO_EXTENSIONS"
         )
-    discovery, read = Discovery(), config
+    discovery, read = Discovery(say), config
     await discovery.look_up(read)
     config = discovery.expand(read)
     security = Security(config, environ)

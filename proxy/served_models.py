@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from forebay.proxy.core.health import Health
 from forebay.proxy.driver import Driver
+from forebay.proxy.http1 import errors
 from forebay.proxy.models import Models
 from forebay.proxy.probes import Upstream
 from forebay.proxy.telemetry.events import LogEvent, Say
@@ -63,6 +64,32 @@ class ServedModels(Models):
             line = f"backend {one.name} serves {', '.join(one.models or ['unknown models'])}"
             self._say(LogEvent.BACKEND_MODELS, line, one.name)
 
+    def nobody_has(self, name: str) -> bool:
+        """Return whether no backend serves the model which backends know by this name.
+
+        Where all backends name the same models, any of them may have an adapter that it does not
+        name; and so may one that has not told its models yet.
+        """
+        if not name or not self.told_differ or self.lists(name):
+            return False
+        up = [upstream for upstream in self._upstreams.values() if upstream.up]
+        return bool(up) and all(upstream.models is not None for upstream in up)
+
+    def told(self) -> list[Upstream]:
+        """Return the backends that are up and have told their models."""
+        return [one for one in self._upstreams.values() if one.up and one.models is not None]
+
+    def learn(self, upstream: Upstream, name: str) -> None:
+        """Note that a backend serves a model which another one has not."""
+        if name and not self.lists(name):
+            upstream.learn_model(name)
+            self.apply(self.aliases)
+
+    def forget(self, upstream: Upstream, name: str) -> None:
+        """Note that a backend has said that it does not have this model."""
+        if upstream.forget_model(name):
+            self.apply(self.aliases)
+
     def may_be_served(self, name: str) -> bool:
         """Return whether a backend is up that may serve the model which backends know by this name.
 
@@ -102,3 +129,14 @@ def any_up(upstreams: Mapping[str, Upstream], model: str = "") -> bool:
 def others(upstreams: Mapping[str, Upstream], upstream: Upstream, model: str) -> list[Upstream]:
     """Return the other backends of a model."""
     return [other for other in upstreams.values() if other is not upstream and other.serves(model)]
+
+
+def must_be_home(upstreams: Mapping[str, Upstream], name: str) -> Upstream | None:
+    """Return the backend of this name, None if unknown; raises ApiError 503 if it is down.
+
+    Only it can answer, so nobody else is asked until it is back.
+    """
+    upstream = upstreams.get(name)
+    if upstream is not None and not upstream.up:
+        raise errors.no_backend()
+    return upstream

@@ -229,7 +229,7 @@ def _may_fit(
     """
     if fields.get("truncate_prompt_tokens") is not None:
         return True  # the engine cuts it
-    if text.token_ids or (not dialect.messages and isinstance(fields["prompt"], list)):
+    if text.token_ids or (not dialect.messages and isinstance(fields.get("prompt"), list)):
         return False
     return fewest_tokens(len(text.data)) <= most_tokens
 
@@ -244,8 +244,7 @@ def _text_tokens(text: PromptText, estimate: TokenEstimate, tenant: str) -> int:
 def _previous_id(fields: dict[str, Any], dialect: Dialect) -> str:
     """Return the id of the response that this one follows, if any.
 
-    Raises ApiError 400 for one that is made in the background: nobody could read it, as
-    `GET /v1/responses/ID` is no path of the proxy, and it would run beside the queues.
+    Raises ApiError 400 for one that is made in the background: it would run beside the queues.
     """
     if dialect is not RESPONSES:
         return ""
@@ -294,7 +293,7 @@ def _sequences(fields: dict[str, Any], dialect: Dialect) -> int:
                 if type(fields[name]) in (int, float) and fields[name] >= BEYOND_64_BITS:
                     raise
     if not dialect.messages:
-        prompt = fields["prompt"]
+        prompt = fields.get("prompt") or fields.get("prompt_embeds")
         if isinstance(prompt, list) and not isinstance(prompt[0], int):
             answers *= len(prompt)  # a batch
     return min(answers, MOST_OUTPUT_TOKENS)

@@ -1,4 +1,4 @@
-"""Estimate the tokens of images, sound and video in a prompt.
+"""Estimate the tokens of images, sound and video in a prompt, and tell them from text.
 
 Their bytes do not tell, because a model scales media to a size of its own. These estimates are
 medium values of real models. An image of 1024 x 1024: LLaVA-1.5 (336 / 14)^2 = 576, Gemma 3 256,
@@ -6,19 +6,27 @@ Qwen2-VL (1036 / 28)^2 = 1,369, Pixtral (1024 / 16)^2 = 4,096. Sound of 30 s: Qw
 per second). Video: 32 frames, vLLM's default, of 144 tokens each in LLaVA-NeXT-Video.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+from xxhash import xxh3_128
+
+from forebay.proxy.api.large_json import LongText
 
 IMAGE_TOKENS = 1_024
 SOUND_TOKENS = 768
 VIDEO_TOKENS = 4_096
-LONG_BYTES = 1_024  # in a part of this size a data: URL is not text
+LONG_BYTES = 1_024  # a shorter string is text, whatever it is
+EMBEDS_BYTES = 10_900  # of base64 for a token of `prompt_embeds`: 4,096 numbers of 16 bits
 
 # Types of vLLM's content parts. In a part without a type vLLM looks for the field of that name.
 _TOKENS = {
     "image_url": IMAGE_TOKENS,
     "input_image": IMAGE_TOKENS,
     "image_pil": IMAGE_TOKENS,
+    "image": IMAGE_TOKENS,  # of /v1/messages
+    "computer_screenshot": IMAGE_TOKENS,  # of /v1/responses
     "image_embeds": IMAGE_TOKENS,
     "input_audio": SOUND_TOKENS,
     "audio_url": SOUND_TOKENS,
@@ -26,7 +34,18 @@ _TOKENS = {
     "video_url": VIDEO_TOKENS,
     "video_embeds": VIDEO_TOKENS,
 }
-_TEXT = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+# What is text. Under these names stands text for the model, whatever it looks like:
+_TEXT = frozenset({
+    "text", "thinking", "reasoning", "refusal", "content", "output", "code", "logs", "title",
+    "stdout", "stderr",
+})  # fmt: skip
+# JSON that a model reads as it is: arguments of tools.
+_ALL_TEXT = frozenset({"input", "arguments"})
+# Under any other name a long string is text unless it is a data: URL or base64.
+_BASE64 = re.compile(rb"[A-Za-z0-9+/=_-]*")
+# And this a model does not read at all.
+_UNREAD = frozenset({"signature", "encrypted_content", "encrypted_index", "encrypted_stdout"})
+_UNREAD_TYPES = frozenset({"redacted_thinking", "compaction"})
 
 
 def media_tokens(part: Mapping[str, Any]) -> int:
@@ -39,8 +58,58 @@ def media_tokens(part: Mapping[str, Any]) -> int:
     return next((tokens for name, tokens in _TOKENS.items() if name in part), 0)
 
 
-def hidden_media_tokens(part: Mapping[str, Any], dumped: bytes) -> int:
-    """Return the estimated tokens of an unknown type of part with a long data: URL; else 0."""
-    if len(dumped) < LONG_BYTES or part.get("type") in _TEXT:
-        return 0
-    return IMAGE_TOKENS if b'"data:' in dumped else 0
+class WithoutMedia:
+    """Copies JSON with a digest in place of what is no text, and estimates its tokens.
+
+    Attributes:
+        tokens: estimated tokens of the media that were found.
+        differs: the copy has a digest in place of something, or holds a LongText.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.differs = False
+
+    def copy(self, value: Any, name: str = "") -> Any:
+        """Return `value`, which stands under this name; what has no media is not copied."""
+        if isinstance(value, dict):
+            return self._object(value)
+        if isinstance(value, list):
+            return [self.copy(one, name) for one in value]
+        if name not in _TEXT and is_opaque(value):
+            self.tokens += 0 if name in _UNREAD else IMAGE_TOKENS
+            self.differs = True
+            return digest_of(value)
+        self.differs = self.differs or isinstance(value, LongText)
+        return value
+
+    def _object(self, value: dict[str, Any]) -> Any:
+        kind = value.get("type")
+        tokens = _TOKENS.get(kind, 0) if isinstance(kind, str) else 0
+        before = self.tokens
+        copied = {}
+        for name, one in value.items():
+            self.differs = self.differs or name in _ALL_TEXT  # whatever it holds
+            copied[name] = one if name in _ALL_TEXT else self.copy(one, name)
+        if tokens or kind in _UNREAD_TYPES:
+            self.tokens = before + tokens
+        return copied
+
+
+def is_opaque(value: Any) -> bool:
+    """Return whether a value is a long string that begins as a data: URL or as base64."""
+    if isinstance(value, LongText):
+        begin = value.pieces[0][:LONG_BYTES]
+    elif isinstance(value, str) and len(value) >= LONG_BYTES:
+        begin = value[:LONG_BYTES].encode(errors="replace")
+    else:
+        return False
+    return begin.startswith(b"data:") or _BASE64.fullmatch(begin) is not None
+
+
+def digest_of(value: str | LongText) -> str:
+    """Return what stands for a string that is no text."""
+    digest = xxh3_128()
+    for piece in value.pieces if isinstance(value, LongText) else (value.encode(),):
+        digest.update(piece)
+    return digest.hexdigest()[:16]

@@ -14,9 +14,16 @@ from xxhash import xxh3_128, xxh3_128_digest
 
 from forebay.proxy.api.block_hashes import BlockHashes
 from forebay.proxy.api.large_json import LongText
-from forebay.proxy.api.media_tokens import LONG_BYTES, hidden_media_tokens, media_tokens
+from forebay.proxy.api.media_tokens import (
+    EMBEDS_BYTES,
+    LONG_BYTES,
+    WithoutMedia,
+    digest_of,
+    media_tokens,
+)
 from forebay.proxy.http1.errors import ApiError, invalid_type
 
+_LONG = "-" * LONG_BYTES
 MOST_ITEMS = 16_384  # bound of messages, parts and tool calls together, and of prompts in a batch
 REASONING = (
     "reasoning",
@@ -82,7 +89,7 @@ def _text_of(
             items, tokens = _add_message(text, message, items)
             media += tokens
         else:  # a call of a tool, its output, or a reasoning
-            text += _dumped(message, name)
+            media += _add_item(text, message, name)
     return PromptText(_made(text), media_tokens=media)
 
 
@@ -157,16 +164,34 @@ def _add_parts(text: Text, parts: list[Any]) -> int:
             raise invalid_type("A content part", "a string or an object", "messages")
         if isinstance(part, dict) and not isinstance(part.get("type", ""), str | None):
             raise invalid_type("The type of a content part", "a string", "messages")
-        tokens = media_tokens(part) if isinstance(part, dict) else 0
-        if not tokens and isinstance(part, dict) and _add_text(text, part.get("text")):
-            continue
-        long = _begin_and_digest if isinstance(part, dict) else str
-        dumped = _dumped(part, "messages", long)
-        if isinstance(part, dict):
-            tokens = tokens or hidden_media_tokens(part, dumped)
-        text += xxh3_128_digest(dumped) if tokens else dumped
-        media += tokens
+        if not isinstance(part, dict):
+            text += _dumped(part, "messages")
+        elif tokens := media_tokens(part):
+            text += xxh3_128_digest(_dumped(part, "messages", _begin_and_digest))
+            media += tokens
+        elif not _add_text(text, part.get("text")):
+            media += _add_item(text, part, "messages")
     return media
+
+
+def _add_item(text: Text, item: dict[str, Any], param: str) -> int:
+    """Add an item or a part as JSON, and return the estimated tokens of the media in it.
+
+    Only what is long is searched for media.
+    """
+    dumped = _dumped(item, param, _stand_in)
+    if len(dumped) < LONG_BYTES:
+        text += dumped
+        return 0
+    without = WithoutMedia()
+    copied = without.copy(item)
+    text += _dumped(copied, param) if without.differs else dumped
+    return without.tokens
+
+
+def _stand_in(long: LongText) -> str:
+    """Return a string that makes an item a long one."""
+    return _LONG
 
 
 def _begin_and_digest(long: LongText) -> str:
@@ -191,6 +216,8 @@ def _dumped(value: Any, param: str, long: Callable[[Any], str] = str) -> bytes:
 def completion_text(fields: dict[str, Any], into: BlockHashes | None = None) -> PromptText:
     """Return the prompt of a completion, or the prompts of a batch, as `chat_text` does."""
     prompt = fields.get("prompt")
+    if (embeds := fields.get("prompt_embeds")) and (prompt is None or prompt in ("", [])):
+        return _embeds_text(embeds)
     if isinstance(prompt, str):
         return PromptText(prompt.encode())
     if isinstance(prompt, LongText):
@@ -204,6 +231,19 @@ def completion_text(fields: dict[str, Any], into: BlockHashes | None = None) -> 
         if all(isinstance(one, list) for one in prompt):
             return PromptText(b"".join(map(_id_bytes, prompt)), token_ids=True)
     raise invalid_type("prompt", "a string or a list of token ids", "prompt")
+
+
+def _embeds_text(embeds: Any) -> PromptText:
+    """Return what stands for embeddings in place of a prompt: base64, or a list of such."""
+    several = embeds if isinstance(embeds, list) else [embeds]
+    _counted(0, several, "prompt_embeds")
+    if not all(isinstance(one, str | LongText) for one in several):
+        raise invalid_type("prompt_embeds", "base64 or a list of it", "prompt_embeds")
+    sizes = [
+        sum(map(len, one.pieces)) if isinstance(one, LongText) else len(one) for one in several
+    ]
+    tokens = sum(max(1, size // EMBEDS_BYTES) for size in sizes)
+    return PromptText("\0".join(map(digest_of, several)).encode(), media_tokens=tokens)
 
 
 def _joined(prompts: list[str | LongText], into: BlockHashes | None) -> bytes | BlockHashes:

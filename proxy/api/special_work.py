@@ -53,5 +53,6 @@ def _has_schema(fields: dict[str, Any]) -> bool:
 
 
 def is_batch(fields: dict[str, Any]) -> bool:
-    prompt = fields["prompt"]
+    """Return whether a request to /v1/completions has several prompts."""
+    prompt = fields.get("prompt") or fields.get("prompt_embeds")
     return isinstance(prompt, list) and not isinstance(prompt[0], int)

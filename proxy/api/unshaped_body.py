@@ -4,7 +4,7 @@ from email.message import Message
 
 from forebay.proxy.api.body import client_salt, parse_any, reject_media_ids, with_model
 from forebay.proxy.api.cache_salt import CacheSalts, with_salt
-from forebay.proxy.models import Models
+from forebay.proxy.models import Models, Wanted
 
 MOST_PARTS = 16  # of a form that are looked at
 HEADER_BYTES = 1 << 10  # of a part
@@ -12,7 +12,7 @@ HEADER_BYTES = 1 << 10  # of a part
 
 async def prepared(
     body: bytes, content_type: str, tenant: str, salts: CacheSalts | None, models: Models
-) -> tuple[bytes, str]:
+) -> tuple[bytes, Wanted]:
     """Prepare the body of a request that is not shaped; raises ApiError 400.
 
     Forms (audio) get no salt: vLLM reads none from them.
@@ -21,20 +21,19 @@ async def prepared(
         content_type: the whole header.
 
     Returns:
-        The body, with the backends' name of the model and the tenant's salt, and what
-        `Request.model` would be.
+        The body, with the backends' name of the model and the tenant's salt, and that model.
     """
     if content_type.partition(";")[0].strip().lower() == "multipart/form-data":
-        return _form(body, content_type, models) if models.matter else (body, "")
+        return _form(body, content_type, models) if models.matter else (body, Wanted(""))
     fields = await parse_any(body)
     body, wanted = with_model(fields, body, models)
     if salts is not None:
         reject_media_ids(fields)
         body = with_salt(body, salts.salt(tenant, client_salt(fields)), empty=not fields)
-    return body, wanted.route
+    return body, wanted
 
 
-def _form(body: bytes, content_type: str, models: Models) -> tuple[bytes, str]:
+def _form(body: bytes, content_type: str, models: Models) -> tuple[bytes, Wanted]:
     """Do the same with a form: its part `model` is a line of text."""
     boundary = _parameter("content-type", content_type, "boundary")
     delimiter = b"--" + boundary.encode("utf-8", "surrogateescape")
@@ -49,9 +48,9 @@ def _form(body: bytes, content_type: str, models: Models) -> tuple[bytes, str]:
             wanted = models.find(value.decode(errors="replace"))
             if wanted.name.encode() != value:
                 body = b"".join((body[: head_end + 4], wanted.name.encode(), body[end:]))
-            return body, wanted.route
+            return body, wanted
         start = end + 2
-    return body, ""
+    return body, Wanted("")
 
 
 def _part_name(head: bytes) -> str:

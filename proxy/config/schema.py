@@ -25,6 +25,7 @@ from forebay.proxy.config.checks import (
     check_zmq_endpoint,
     checked_base_url,
 )
+from forebay.proxy.config.paths import ROUTED
 from forebay.proxy.config.routes import find_route, route_names
 from forebay.proxy.config.sections import (
     CaptureConfig,
@@ -48,12 +49,6 @@ from forebay.proxy.core.model import Bucket as CoreBucket
 from forebay.proxy.core.policy.routing import ROUTES, Affinity, Route
 from forebay.traces.errors import InputError
 
-MODELS = "/v1/models"
-ROUTED = (
-    MODELS, "/version", "/tokenize", "/detokenize", "/v1/messages/count_tokens",
-    "/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank",
-    "/v1/audio/transcriptions", "/v1/audio/translations",
-)  # fmt: skip
 MAX_CONCURRENCY = 640
 """Default bound of running requests on a backend. The real limit is the KV cache, which the policy
 models. At 512, 98.3 % of Azure's conversations are in time at 1.24 times the capacity, at 640 or
@@ -79,6 +74,7 @@ class BackendConfig(Section):
     models: names of the models that it serves; empty: it is asked by GET /v1/models.
     dns: the host in `url` is a name of several servers, such as a headless service of Kubernetes.
     Each of its addresses is a backend; the name is looked up every few seconds.
+    max_addresses: of such a name that are used; more are left out, and the log says so once.
     """
 
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")
@@ -90,6 +86,7 @@ class BackendConfig(Section):
     kv_replay: str | None = None
     models: tuple[ModelName, ...] = ()
     dns: bool = False
+    max_addresses: int = Field(256, ge=1, le=10_000)
 
     @field_validator("kv_events", "kv_replay")
     @classmethod

@@ -27,8 +27,9 @@ from typing import Final, Literal, NamedTuple
 
 from forebay.proxy.core.learn.cost import FAR_OFF
 from forebay.proxy.core.learn.decay import RECENT_S
-from forebay.proxy.core.model import HISTORY, INSTANT_S
+from forebay.proxy.core.model import HISTORY, INSTANT_S, UpModels
 
+NOTHING: Final[frozenset[str]] = frozenset()
 State = Literal["up", "down", "ejected", "half_open"]
 Reason = Literal[
     "starting",  # no probe has passed yet
@@ -56,9 +57,6 @@ FULL_S, LONGEST_FULL_S = 0.25, 5.0
 ANY, NONE = inf, -inf
 """Prefills that a backend may be sent at once: 1 during a trial; 0 while it is full, and its queue
 stays; NONE: it is down."""
-
-
-NOTHING: Final[frozenset[str]] = frozenset()
 
 
 class Transition(NamedTuple):
@@ -208,8 +206,13 @@ class Health:
         """Note that /health answered 200."""
         if backend := self._backends.get(name):
             backend.failed_probes = 0
-            alone = _only_its(backend, self._backends.values()) != NOTHING
-            if backend.state == "down" and (alone or now >= backend.held_until):
+            if backend.state != "down":
+                return
+            held = now < backend.held_until
+            if (
+                not held
+                or _up_models(self._backends.values()).only_its(backend.models, up=False) != NOTHING
+            ):
                 self._enter(backend, "up", "probe_passed", "its health check passed", now)
 
     def probe_failed(self, name: str, why: str, now: float) -> None:
@@ -242,7 +245,7 @@ class Health:
         if backend.state == "half_open" or (
             backend.state == "ejected" and backend.intake.most_prefills == ANY
         ):
-            if ratio > FAR_OFF * self._peers_ratio(backend, now):
+            if ratio and ratio > FAR_OFF * _peers_ratio(backend, self._median_ratios(now)):
                 self._eject(backend, "ejected", "trial_late", "first tokens are still late", now)
             else:
                 self._enter(backend, "up", "served", "it has answered a request", now)
@@ -305,13 +308,11 @@ class Health:
         Costs a median of up to HISTORY numbers per backend: to be called once a second.
         """
         worst, worst_ratio = None, 0.0
-        for backend in self._backends.values():
-            if backend.state != "up" or len(ratios := backend.lately(now)) < GRAY_LEAST:
-                continue
-            ratio = median(ratios)
+        ratios = self._median_ratios(now)
+        for backend, ratio in ratios.items():
             if ratio <= max(worst_ratio, FAR_OFF):
                 continue  # no need to look at its peers
-            if ratio > FAR_OFF * self._peers_ratio(backend, now):
+            if ratio > FAR_OFF * _peers_ratio(backend, ratios):
                 worst, worst_ratio = backend, ratio
         if worst is not None:
             why = f"first tokens {worst_ratio:.1f} times as late as predicted"
@@ -324,8 +325,9 @@ class Health:
                 self._enter(backend, "half_open", "trial", backend.why, now)
         self.moved = False
         changed = []
+        up = _up_models(self._backends.values())
         for backend in self._backends.values():
-            only = _only_its(backend, self._backends.values())
+            only = up.only_its(backend.models, up=backend.state == "up")
             most = _most(backend, only, now)
             kept = only if backend.state == "ejected" and only else None
             intake = Intake(backend.name, most, backend.restarted, kept)
@@ -345,18 +347,13 @@ class Health:
                 at = min(at, backend.full_until)
         return at
 
-    def _peers_ratio(self, backend: _Backend, now: float) -> float:
-        """Return the median of the other backends' medians, at least 1; inf without any.
-
-        At least 1: three times later than a peer that is early is not late.
-        """
-        peers = [
-            b
-            for b in self._backends.values()
-            if b is not backend and b.state == "up" and b.shares_models(backend)
-        ]
-        lately = [ratios for b in peers if len(ratios := b.lately(now)) >= GRAY_LEAST]
-        return max(1.0, median([median(ratios) for ratios in lately])) if lately else inf
+    def _median_ratios(self, now: float) -> dict[_Backend, float]:
+        """Return how late each backend is that is up and has answered enough lately."""
+        return {
+            backend: median(ratios)
+            for backend in self._backends.values()
+            if backend.state == "up" and len(ratios := backend.lately(now)) >= GRAY_LEAST
+        }
 
     def _enter(self, backend: _Backend, state: State, reason: Reason, why: str, now: float) -> None:
         self.moved = True
@@ -369,13 +366,21 @@ class Health:
         self._unseen.append(Transition(backend.name, state, reason, why))
 
 
-def _only_its(backend: _Backend, backends: Iterable[_Backend]) -> frozenset[str] | None:
-    """Return which of its models no other backend serves that is up; None: all, as far as known."""
-    up = [other for other in backends if other is not backend and other.state == "up"]
-    if backend.models is None or any(other.models is None for other in up):
-        return NOTHING if up else None
-    rest = backend.models.difference(*(other.models or () for other in up))
-    return None if rest == backend.models else rest
+def _peers_ratio(backend: _Backend, ratios: Mapping[_Backend, float]) -> float:
+    """Return the median of the other backends' ratios, at least 1; inf without any.
+
+    At least 1: three times later than a peer that is early is not late.
+    """
+    others = [
+        ratio
+        for other, ratio in ratios.items()
+        if other is not backend and other.shares_models(backend)
+    ]
+    return max(1.0, median(others)) if others else inf
+
+
+def _up_models(backends: Iterable[_Backend]) -> UpModels:
+    return UpModels(backend.models for backend in backends if backend.state == "up")
 
 
 def _most(backend: _Backend, only: frozenset[str] | None, now: float) -> float:

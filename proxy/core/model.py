@@ -1,6 +1,7 @@
 """Values that go into the policy and come out. Times are seconds on the caller's clock."""
 
-from collections.abc import Container
+from collections import Counter
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Final, Literal
@@ -309,3 +310,30 @@ Action = Send | Reject
 def serves(models: Container[str] | None, model: str) -> bool:
     """Return whether a backend of these models serves one; None: they are unknown; "": any."""
     return not model or models is None or model in models
+
+
+class UpModels:
+    """Counts what the backends that are up serve, once for all that ask.
+
+    Args:
+        served: the models of each; None where they are unknown.
+    """
+
+    def __init__(self, served: Iterable[frozenset[str] | None]) -> None:
+        up = list(served)
+        self._count = len(up)
+        self._unknown = up.count(None)
+        self._serving = Counter(model for models in up for model in models or ())
+
+    def only_its(self, models: frozenset[str] | None, *, up: bool) -> frozenset[str] | None:
+        """Return which of its models no other backend serves; None: all, as far as known.
+
+        Args:
+            models: of the backend that asks.
+            up: it is one of those that were counted.
+        """
+        unknown = self._unknown - (up and models is None)
+        if models is None or unknown:
+            return frozenset() if self._count > up else None
+        rest = frozenset(one for one in models if self._serving[one] <= up)
+        return None if rest == models else rest

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from forebay.proxy.http1.connection import Connection, UpstreamResponse
@@ -59,6 +59,7 @@ class Origin:
         body: bytes = b"",
         *,
         fresh: bool = False,
+        wrote: Callable[[], None] | None = None,
     ) -> UpstreamResponse:
         """Send a request and wait for the head of the response; close the result after use.
 
@@ -66,6 +67,7 @@ class Origin:
             target: is sent unchanged.
             headers: without those that frame the body, which are added here.
             fresh: use a new connection.
+            wrote: called when the head was written.
 
         Raises ConnectFault, LocalShortage, LostConnection or BrokenAnswer; ValueError for a header
         with a line break, or one that is not latin-1.
@@ -78,6 +80,8 @@ class Origin:
         head = text.encode("latin-1")  # may fail, so before a connection is taken
         connection = (None if fresh else self._take_idle()) or await self._connect()
         response = connection.send(head, body)
+        if wrote is not None:
+            wrote()
         try:
             await response.head()
         except BaseException:

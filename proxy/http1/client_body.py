@@ -11,6 +11,7 @@ from aiohttp import HttpVersion10, web
 
 from forebay.proxy.http1.byte_budget import RequestMemory
 from forebay.proxy.http1.errors import ApiError
+from forebay.proxy.http1.request_coding import coding_of, decompressed
 from forebay.proxy.http1.request_faults import ShortChunks
 
 LEAST_BYTES_PER_S = 100_000  # a slower body is a slow loris
@@ -20,7 +21,7 @@ AHEAD_BYTES = 64 << 10  # part of a stated length that is reserved before it com
 async def read_client_body(
     request: web.BaseRequest, limit: int, patience_s: float, memory: RequestMemory
 ) -> bytes:
-    """Return the body; raises ApiError 400, 408, 413, 415, and that of a full budget.
+    """Return the body, decompressed; raises ApiError 400, 408, 413, 415, and that of a full budget.
 
     Room is reserved as bytes come, and for the next few of a stated length. A client that states
     much and sends nothing must not keep others out. A stated length that does not fit now is
@@ -29,21 +30,22 @@ async def read_client_body(
     A body is too slow if it falls `patience_s` behind LEAST_BYTES_PER_S, counted from its beginning
     or from any later moment: what came fast at first buys no time for silence.
     """
-    headers = request.headers
-    if "content-encoding" in headers and any(
-        coding.lower() != "identity" for coding in headers.getall("content-encoding")
-    ):
-        raise ApiError(
-            415, "unsupported_encoding", "Send the body uncompressed.", param="content-encoding",
-            close=True,
-        )  # fmt: skip
+    coding = coding_of(request.headers)
+    body = await _received(request, limit, patience_s, memory)
+    return await decompressed(body, coding, limit, memory) if coding else body
+
+
+async def _received(
+    request: web.BaseRequest, limit: int, patience_s: float, memory: RequestMemory
+) -> bytes:
+    """Return the body as it was sent; raises ApiError."""
     length = request.content_length or 0
     if length > limit:
         raise _too_large(limit)
     if length > AHEAD_BYTES:
         memory.check(length)
     memory.reach(min(length, AHEAD_BYTES))
-    if "expect" in headers and request.version != HttpVersion10 and request.can_read_body:
+    if "expect" in request.headers and request.version != HttpVersion10 and request.can_read_body:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
     if request.content.is_eof():

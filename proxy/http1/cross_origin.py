@@ -49,7 +49,8 @@ class Cors:
         return {
             "Access-Control-Allow-Methods": ", ".join(methods),
             "Access-Control-Allow-Headers": (
-                "authorization, content-type, x-forebay-class, x-request-id, x-request-timeout"
+                "authorization, x-api-key, api-key, content-type, x-forebay-class, x-request-id, "
+                "x-request-timeout"
             ),
             "Access-Control-Max-Age": str(PREFLIGHT_S),
         }

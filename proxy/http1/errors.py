@@ -1,6 +1,6 @@
 """Errors as OpenAI-shaped responses. No message holds prompt text or the address of a backend."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -9,6 +9,7 @@ import orjson
 from forebay.proxy.core.explain.receipt import Receipt
 from forebay.proxy.core.model import Reject
 
+NAMED = 20  # models that an error names
 CLIENT, LOAD, SERVER = "invalid_request_error", "rate_limit_error", "server_error"
 
 
@@ -133,6 +134,20 @@ def no_such_path(available: Iterable[str] = ()) -> ApiError:
     paths = ", ".join(available)
     message = f"Unknown path. Available: {paths}." if paths else "Unknown path."
     return ApiError(404, "not_found", message)
+
+
+def no_such_model(available: Sequence[str]) -> ApiError:
+    """Return a 404 that names some of the models that exist."""
+    names = ", ".join(available[:NAMED])
+    more = f" and {len(available) - NAMED} more" if len(available) > NAMED else ""
+    message = f"No server has this model. Available: {names}{more}."
+    return ApiError(404, "model_not_found", message, param="model")
+
+
+def no_such_response() -> ApiError:
+    return ApiError(
+        404, "response_not_found", "No response with this id is kept; make it again.", param="id"
+    )
 
 
 def cross_site() -> ApiError:

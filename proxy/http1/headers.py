@@ -9,7 +9,11 @@ from multidict import CIMultiDictProxy
 REQUEST_ID = "x-request-id"
 SERVER = "forebay"  # replaces aiohttp's name and version
 # Authorization passes: a vLLM started with --api-key checks it.
-_TO_BACKEND = ("content-type", "accept", "authorization", "traceparent", "tracestate")
+# vLLM puts the session into KV events. Its x-vllm-priority must not pass: a client would jump the
+# queue of others.
+_TO_BACKEND = (
+    "content-type", "accept", "authorization", "traceparent", "tracestate", "x-session-id",
+)  # fmt: skip
 _TO_CLIENT = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "cache-control")
 _WELL_FORMED = re.compile(r"[A-Za-z0-9._-]{1,64}")
 

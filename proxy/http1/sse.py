@@ -10,14 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from jiter import from_json
 
 MAX_EVENT_BYTES = 4 << 20
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DATA = re.compile(rb"(?:^|[\r\n])data:")
 
 
 class MalformedStream(Exception):
-    """The stream is not a sequence of OpenAI events: an event is too long, or no JSON object."""
+    """The stream is not a sequence of OpenAI events: an event is too long, or one that is read
+    is no JSON object.
+    """
 
 
 class EventTooLarge(MalformedStream):
@@ -148,19 +152,31 @@ _DONE = StreamEvent(done=True)
 
 
 def parse_event(payload: bytes) -> StreamEvent:
-    """Parse one payload of a chat or completion stream; raises MalformedStream."""
-    return _DONE if payload == b"[DONE]" else event_of(event_body(payload))
+    """Parse one payload of a stream; one that is no JSON object says nothing."""
+    return _DONE if payload == b"[DONE]" else event_of(read_object(payload) or {})
 
 
 def event_body(payload: bytes) -> dict[str, Any]:
     """Return the object of one payload that is not `[DONE]`; raises MalformedStream."""
-    try:
-        body = orjson.loads(payload)
-    except orjson.JSONDecodeError as error:
-        raise MalformedStream("an event that is not JSON") from error
-    if not isinstance(body, dict):
-        raise MalformedStream("an event that is not an object")
+    body = read_object(payload)
+    if body is None:
+        raise MalformedStream("an event that is not a JSON object")
     return body
+
+
+def read_object(data: bytes) -> dict[str, Any] | None:
+    """Return the JSON object that a server sent; None if it is none.
+
+    Servers write NaN, Infinity and a byte order mark, and most clients read them.
+    """
+    try:
+        found = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        try:
+            found = from_json(data.removeprefix(_BYTE_ORDER_MARK), allow_inf_nan=True)
+        except ValueError:
+            return None
+    return found if isinstance(found, dict) else None
 
 
 def event_of(body: dict[str, Any]) -> StreamEvent:

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
 
-import orjson
 from aiohttp import web
 
 from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.errors import ApiError, retry_headers, upstream_error
+from forebay.proxy.http1.sse import read_object
 from forebay.proxy.relay.retries import Retry
 
 Verdict = Literal["failed", "refused", "full", "answered", "nothing"]
+NO_MODEL = "no_model"  # the kind of a 404 for a model or an adapter: another backend may have it
+EVENTS = "text/event-stream"
 BUSY_STATUSES = frozenset({429, 503})  # the backend is too busy, not broken
 
 
@@ -67,9 +69,13 @@ def check_head(response: UpstreamResponse) -> None:
 
 
 def check_type(response: UpstreamResponse, streams: bool) -> None:
-    """Raise Failure if a successful response has not the requested content type."""
-    wanted = "text/event-stream" if streams else "application/json"
-    if response.status == 200 and response.content_type != wanted:
+    """Raise Failure if a successful response is of another kind than the one that was asked for.
+
+    A whole response may have any other content type, or none: it is passed on as it is.
+    """
+    kind = response.content_type
+    wrong = kind != EVENTS if streams else kind in (EVENTS, "text/html")
+    if response.status == 200 and wrong:
         raise Failure("content_type", upstream_error())
 
 
@@ -80,18 +86,33 @@ def check_status(response: UpstreamResponse, answer: web.Response) -> None:
         raise full(answer, response.headers)
     if status >= 500:
         raise Failure("5xx", answer)
+    if status == 404 and _lacks_model(answer.body):
+        raise Failure(NO_MODEL, answer, "lost", "answered")
 
 
-def check_whole(status: int, body: bytes) -> dict[str, Any]:
-    """Parse a whole response; raises Failure if it is no JSON object, or was aborted."""
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        fields = None
-    if not isinstance(fields, dict):
-        if status == 200:
-            raise Failure("not_json", upstream_error())
-        return {}
+def _lacks_model(body: object) -> bool:
+    """Return whether an error says that the backend has no such model, as vLLM says it."""
+    fields = read_object(body) if isinstance(body, bytes) else None
+    if fields is None:
+        return False
+    error = fields.get("error", fields)  # vLLM up to 0.10 has no `error`
+    if not isinstance(error, dict):
+        return False
+    message = error.get("message")
+    said = isinstance(message, str) and message.startswith("The model `")
+    return said or error.get("param") == "model" or error.get("code") == "model_not_found"
+
+
+def check_whole(status: int, body: bytes) -> dict[str, Any] | None:
+    """Parse a whole response; None if it is no JSON object, which is passed on all the same.
+
+    Raises Failure if it is empty, or was aborted.
+    """
+    fields = read_object(body)
+    if fields is None:
+        if status == 200 and not body:
+            raise Failure("empty", upstream_error())
+        return None
     choices = fields.get("choices")
     for choice in choices if isinstance(choices, list) else ():
         # A vLLM that shuts down ends running requests like this; all else looks like a success.

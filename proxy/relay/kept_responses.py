@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.proxy.core.model import Request
+from forebay.proxy.http1.errors import no_such_response
 
 MOST_KEPT: Final = 1_024  # a long prompt has a few hundred blocks: 10 MB
 
@@ -48,6 +49,14 @@ class KeptResponses:
             self._count -= 1
             if not self._of[tenant]:
                 del self._of[tenant]
+
+    def home(self, tenant: str, id_: str) -> str:
+        """Return the backend that keeps a response of this tenant; raises ApiError 404."""
+        own = self._of.get(tenant)
+        kept = own.get(id_) if own is not None else None
+        if kept is None:
+            raise no_such_response()
+        return kept.backend
 
     def go_on(self, request: Request, previous_id: str) -> None:
         """Add to a request what it does not send: the conversation until then, and where it is."""

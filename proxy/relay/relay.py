@@ -24,7 +24,7 @@ from forebay.proxy.http1.headers import to_backend
 from forebay.proxy.kv_events.tokenize import Translator
 from forebay.proxy.probes import Upstream
 from forebay.proxy.relay.attempts import Attempt, Attempts
-from forebay.proxy.relay.failures import Failure, check_head, check_type, check_whole
+from forebay.proxy.relay.failures import NO_MODEL, Failure, check_head, check_type, check_whole
 from forebay.proxy.relay.kept_responses import KeptResponses
 from forebay.proxy.relay.retries import Tries
 from forebay.proxy.relay.stream import Stream, StreamListener
@@ -47,6 +47,7 @@ class ShapedRequest:
         reply_headers: returns our headers of the response. They hold the queueing time, so it is
             called once the request has been sent.
         memory: the memory of the request and of its response.
+        missed: the backend that was asked before does not have the model.
     """
 
     incoming: web.BaseRequest
@@ -57,6 +58,7 @@ class ShapedRequest:
     record: RequestRecord
     reply_headers: Callable[[], dict[str, str]]
     memory: RequestMemory
+    missed: bool = False
 
 
 class Relay:
@@ -98,6 +100,9 @@ class Relay:
                 try:
                     return await self._send(shaped, grant, upstream, tries)
                 except Failure as failure:
+                    shaped.missed = failure.kind == NO_MODEL
+                    if shaped.missed:
+                        self._backends.models.forget(upstream, shaped.parsed.model)
                     self._metrics.upstream_error(upstream.name, failure.kind)
                     # A fleet that is busy as a whole must not get every request twice.
                     model = grant.send.request.model
@@ -135,13 +140,18 @@ class Relay:
         """
         upstream = attempt.upstream
         response = await self._attempts.within_limit(attempt, self._ask(shaped, grant, upstream))
+        if shaped.missed and response.status == 200:
+            self._backends.models.learn(upstream, shaped.parsed.model)
         if isinstance(response, Stream):
             return response
         usage, kept_id = None, None
         if isinstance(response, web.Response):
             assert isinstance(response.body, bytes)
             fields = check_whole(response.status, response.body)
-            usage, kept_id = fields.get("usage"), fields.get("id")
+            if fields is not None:
+                usage, kept_id = fields.get("usage"), fields.get("id")
+            elif response.status == 200:  # for another backend to compute it again would not help
+                self._metrics.upstream_error(upstream.name, "not_json")
         if response.status == 200:
             if shaped.parsed.request.streams:
                 grant.first_token()  # a response of one token: its end is its first token
@@ -158,7 +168,7 @@ class Relay:
         streams = shaped.parsed.streams
         response = await self._backends.open(
             "POST", upstream, shaped.path, _body(shaped, grant), _request_headers(shaped),
-            grant.send.request.model,
+            grant.send.request.model, shaped.record.wrote,
         )  # fmt: skip
         relaying = False
         try:
@@ -265,7 +275,9 @@ def _body(shaped: ShapedRequest, grant: Grant) -> bytes:
 
 def _request_headers(shaped: ShapedRequest) -> dict[str, str]:
     record = shaped.record
-    headers = to_backend(shaped.incoming.headers, shaped.id, authorization=not record.tenant)
+    headers = to_backend(
+        shaped.incoming.headers, record.upstream_id, authorization=not record.tenant
+    )
     if record.span is not None:
         headers |= record.span.headers()
     return headers
@@ -297,5 +309,7 @@ def usage_tokens(usage: object) -> tuple[int, int | None, int]:
 
 
 def _count(value: object) -> int | None:
-    """Return a number of tokens; None if it is none that can be."""
+    """Return a number of tokens, such as 8 or 8.0; None if it is none that can be."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return value if isinstance(value, int) and 0 <= value <= MOST_TOKENS else None

@@ -104,6 +104,10 @@ class Stream:
         self._done = False
         self._failed = False
 
+    @property
+    def status(self) -> int:
+        return self._response.status
+
     async def first_event(self) -> None:
         """Wait for the first event after the opening ones; raises Failure if it is an error.
 

@@ -7,20 +7,21 @@ same budget as for shaped requests.
 from aiohttp import web
 
 from forebay.proxy.backends import Backends
+from forebay.proxy.config.paths import ENGINELESS
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.byte_budget import RequestMemory
 from forebay.proxy.http1.headers import to_backend
+from forebay.proxy.models import Wanted
 from forebay.proxy.probes import Upstream
 from forebay.proxy.relay.attempts import Attempts
-from forebay.proxy.relay.failures import Failure, check_head
+from forebay.proxy.relay.failures import NO_MODEL, Failure, check_head
 from forebay.proxy.relay.retries import Tries
 from forebay.proxy.relay.stream import Stream, StreamListener
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.relay.whole_answer import LargeAnswer
+from forebay.proxy.served_models import must_be_home
 from forebay.proxy.telemetry.metrics import ProxyMetrics
-
-# GET requests, too, are answered by vLLM's API server alone, whether its engine is dead or not.
-ENGINELESS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
+from forebay.proxy.telemetry.record import RequestRecord
 
 
 class UnshapedRelay:
@@ -37,23 +38,28 @@ class UnshapedRelay:
         incoming: web.BaseRequest,
         target: str,
         body: bytes,
-        model: str,
-        id_: str,
-        tenant: str,
+        wanted: Wanted,
+        record: RequestRecord,
         reply: dict[str, str],
         memory: RequestMemory,
+        home: str = "",
     ) -> web.StreamResponse:
         """Forward a request to any backend that takes work; raises ApiError.
 
         Args:
             target: the raw path with its query.
-            model: only backends that serve it; "": any.
+            wanted: the model; where its `route` is "", any backend may have it.
             reply: our headers of a response that is a stream, or large.
             memory: gets the bytes of the response.
+            home: the only backend that can answer; "": any.
         """
-        headers = to_backend(incoming.headers, id_, authorization=not tenant)
-        path, failure = target.partition("?")[0], None
-        upstream = self._backends.next_up(path, model)
+        headers = to_backend(incoming.headers, record.upstream_id, authorization=not record.tenant)
+        path, model, failure = target.partition("?")[0], wanted.route, None
+        upstream = (
+            must_be_home(self._backends.upstreams, home)
+            if home
+            else self._backends.next_up(path, model)
+        )
         with Tries(self._attempts.budget) as tries:
             while upstream is not None:
                 try:
@@ -66,11 +72,13 @@ class UnshapedRelay:
                     failure = failed
                     self._backends.failed(upstream.name, "", failed, tries.suspects, model)
                     self._metrics.upstream_error(upstream.name, failed.kind)
+                    if failed.kind == NO_MODEL:
+                        self._backends.models.forget(upstream, wanted.name)
                     # A refused connection is no attempt, but nothing else bounds their number here.
                     retry = "lost" if failed.retry == "refused" else failed.retry
                     upstream = (
                         self._backends.next_up(path, model, upstream)
-                        if tries.again(retry)
+                        if not home and tries.again(retry)
                         else None
                     )
                     continue
@@ -78,6 +86,8 @@ class UnshapedRelay:
                 # backend that fails all else would stay in use while /v1/models is polled.
                 if incoming.method == "POST" and path not in ENGINELESS:
                     self._backends.answered(upstream.name, "", tries.suspects)
+                if failure is not None and failure.kind == NO_MODEL and response.status == 200:
+                    self._backends.models.learn(upstream, wanted.name)
                 if isinstance(response, web.Response):
                     return response
                 return await response.relay()

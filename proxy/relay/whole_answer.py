@@ -9,13 +9,13 @@ import re
 from collections.abc import Callable
 
 import aiohttp
-import orjson
 from aiohttp import web
 
 from forebay.proxy.http1.byte_budget import SMALL_BYTES, RequestMemory
 from forebay.proxy.http1.connection import UpstreamResponse
 from forebay.proxy.http1.faults import AnswerTooLarge, UpstreamFault
 from forebay.proxy.http1.headers import to_client
+from forebay.proxy.http1.sse import read_object
 from forebay.proxy.probes import Upstream
 from forebay.proxy.relay.stream import UNTAKEN_BYTES, StreamListener
 from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
@@ -176,13 +176,9 @@ class LargeAnswer:
         self._searched = data[-KEPT_BYTES:]
 
     def _report_usage(self) -> None:
-        if not self._usage or self.status != 200:
-            return
-        try:
-            usage = orjson.loads(self._usage)
-        except orjson.JSONDecodeError:
-            return
-        self._listener.usage(usage)
+        usage = read_object(self._usage) if self._usage and self.status == 200 else None
+        if usage is not None:
+            self._listener.usage(usage)
 
     def _cut(self) -> None:
         self._listener.cut()

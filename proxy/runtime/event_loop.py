@@ -4,10 +4,11 @@ import asyncio
 import atexit
 import gc
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-STOP_SIGNALS = ("SIGTERM", "SIGINT")
+STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGQUIT")  # nginx takes the last one for a graceful end
+STRAY_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGALRM")  # sent by tools that mean another program
 
 
 def fast_runner() -> asyncio.Runner:
@@ -21,13 +22,22 @@ def fast_runner() -> asyncio.Runner:
 
 @contextmanager
 def last_runner() -> Iterator[asyncio.Runner]:
-    """Enter a runner with which the program ends: a signal that comes then does not kill it."""
+    """Enter a runner with which the program ends: a signal that comes then does not kill it.
+
+    Signals that mean nothing here, and whose default ends a process, are ignored.
+    """
+    _ignore(STRAY_SIGNALS)
     with fast_runner() as runner:
         try:
             yield runner
         finally:
-            for name in STOP_SIGNALS:
-                signal.signal(signal.Signals[name], signal.SIG_IGN)
+            _ignore(STOP_SIGNALS)
+
+
+def _ignore(names: Iterable[str]) -> None:
+    for name in names:
+        if name in signal.Signals.__members__:  # Windows has few
+            signal.signal(signal.Signals[name], signal.SIG_IGN)
 
 
 def on_signal(name: str, act: Callable[[], object]) -> None:

@@ -1,11 +1,11 @@
-"""Authenticate: a bearer token names a tenant; without one a request is rejected unread.
+"""Authenticate: a key names a tenant; without one a request is rejected unread.
 
 Wrong keys are counted by address. Beyond the allowance they get a 429, but a valid key is never
 rejected because of them. Behind a load balancer all clients share one address, and a stranger could
 lock all of them out. So the allowance bounds work and noise. Against guessing, long keys help.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from ipaddress import IPv6Address, IPv6Network
 from math import ceil
 
@@ -17,6 +17,7 @@ from forebay.proxy.security.keys import KeyRing
 FAILURES_AT_ONCE = 20.0
 FAILURES_PER_S = 1.0
 ADDRESSES = 4096
+KEY_HEADERS = ("x-api-key", "api-key")  # of Anthropic's clients, of Azure's
 
 
 class Failures:
@@ -69,11 +70,11 @@ class Authenticator:
         ring = self._ring
         if ring is None:
             return ""
-        key = bearer(request.headers)
-        tenant = ring.tenant(key) if key else None
-        if tenant is None:
-            raise self._rejection(request, now)
-        return tenant
+        for key in given_keys(request.headers):
+            tenant = ring.tenant(key)
+            if tenant is not None:
+                return tenant
+        raise self._rejection(request, now)
 
     def _rejection(self, request: web.BaseRequest, now: float) -> ApiError:
         wait_s = self._failures.count(request.remote or "", now)
@@ -83,15 +84,27 @@ class Authenticator:
                 headers={**retry_headers(float(ceil(wait_s))), "x-should-retry": "false"},
             )  # fmt: skip
         return ApiError(
-            401, "invalid_api_key", "Give a valid API key: `Authorization: Bearer KEY`.",
+            401, "invalid_api_key",
+            "Send a valid key: `Authorization: Bearer KEY`, `x-api-key: KEY` or `api-key: KEY`.",
             headers={"WWW-Authenticate": "Bearer"},
         )  # fmt: skip
 
 
-def bearer(headers: Mapping[str, str]) -> str:
-    """Return the bearer token, "" if there is none."""
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
+def given_keys(headers: Mapping[str, str]) -> Iterator[str]:
+    """Yield the keys that a request gives, at most one for each header.
+
+    A client that is logged in elsewhere sends a foreign bearer token beside its key, so each place
+    counts. OpenAI's clients send `Authorization: Bearer KEY`, and some leave the scheme out.
+    """
+    scheme, _, token = headers.get("authorization", "").strip().partition(" ")
+    if scheme.lower() == "bearer":
+        if token := token.strip():
+            yield token
+    elif scheme and not token:
+        yield scheme
+    for name in KEY_HEADERS:
+        if key := headers.get(name, "").strip():
+            yield key
 
 
 def _network(address: str) -> str:

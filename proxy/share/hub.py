@@ -2,8 +2,9 @@
 
 Each worker has a Unix socket pair to the parent, which relays each message to the other workers.
 Datagrams keep messages whole, and a full buffer drops one instead of blocking. If the parent ends,
-its workers go on alone. The first byte of a datagram marks a report (REPORT), a greeting (HELLO) or
-a heartbeat (BEAT), by which the parent knows that a worker's event loop runs.
+its workers drain and end: nobody could reload, restart or measure them. The first byte of a
+datagram marks a report (REPORT), a greeting (HELLO) or a heartbeat (BEAT), by which the parent
+knows that a worker's event loop runs.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ class HubLink:
         self._end = end
         self.trouble = ""
         self.dropped = 0
+        self.gone: Callable[[], None] = lambda: None  # called once, when the parent has ended
 
     @property
     def connected(self) -> bool:
@@ -51,7 +53,7 @@ class HubLink:
         def readable() -> None:
             if not read_all(self._end, take):
                 loop.remove_reader(self._end)
-                self.trouble = "the parent process has ended"
+                self._ended("")
 
         async def beat() -> None:
             while True:
@@ -78,7 +80,12 @@ class HubLink:
         except BlockingIOError:
             self.dropped += 1  # the parent is slow; the next message holds the whole state again
         except OSError as error:
-            self.trouble = f"the parent process has ended ({error.strerror})"
+            self._ended(f" ({error.strerror})")
+
+    def _ended(self, why: str) -> None:
+        if not self.trouble:
+            self.trouble = f"the parent process has ended{why}"
+            self.gone()
 
 
 class Hub:

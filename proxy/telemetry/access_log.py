@@ -6,6 +6,7 @@ A line holds configured values and counts; never a prompt, a query, a client's h
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
@@ -16,6 +17,7 @@ import orjson
 
 from forebay.proxy.config.sections import Logs
 from forebay.proxy.telemetry.events import LogEvent, Say
+from forebay.proxy.telemetry.log_queue import QueuedLines
 from forebay.proxy.telemetry.record import RequestRecord
 
 LOGGER = logging.getLogger("forebay.proxy")
@@ -23,11 +25,18 @@ INTERNAL_S = 60.0  # internal errors of one kind are logged once in this time
 
 
 def configure_logs(logs: Logs, stream: TextIO | None = None) -> None:
-    """Send the log of this process to `stream` (default: standard output), as configured."""
-    handler = logging.StreamHandler(stream or sys.stdout)
+    """Send the log of this process to `stream` (default: standard output), as configured.
+
+    Standard output is written by a thread, which may wait for its reader.
+    """
+    handler: logging.Handler = logging.StreamHandler(stream or sys.stdout)
+    if stream is None:
+        with suppress(OSError, ValueError):  # no file is behind it
+            handler = QueuedLines(sys.stdout.fileno())
     handler.setFormatter(JsonLines() if logs.format == "json" else ConsoleLines())
     for old in list(LOGGER.handlers):
         LOGGER.removeHandler(old)
+        old.close()
     LOGGER.addHandler(handler)
     LOGGER.propagate = False
     set_level(logs)

@@ -27,6 +27,7 @@ class LogEvent(Enum):
     )
     BACKEND_UNREACHABLE = "backend_unreachable", WARNING, "a configured backend is not up yet"
     BACKEND_UNPROBED = "backend_unprobed", WARNING, "this proxy cannot probe the backend"
+    ADDRESSES_CUT = "addresses_cut", WARNING, "a name has more addresses than are used"
     BACKEND_KV_CACHE = "backend_kv_cache", INFO, "the backend has reported its KV cache size"
     BACKEND_MODELS = "backend_models", INFO, "the backends serve different models; one of them says"
     BACKEND_RESTARTED = "backend_restarted", INFO, "KV events show that the backend has restarted"
@@ -46,6 +47,7 @@ class LogEvent(Enum):
     WORKER_HANGS = "worker_hangs", WARNING, "a worker does not respond; after a while it is killed"
     WORKER_RESPONDS = "worker_responds", INFO, "a worker that hung responds again"
     WORKER_DIED = "worker_died", WARNING, "a worker process ended and is restarted"
+    PARENT_ENDED = "parent_ended", WARNING, "the parent of --workers has ended: a worker ends, too"
     OVERLOADED = "overloaded", WARNING, "the proxy sheds service classes to protect itself"
     OVERLOAD_OVER = "overload_over", INFO, "all service classes are accepted again"
     KEYS_LOADED = "keys_loaded", INFO, "API keys or certificates were read"

@@ -22,8 +22,10 @@ from forebay.proxy.core.learn.prefix_cache import PrefixError
 from forebay.proxy.core.model import Action, RejectReason
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.telemetry.access_log import LOGGER
 from forebay.proxy.telemetry.counters import BucketHistogram, Counter
 from forebay.proxy.telemetry.hlog import IntervalLog
+from forebay.proxy.telemetry.log_queue import dropped_lines
 from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 from forebay.proxy.telemetry.tenant_labels import TenantLabels
 
@@ -49,7 +51,7 @@ KINDS = frozenset(  # of relay.failures.Failure
     {
         *("connect", "before_first_byte", "timeout", "mid_stream", "abort", "empty", "hang"),
         *("full", "5xx", "5xx_event", "4xx_event", "content_type", "encoding", "framing"),
-        *("not_json", "redirect", "status", "too_large", "draining", "shortage"),
+        *("no_model", "not_json", "redirect", "status", "too_large", "draining", "shortage"),
     }
 )
 
@@ -337,6 +339,11 @@ class _ShaperMetrics:
         for bucket in self._shaper.buckets:
             family.add_metric([bucket], self._shaper.queued(bucket))
         yield family
+        yield CounterMetricFamily(
+            "forebay_log_lines_dropped",
+            "Log lines that were not written: nobody reads them, or the disk is full",
+            value=dropped_lines(LOGGER),
+        )
         yield GaugeMetricFamily(
             "forebay_client_connections", "Open client connections", value=self._connections()
         )

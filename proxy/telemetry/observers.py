@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from forebay.proxy.core.explain.receipt import Receipt, Receipts
+from forebay.proxy.http1.active_ids import ActiveIds
 from forebay.proxy.telemetry.access_log import AccessLog
 from forebay.proxy.telemetry.capture import Capture
 from forebay.proxy.telemetry.metrics import ProxyMetrics
@@ -29,6 +30,11 @@ class Telemetry:
         self._capture = capture
         self._receipts = receipts
         self._ledger = ledger
+        self._ids = ActiveIds()
+
+    def new_record(self, id_: str, now: float) -> RequestRecord:
+        """Return the record of a request that has arrived; `finished` must follow."""
+        return RequestRecord(id_, now, upstream_id=self._ids.take(id_))
 
     def started(self, record: RequestRecord, operation: str, headers: Mapping[str, str]) -> None:
         """A shaped request has arrived, with these headers."""
@@ -44,6 +50,7 @@ class Telemetry:
 
     def finished(self, record: RequestRecord, status: int, now: float) -> None:
         """A request was answered with `status`, or its client has left (record.CLIENT_GONE)."""
+        self._ids.free(record.upstream_id)
         self._metrics.finished(record, status, now)
         if record.request is not None:
             self._receipts.answered(record.request.id, status, record.reason)

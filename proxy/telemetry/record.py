@@ -25,6 +25,8 @@ class RequestRecord:
     """One request. Times are on the event loop's clock; None if the request did not get so far.
 
     Attributes:
+        upstream_id: what the backends are told; other than `id` while an equal one is served.
+        written: the head of the request was written to a backend.
         operation: OpenTelemetry's name: chat or text_completion; "" for a path that is not shaped.
         model: as the backends know it.
         request: the request as the policy sees it, once the body is parsed.
@@ -36,6 +38,8 @@ class RequestRecord:
 
     id: str
     arrived_at: float
+    upstream_id: str = ""
+    written: bool = False
     operation: str = ""
     bucket: str = "none"
     tenant: str = ""
@@ -62,6 +66,9 @@ class RequestRecord:
         self.predicted_ttft_s = send.predicted_ttft_s
         if self.span is not None:
             self.span.sent(send.backend, send.queued_s)
+
+    def wrote(self) -> None:
+        self.written = True
 
     def first_token(self, now: float) -> None:
         self.first_token_at = now

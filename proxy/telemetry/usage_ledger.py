@@ -72,7 +72,7 @@ class UsageLedger:
 
     def finished(self, record: RequestRecord, status: int, now: float) -> None:
         """Enter a request that has ended, unless it reached no backend."""
-        unserved = record.sent_at is None or record.reason in UNREACHED
+        unserved = not record.written or record.reason in UNREACHED
         if unserved or record.request is None:
             return
         try:

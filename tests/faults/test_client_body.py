@@ -251,9 +251,9 @@ def test_a_role_is_the_backends_to_judge(role: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "codings", [[b"gzip"], [b"deflate"], [b"br"], [b"x"], [b"identity", b"gzip"], [b"GZIP"]]
+    "codings", [[b"deflate"], [b"br"], [b"x"], [b"gzip, zstd"], [b"gzip", b"br"], [b"BR"]]
 )
-def test_compressed_bodies(codings: list[bytes]) -> None:
+def test_bodies_in_other_codings(codings: list[bytes]) -> None:
     async def scene(on: Stage, oracle: Oracle) -> None:
         headers = [b"Content-Encoding: " + coding for coding in codings]
         answer = await ask(on, post(*headers, body=b"\x1f\x8b\x08"))
@@ -362,7 +362,7 @@ class TestInvariants:
         assert id_.replace("-", "").replace(".", "").replace("_", "").isalnum() or id_ in "-._"
         passed = to_backend(headers, id_)
         assert set(passed) <= {"content-type", "accept", "authorization", "traceparent",
-                               "tracestate", "x-request-id"}  # fmt: skip
+                               "tracestate", "x-request-id", "x-session-id"}  # fmt: skip
         if unforwardable(headers) is None:
             assert all(value.isascii() and value.isprintable() for value in passed.values())
         assert not {"location", "connection", "transfer-encoding", "content-length"} & set(

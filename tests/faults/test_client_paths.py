@@ -135,10 +135,12 @@ class TestHeaders:
             b"X-HTTP-Method-Override: GET", b"Content_Length: 5", b"Transfer_Encoding: chunked",
             b"Range: bytes=0-1", b"If-None-Match: x", b"Accept-Encoding: gzip", b"User-Agent: x",
             b"Expect: 100-continue", b"Max-Forwards: 0", b"X-Data-Parallel-Rank: 1",
+            b"X-Vllm-Priority: -9",
         )  # fmt: skip
         kept = (
             b"Authorization: Bearer k", b"traceparent: 00-1", b"tracestate: a=1", b"Accept: x/y",
             b"Accept: z/z", b"Content-Type: application/json", b"X-Request-Id: my-1",
+            b"X-Session-ID: s 1",
         )  # fmt: skip
 
         async def scene(on: Stage, oracle: Oracle) -> None:
@@ -150,7 +152,7 @@ class TestHeaders:
             assert seen.headers == {
                 "authorization": "Bearer k", "traceparent": "00-1", "tracestate": "a=1",
                 "accept": "x/y, z/z", "content-type": "application/json", "x-request-id": "my-1",
-                "accept-encoding": "identity",
+                "accept-encoding": "identity", "x-session-id": "s 1",
             }  # fmt: skip
 
         before_oracle(scene)

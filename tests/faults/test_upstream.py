@@ -429,6 +429,20 @@ class TestServerErrors:
         on_stage(scene, slow, quick, admission={"dispatch_ahead": "60s"})
 
 
+def unreadable() -> dict[str, bytes]:
+    """Whole answers that a strict reader of JSON refuses."""
+    usage = b'"usage":{"prompt_tokens":7,"completion_tokens":1.0}}'
+    return {
+        "NaN": answer(200, b'{"choices":[{"text":"y","logprob":NaN}],' + usage),
+        "-Infinity": answer(200, b'{"choices":[{"text":"y","logprob":-Infinity}],' + usage),
+        "byte order mark": answer(200, b"\xef\xbb\xbf{" + usage),
+        "text/json": answer(200, b"{" + usage).replace(b"application/json", b"text/json"),
+        "no type": answer(200, b"{" + usage).replace(b"content-type: application/json\r\n", b""),
+        "no JSON": answer(200, b"{oops"),
+        "no object": answer(200, b"[]"),
+    }
+
+
 class TestMalformed:
     @pytest.mark.parametrize("how", malformed())
     def test_is_502_alone(self, how: str) -> None:
@@ -465,6 +479,47 @@ class TestMalformed:
 
         on_stage(alone, malformed_whole()[how], timeouts={"idle": "3s"})
         on_stage(two, malformed_whole()[how], whole, timeouts={"idle": "3s"})
+
+    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])
+    @pytest.mark.parametrize("how", unreadable())
+    def test_what_cannot_be_parsed_is_passed_on_once(self, how: str, path: str) -> None:
+        said = unreadable()[how]
+
+        async def serve(call: Call) -> None:
+            await call.send(said)
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            used: list[int] = []
+            learn = on.proxy.app._relay._estimate
+            learn.learn = lambda _, tokens, *more: used.append(tokens)  # type: ignore[method-assign]
+            body = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "max_tokens": 3}
+            for _ in range(4):  # a failure would put the server out
+                async with on.post(body, path=path) as response:
+                    assert response.status == 200
+                    assert await response.read() == said.partition(b"\r\n\r\n")[2]
+            assert sum(len(backend.calls) for backend in backends) == 4
+            read = b"oops" not in said and b"[]" not in said
+            assert used == [7] * 4 * read
+            assert all(on.proxy.backends.health.state(name) == "up" for name in ("b0", "b1"))
+
+        on_stage(scene, serve, serve)
+
+    @pytest.mark.parametrize(
+        "event", [b'{"choices":[{"text":" y","logprob":NaN}]}', b"{oops", b"[1]", b'{"usage"']
+    )
+    def test_events_that_cannot_be_parsed_are_passed_on(self, event: bytes) -> None:
+        """The first event, and one in the middle."""
+        said = b"data: " + event + b"\n\n"
+
+        async def serve(call: Call) -> None:
+            await call.send(STREAM_HEAD + chunk(said) + chunk(EVENT) + chunk(said) + chunk(DONE))
+            await call.send(b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            assert await ask(on) == (200, said + EVENT + said + DONE)
+            assert sum(len(backend.calls) for backend in backends) == 1
+
+        on_stage(scene, serve, serve)
 
     @pytest.mark.parametrize("coding", ["gzip", "X-GZIP", "deflate"])
     def test_a_compressed_answer_is_passed_on_plain(self, coding: str) -> None:
@@ -650,7 +705,6 @@ def bad_ends() -> dict[str, bytes]:
         "error as a text": chunk(b'data: {"error":"oh"}\n\n') + end,
         "error as an object": chunk(b'data: {"object":"error","message":"oh"}\n\n') + end,
         "abort": chunk(b'data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n') + end,
-        "usage that is no JSON": chunk(b'data: {"usage"\n\n') + end,
         "no [DONE]": b"0\r\n\r\n",
         "half an event": chunk(EVENT[:9]) + b"0\r\n\r\n",
         "bad chunk": b"zz\r\n",

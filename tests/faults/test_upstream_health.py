@@ -1,14 +1,17 @@
 """The state machine of backend health, at literal times and under any events."""
 
+import asyncio
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from proxy_stage import RawBackend, Stage, on_stage
 
 from forebay.proxy.core.health import ANY, HOLD_S, LONGEST_HOLD_S, NONE, Health, Intake
-from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send
+from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send, UpModels
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.relay.retries import LEAST, RetryBudget, Tries
 
@@ -49,6 +52,35 @@ def test_three_failures_in_a_row_put_one_out() -> None:
     assert fleet.may == {"a": ANY, "b": ANY}
     fleet.fail("a", 2.0)
     assert fleet.may == {"a": NONE, "b": ANY}
+
+
+def test_the_work_for_a_probe_does_not_depend_on_the_number_of_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only a change looks at all of them, and at each of them once."""
+    asked: list[str] = []
+    real = UpModels.only_its
+
+    def counted(self: UpModels, models: frozenset[str] | None, *, up: bool) -> Any:
+        asked.append("only_its")
+        return real(self, models, up=up)
+
+    monkeypatch.setattr(UpModels, "only_its", counted)
+    health = Health(map(str, range(200)))
+    for name in range(200):
+        health.probe_passed(str(name), 0.0)
+        health.probe_passed(str(name), 0.1)
+    assert not asked
+    health.intakes(0.2)
+    assert len(asked) == 200
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        await asyncio.sleep(3)
+        asked.clear()
+        await asyncio.sleep(20)
+        assert not asked  # forty probes, and nothing has changed
+
+    on_stage(scene, None, None, health={"interval": "1s"})
 
 
 def test_an_ejected_backend_that_goes_down_has_lost_its_cache() -> None:

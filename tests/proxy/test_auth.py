@@ -343,7 +343,7 @@ def on_stage(scene: Scene, tmp_path: Path, serve: Any = whole, **keys: Any) -> N
 class TestOverHttp:
     @pytest.mark.parametrize(
         "authorization",
-        [None, "", "Bearer", "Bearer ", f"Basic {ACME}", ACME, f"Bearer {ACME}x",
+        [None, "", "Bearer", "Bearer ", f"Basic {ACME}", f"Bearer {ACME}x",
          f"Bearer {ACME} {ACME}"],
     )  # fmt: skip
     @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"])
@@ -380,6 +380,48 @@ class TestOverHttp:
             assert not any(key in head for head in heads for key in (ACME, ACME2, BOLT))
 
         on_stage(scene, tmp_path, upstream_api_key="upstream-key")
+
+    @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/embeddings"])
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"x-api-key": ACME},
+            {"api-key": ACME},
+            {"authorization": ACME},
+            {"authorization": "Bearer of-another-login", "x-api-key": ACME},
+            {"authorization": f"Bearer {ACME}", "x-api-key": "another"},
+            {"authorization": f"Bearer {ACME}", "x-api-key": BOLT},
+            {"x-api-key": "another", "api-key": ACME},
+        ],
+    )
+    def test_a_key_counts_wherever_an_api_puts_it(
+        self, headers: dict[str, str], path: str, tmp_path: Path
+    ) -> None:
+        body = {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": "hello"}]}
+
+        async def scene(on: Stage, backend: RawBackend) -> None:
+            seen = decisions(on)
+            async with on.post(body, path=path, headers=headers) as response:
+                assert response.status == 200
+            assert [request.tenant for request in seen] == ["acme"] * (path != "/v1/embeddings")
+            (call,) = backend.calls
+            for key in (ACME, BOLT, "another"):
+                assert key not in call.head
+
+        on_stage(scene, tmp_path)
+
+    @pytest.mark.parametrize("header", ["x-api-key", "api-key"])
+    def test_the_401_names_each_header_that_is_read(self, header: str, tmp_path: Path) -> None:
+        async def scene(on: Stage, backend: RawBackend) -> None:
+            async with on.post(headers={header: f"{ACME}x"}) as response:
+                assert response.status == 401
+                message = (await response.json())["error"]["message"]
+            assert all(
+                f"`{name}: " in message for name in ("Authorization", "x-api-key", "api-key")
+            )
+            assert not backend.calls
+
+        on_stage(scene, tmp_path)
 
     def test_without_a_key_of_its_own_the_backend_gets_none(self, tmp_path: Path) -> None:
         async def scene(on: Stage, backend: RawBackend) -> None:

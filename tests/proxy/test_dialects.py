@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from copy import copy
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -371,6 +372,46 @@ class TestPreviousResponse:
 
         on_stage(scene, backend("x"), backend("y"))
 
+    @pytest.mark.parametrize("keys", [False, True])
+    def test_a_response_is_read_where_it_is_kept_by_its_owner(
+        self, keys: bool, tmp_path: Path
+    ) -> None:
+        def backend(name: str) -> Any:
+            async def serve(call: Call) -> None:
+                await call.send(answer(200, orjson.dumps(whole_response(f"resp_{name}"))))
+
+            return serve
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            owner = {"authorization": "Bearer key-of-owner-0123456789"}
+            other = {"authorization": "Bearer key-of-other-0123456789"}
+            for _ in range(4):
+                async with on.post(asked(RESPONSES), RESPONSES.path, headers=owner) as response:
+                    assert response.status == 200
+            for name, backend in zip("xy", backends, strict=True):
+                calls = len(backend.calls)
+                path = f"{on.url}/v1/responses/resp_{name}"
+                async with on.client.get(path, headers=owner) as response:
+                    assert response.status == 200
+                async with on.client.post(f"{path}/cancel", headers=owner) as response:
+                    assert response.status == 200
+                assert [call.head.split(" HTTP")[0] for call in backend.calls[calls:]] == [
+                    f"GET /v1/responses/resp_{name}", f"POST /v1/responses/resp_{name}/cancel"
+                ]  # fmt: skip
+                async with on.client.get(path, headers=other) as response:
+                    assert response.status == (404 if keys else 200)
+            calls = sum(len(backend.calls) for backend in backends)
+            async with on.client.get(f"{on.url}/v1/responses/resp_z", headers=owner) as response:
+                assert (await error_of(response))["code"] == "response_not_found"
+            async with on.client.get(f"{path}/input_items", headers=owner) as response:
+                assert response.status == 404
+            assert sum(len(backend.calls) for backend in backends) == calls
+
+        known = tmp_path / "keys"
+        known.write_text("a: key-of-owner-0123456789\nb: key-of-other-0123456789\n")
+        tenants = {"tenants": {"keys": str(known)}} if keys else {}
+        on_stage(scene, backend("x"), backend("y"), **tenants)
+
     def test_the_conversation_before_it_counts(self) -> None:
         kept, first = KeptResponses(), read(RESPONSES, asked(RESPONSES, LONG)).request
         kept.add("r1", first, "gpu1", 3_000)
@@ -440,7 +481,14 @@ class TestPreviousResponse:
             await until(lambda: upstreams["b1"].up and not upstreams["b0"].up)
             body = asked(RESPONSES, previous_response_id="r1")
             async with on.post(body, RESPONSES.path) as response:
-                assert response.status == 404
+                assert response.status == 503  # the conversation is not lost
+                assert (await error_of(response))["code"] == "no_backend_available"
+                assert response.headers["retry-after"] == "1"
+            assert not other.calls
+            made.healthy = True
+            await until(lambda: upstreams["b0"].up)
+            async with on.post(body, RESPONSES.path) as response:
+                assert response.status == 200
 
         on_stage(scene, makes, unknown)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from proxy_stage import RawBackend, Stage, stage
+from said import Said
 
 from forebay.proxy import reload
 from forebay.proxy.config.schema import Config
@@ -165,7 +166,8 @@ class TestNames:
             },
             {},
         )
-        discovery = Discovery()
+        said = Said()
+        discovery = Discovery(said)
         discovery._found = {HOST: ("10.0.0.5", "fd00::5")}
         found = discovery.expand(config)
         assert {b.name: b.url for b in found.backends} == {
@@ -258,3 +260,17 @@ class TestFile:
                     assert response.headers["x-forebay-backend"] == "two"
 
         run(main())
+
+    def test_of_too_many_addresses_the_first_ones_are_used(self) -> None:
+        dns = {"name": "a", "url": f"http://{HOST}:8000", "dns": True, "max_addresses": 3}
+        config = load_config(None, {"backends": [dns]}, {})
+        said = Said()
+        discovery = Discovery(said)
+        discovery._found = {HOST: tuple(f"10.0.0.{i}" for i in range(100, 200))}
+        for _ in range(3):
+            found = discovery.expand(config).backends
+            assert [b.name for b in found] == ["a-10.0.0.100", "a-10.0.0.101", "a-10.0.0.102"]
+        (line,) = said
+        assert "has 100 addresses: the first 3 are used" in line
+        with pytest.raises(InputError, match="max_addresses"):
+            load_config(None, {"backends": [dns | {"max_addresses": 0}]}, {})

@@ -223,7 +223,7 @@ def test_a_model_that_is_known_only_once_its_server_is_up() -> None:
             two.healthy = True
             assert await task == 200
             assert [len(one.calls), len(two.calls)] == [1, 1]
-            assert await status(on, "three") == 200  # all have told: theirs to reject
+            assert await status(on, "three") == 404  # all have told
 
     run(main())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -229,13 +230,6 @@ class TestBadRequests:
 
         on_stage(scene, None, limits={"body": 4096})
 
-    def test_compressed_body(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async with on.post(b"\x1f\x8b", headers={"content-encoding": "gzip"}) as response:
-                assert response.status == 415
-
-        on_stage(scene, None)
-
     def test_slow_body_and_slow_headers(self) -> None:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{"
@@ -302,6 +296,34 @@ class TestBadRequests:
         on_stage(scene, None)
 
 
+def test_equal_ids_at_one_time_differ_at_the_server() -> None:
+    """vLLM up to 0.11 mixes up two requests of one id."""
+    together = asyncio.Event()
+
+    async def waits(call: Call) -> None:
+        await together.wait()
+        await whole(call)
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async def ask(path: str) -> str:
+            async with on.post(path=path, headers={"x-request-id": "same"}) as response:
+                await response.read()
+                return str(response.headers["x-request-id"])
+
+        paths = ["/v1/completions", "/v1/completions", "/v1/embeddings"]
+        tasks = [asyncio.create_task(ask(path)) for path in paths]
+        await settle()
+        together.set()
+        assert await asyncio.gather(*tasks) == ["same"] * 3
+        assert await ask("/v1/completions") == "same"
+        ids = [re.findall(r"(?i)x-request-id: (\S+)", call.head)[0] for call in backends[0].calls]
+        assert len(set(ids[:3])) == 3
+        assert ids[3] == "same"
+        assert not len(on.proxy.app._telemetry._ids)
+
+    on_stage(scene, waits)
+
+
 class TestBeforeTheFirstByte:
     @pytest.mark.parametrize("fault", faults())
     def test_another_backend_answers(self, fault: str) -> None:
@@ -318,7 +340,7 @@ class TestBeforeTheFirstByte:
     @pytest.mark.parametrize(
         ("fault", "status"),
         [("reset", 502), ("close", 502), ("busy", 503), ("limited", 429), ("broken", 500),
-         ("busy_in_stream", 503), ("no_event", 502), ("nonsense", 502), ("not_json", 502)],
+         ("busy_in_stream", 503), ("no_event", 502), ("nonsense", 502)],
     )  # fmt: skip
     def test_alone_it_fails_in_the_right_way(self, fault: str, status: int) -> None:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:

@@ -21,6 +21,7 @@ from proxy_stage import (
     settle,
     stage,
     until,
+    whole,
 )
 from pydantic import SecretStr
 
@@ -29,11 +30,22 @@ from forebay.proxy.api.dialects import COMPLETIONS
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.config.schema import BackendConfig
-from forebay.proxy.models import Models, configured_models, listed_models
+from forebay.proxy.models import Models, Wanted, configured_models, listed_models
 from forebay.replay.clock.virtual_loop import run
 
 TINY: dict[str, dict[str, Any]] = {"tiny": {"max_model_len": 4096}}
 LARGE: dict[str, dict[str, Any]] = {"large": {"max_model_len": 131072}}
+
+
+LACKS = (
+    b'{"error":{"message":"The model `ad` does not exist.","type":"NotFoundError","param":"model",'
+    b'"code":404}}'
+)
+
+
+async def lacks(call: Call) -> None:
+    """Answer as vLLM does for a model that it does not have."""
+    await call.send(answer(404, LACKS))
 
 
 async def ask(on: Stage, model: str, path: str = "/v1/completions", **fields: Any) -> int:
@@ -93,14 +105,92 @@ class TestRouting:
 
         run(main())
 
-    def test_a_model_that_no_backend_names_is_theirs_to_reject(self) -> None:
-        """An adapter may have been loaded a moment ago."""
+    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/embeddings"])
+    def test_a_model_that_nobody_serves_is_no_servers_work(self, path: str) -> None:
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                on, tiny, large = await two_models(stack, models={"other": "tiny"})
+                body = {"model": "nobody", "prompt": "x", "messages": [{"role": "user"}]}
+                for _ in range(20):
+                    async with on.post(body, path=path) as response:
+                        assert response.status == 404
+                        error = await error_of(response)
+                        assert (error["code"], error["param"]) == ("model_not_found", "model")
+                        assert "Available: tiny, large, other." in error["message"]
+                assert not tiny.calls + large.calls
+                assert tiny.models_asked <= 3  # once more a second, not for each request
+                on.assert_nothing_held()
 
+        run(main())
+
+    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+    def test_an_adapter_that_was_loaded_a_moment_ago(self, path: str) -> None:
         async def main() -> None:
             async with AsyncExitStack() as stack:
                 on, tiny, large = await two_models(stack)
-                assert await ask(on, "new-adapter") == 200
-                assert asked_for(tiny) + asked_for(large) == ["new-adapter"]
+                large.models = LARGE | {"new-adapter": {"parent": "large"}}
+                for _ in range(4):
+                    assert await ask(on, "new-adapter", path) == 200
+                assert asked_for(large) == ["new-adapter"] * 4
+                assert not tiny.calls
+
+        run(main())
+
+    @pytest.mark.parametrize("told", [True, False])
+    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"])
+    def test_a_404_for_a_model_is_knowledge_about_one_server(self, path: str, told: bool) -> None:
+        """Only the second one has the adapter, and its list does not name it."""
+        told_models = TINY if told else {}
+
+        async def without(call: Call) -> None:
+            await (lacks if b'"ad' in call.body else whole)(call)
+
+        async def with_ad(call: Call) -> None:
+            await (lacks if b'"ad2"' in call.body else whole)(call)
+
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                both = [RawBackend(serve, models=told_models) for serve in (without, with_ad)]
+                for backend in both:
+                    await stack.enter_async_context(backend.running())
+                on = await stack.enter_async_context(stage([one.url for one in both]))
+                more = {"messages": [{"role": "user", "content": "x"}]}
+                for _ in range(8):
+                    assert await ask(on, "ad", path, **more) == 200
+                assert len(both[1].calls) == 8
+                first = len(both[0].calls)
+                # Bodies of other paths are parsed only where models differ.
+                assert first <= (1 if told and path != "/v1/embeddings" else 8)
+                for _ in range(2):  # nobody has this one: one of them says so
+                    async with on.post({"model": "ad2", "prompt": "x", **more}, path=path) as got:
+                        assert (got.status, await got.read()) == (404, LACKS)
+                states = [on.proxy.backends.health.state(name) for name in ("b0", "b1")]
+                assert states == ["up", "up"]
+                await settle()
+                on.assert_nothing_held()
+
+        run(main())
+
+    def test_an_adapter_that_is_unloaded_again_is_looked_for_again(self) -> None:
+        has = ["b0"]
+
+        def serves(name: str) -> Any:
+            async def serve(call: Call) -> None:
+                await (whole if name in has or b'"ad"' not in call.body else lacks)(call)
+
+            return serve
+
+        async def main() -> None:
+            async with AsyncExitStack() as stack:
+                both = [RawBackend(serves(name), models=TINY) for name in ("b0", "b1")]
+                for backend in both:
+                    await stack.enter_async_context(backend.running())
+                on = await stack.enter_async_context(stage([one.url for one in both]))
+                for now in ("b0", "b1", "b0"):
+                    has[:] = [now]
+                    found = [await ask(on, "ad") for _ in range(4)]
+                    assert found.count(200) >= 3  # the last one says that it lacks it
+                    assert found[-1] == 200
 
         run(main())
 
@@ -511,5 +601,5 @@ class TestForms:
         line = b"content-disposition: x; name=model\r\n"
         body = line * ((8 << 20) // len(line))
         began = time.process_time()
-        assert run(prepared(body, self.TYPE, "", None, self.MODELS)) == (body, "")
+        assert run(prepared(body, self.TYPE, "", None, self.MODELS)) == (body, Wanted(""))
         assert time.process_time() - began < 2.0

@@ -11,8 +11,8 @@ import pytest
 from forebay.proxy.api import large_json
 from forebay.proxy.api import media_tokens as media
 from forebay.proxy.api.body import ParsedBody, parse_any, read_fields
-from forebay.proxy.api.dialects import CHAT, COMPLETIONS
-from forebay.proxy.api.prompt_text import MOST_ITEMS, chat_text
+from forebay.proxy.api.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Dialect
+from forebay.proxy.api.prompt_text import MOST_ITEMS, chat_text, responses_text
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.errors import ApiError
 
@@ -190,6 +190,87 @@ class TestMedia:
         assert one == blocks(self.PICTURE)
         same = [a == b for a, b in zip(one, other, strict=True)]
         assert same == [True] * (1006 // BLOCK_BYTES) + [False] * (len(one) - 1006 // BLOCK_BYTES)
+
+    BASE64 = "iVBORw0K" * 350_000  # 2.8 MB
+    ITEMS = (  # of /v1/responses, with the tokens of what is not text in them
+        ({"type": "function_call_output", "call_id": "1",
+          "output": [{"type": "input_image", "image_url": "data:image/png;base64," + BASE64}]}, 1),
+        ({"type": "custom_tool_call_output", "call_id": "1",
+          "output": [{"type": "input_file", "file_data": BASE64}]}, 1),
+        ({"type": "computer_call_output", "call_id": "1",
+          "output": {"type": "computer_screenshot", "image_url": "data:image/png;base64," + BASE64}
+          }, 1),
+        ({"type": "image_generation_call", "id": "1", "result": BASE64}, 1),
+        ({"type": "code_interpreter_call", "code": "x", "outputs": [
+            {"type": "image", "url": "data:image/png;base64," + BASE64}]}, 1),
+        ({"type": "reasoning", "summary": [], "encrypted_content": BASE64}, 0),
+        ({"type": "compaction", "encrypted_content": BASE64}, 0),
+        ({"type": "new", "of": {"some": [BASE64]}}, 1),
+    )  # fmt: skip
+    BLOCKS = (  # of /v1/messages
+        ({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BASE64}},
+         1),
+        ({"type": "document", "source": {"type": "base64", "data": BASE64}}, 1),
+        ({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image", "source": {
+            "type": "base64", "media_type": "image/png", "data": BASE64}}]}, 1),
+        ({"type": "redacted_thinking", "data": BASE64}, 0),
+        ({"type": "thinking", "thinking": "so", "signature": BASE64}, 0),
+        ({"type": "web_search_tool_result", "content": [
+            {"type": "web_search_result", "encrypted_content": BASE64}]}, 0),
+    )  # fmt: skip
+    PARTS = (  # of /v1/chat/completions
+        ({"type": "file", "file": {"file_data": BASE64}}, 1),
+        ({"type": "image_embeds", "image_embeds": BASE64}, 1),
+        ({"type": "new", "data": {"b64": BASE64}}, 1),
+    )
+
+    @pytest.mark.parametrize("in_pieces", [False, True])
+    @pytest.mark.parametrize(
+        ("dialect", "item", "media_count"),
+        [*((RESPONSES, *one) for one in ITEMS), *((MESSAGES, *one) for one in BLOCKS),
+         *((CHAT, *one) for one in PARTS)],
+        ids=lambda v: str(v)[:40],
+    )  # fmt: skip
+    def test_base64_is_no_text_in_any_api(
+        self, dialect: Dialect, item: dict[str, Any], media_count: int, in_pieces: bool
+    ) -> None:
+        message = item if dialect is RESPONSES else {"role": "user", "content": [item]}
+        body = orjson.dumps({dialect.messages: [{"role": "user", "content": "hi"}, message]})
+        asked = read_fields(
+            asyncio.run(parse_any(body, in_pieces=in_pieces)), body, {}, id_="x", dialect=dialect,
+            estimate=TokenEstimate(4.0), block_bytes=BLOCK_BYTES, most_tokens=131_072,
+        )  # fmt: skip
+        tokens = asked.request.prompt_tokens
+        assert media_count * media.IMAGE_TOKENS < tokens < media_count * media.IMAGE_TOKENS + 100
+
+    @pytest.mark.parametrize(
+        "item",
+        [
+            {"type": "function_call", "name": "f", "arguments": BASE64},
+            {"type": "function_call_output", "call_id": "1", "output": BASE64},
+            {"type": "custom_tool_call", "name": "f", "input": BASE64},
+            {"type": "function_call_output", "output": [{"type": "input_text", "text": BASE64}]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": BASE64}]},
+            {"type": "code_interpreter_call", "outputs": [{"type": "logs", "logs": BASE64}]},
+        ],
+        ids=lambda v: str(v)[:40],
+    )
+    def test_what_a_model_reads_is_text_though_it_looks_like_base64(
+        self, item: dict[str, Any]
+    ) -> None:
+        text = responses_text({"input": [item]})
+        assert text.data == orjson.dumps(item)
+        assert not text.media_tokens
+
+    @pytest.mark.parametrize("given", [{}, {"prompt": None}, {"prompt": ""}, {"prompt": []}])
+    @pytest.mark.parametrize("embeds", ["A" * 109_000, ["A" * 54_500, "B" * 54_500]])
+    def test_embeddings_in_place_of_a_prompt(self, given: dict[str, Any], embeds: Any) -> None:
+        """vLLM takes such a body: with a null prompt, an empty one, or none."""
+        asked = understood(orjson.dumps({**given, "prompt_embeds": embeds}), chat=False)
+        assert 10 <= asked.request.prompt_tokens < 20
+        assert asked.request.sequences == (len(embeds) if isinstance(embeds, list) else 1)
+        assert (asked.prompt_bytes, asked.request.pure) == (0, False)
+        assert refused(b'{"prompt_embeds": [7]}', chat=False).param == "prompt_embeds"
 
     @pytest.mark.parametrize(
         "part",

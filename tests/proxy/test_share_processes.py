@@ -172,50 +172,6 @@ def test_a_worker_that_is_stopped_is_replaced_and_no_proxy_is_ready_meanwhile() 
     asyncio.run(main())
 
 
-def test_workers_go_on_alone_when_their_parent_is_gone() -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            backend = await stack.enter_async_context(RawBackend().running())
-            process, url, admin = await stack.enter_async_context(
-                proxy_process("--workers", "2", "--backend", backend.url)
-            )
-            client = await stack.enter_async_context(
-                aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
-            )
-            async with client.get(admin + "/status") as response:
-                workers = (await response.json())["workers"]
-            process.kill()
-            # Not `wait`: before Python 3.12.4 it waits for the pipe, which the workers hold too.
-            await until_now(lambda: process.returncode is not None)
-            try:
-
-                async def all_alone() -> bool:
-                    told = []
-                    for worker in workers:
-                        async with client.get(worker["admin_url"] + "/status") as response:
-                            told.append(await response.json())
-                    return all(t["ready"] and t["share"]["alone_since"] for t in told)
-
-                await until(all_alone)
-                body = {"prompt": "hi", "max_tokens": 3}
-                async with client.post(url + "/v1/completions", json=body) as response:
-                    assert response.status == 200
-            finally:
-                for worker in workers:
-                    os.kill(worker["pid"], signal.SIGTERM)
-
-            async def closed() -> bool:
-                try:
-                    async with client.get(url + "/health"):
-                        return False
-                except aiohttp.ClientError:
-                    return True
-
-            await until(closed)
-
-    asyncio.run(main())
-
-
 @pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="no SO_REUSEPORT here")
 def test_sighup_reaches_every_worker_and_a_reload_finds_nothing_changed(tmp_path: Path) -> None:
     """Not the port that they share nor the files of their own, which the file does not name."""

@@ -12,7 +12,9 @@ from forebay.proxy.http1.sse import (
     EventTooLarge,
     MalformedStream,
     StreamEvent,
+    event_body,
     parse_event,
+    read_object,
 )
 
 STREAM = (
@@ -88,6 +90,16 @@ def test_done() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"{", b"[1]", b"7", b"\xff"])
-def test_malformed(payload: bytes) -> None:
+def test_what_is_no_json_object_says_nothing(payload: bytes) -> None:
+    assert read_object(payload) is None
+    assert parse_event(payload) == StreamEvent()
     with pytest.raises(MalformedStream):
-        parse_event(payload)
+        event_body(payload)
+
+
+@pytest.mark.parametrize("payload", [
+    b'{"usage":{"a":1},"logprob":NaN}', b'{"usage":{"a":1},"logprob":-Infinity}',
+    b'\xef\xbb\xbf{"usage":{"a":1}}',
+])  # fmt: skip
+def test_what_only_lenient_parsers_read(payload: bytes) -> None:
+    assert parse_event(payload).usage == {"a": 1}

@@ -25,7 +25,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def record(number: int, **fields: Any) -> RequestRecord:
-    made = RequestRecord(f"r{number}", 100.0, backend="b0", sent_at=100.5, **fields)
+    made = RequestRecord(f"r{number}", 100.0, backend="b0", sent_at=100.5, written=True, **fields)
     made.request = Request(f"r{number}", 600, 30)
     return made
 
@@ -87,6 +87,29 @@ class TestLines:
         assert (line["status"], line["counted"]) == (499, False)
         assert 1000 <= line["prompt_tokens"] <= 2000
         assert line["cached_tokens"] is line["output_tokens"] is line["ttft_ms"] is None
+
+    def test_a_client_that_left_before_a_server_got_anything_has_no_line(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def never(self: Origin) -> Any:
+            await asyncio.sleep(3600)
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            monkeypatch.setattr(Origin, "_take_idle", lambda self: None)
+            monkeypatch.setattr(Origin, "_connect", never)
+
+            async def ask() -> None:
+                async with on.post({"prompt": "hello " * 1000, "stream": True}):
+                    pass
+
+            task = asyncio.create_task(ask())
+            await settle()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await settle()
+            assert not backends[0].calls
+
+        assert on_a_proxy(tmp_path, scene, silent) == []
 
     def test_what_no_backend_served_has_none(self, tmp_path: Path) -> None:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:

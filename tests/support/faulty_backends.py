@@ -42,16 +42,12 @@ def faults() -> dict[str, Serve]:
         await call.send(answer(200, WHOLE)[:-5])
         call.writer.close()
 
-    async def not_json(call: Call) -> None:
-        await call.send(STREAM_HEAD + chunk(b"data: {oops\n\n"))
-        await call.hung_up()
-
     async def aborted(call: Call) -> None:
         event = b'data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n'
         await call.send(STREAM_HEAD + chunk(event) + chunk(DONE) + b"0\r\n\r\n")
 
     return {f.__name__: f for f in (reset, close, busy, limited, broken, busy_in_stream, no_event,
-                                    half, nonsense, short, not_json, aborted)}  # fmt: skip
+                                    half, nonsense, short, aborted)}  # fmt: skip
 
 
 def cuts() -> dict[str, Serve]:
@@ -153,7 +149,6 @@ def malformed() -> dict[str, Serve]:
         "bad first chunk": sends(f"{ok}transfer-encoding: chunked\r\n\r\nzz\r\n".encode()),
         "field without end": endless_field,
         "comments without end": endless_comments,
-        "first event no object": sends(STREAM_HEAD + chunk(b"data: [1]\n\n")),
         "error as a text": sends(STREAM_HEAD + chunk(b'data: {"error":"oh"}\n\n')),
     }
 
@@ -173,8 +168,8 @@ def malformed_whole() -> dict[str, Serve]:
     return {
         "short body": sends(stalled, close=True),
         "stalled body": sends(stalled),
-        "not JSON": sends(answer(200, b"{oops")),
-        "no object": sends(answer(200, b"[]")),
+        "nothing": sends(answer(200, b"")),
+        "html": sends(answer(200, b"<html>").replace(b"application/json", b"text/html")),
         "stream for a whole": sends(STREAM_HEAD + chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n"),
         "bad chunk": sends(
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"

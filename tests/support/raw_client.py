@@ -37,7 +37,7 @@ _HEAD = re.compile(
     rb"(GET|POST) (/[!-~]*) HTTP/1\.1\r\n((?:[A-Za-z-]+: [\t -~]*\r\n)+)\r\n", re.DOTALL
 )
 _ALLOWED = {"host", "accept-encoding", "content-length", "content-type", "accept", "authorization",
-            "traceparent", "tracestate", "x-request-id"}  # fmt: skip
+            "traceparent", "tracestate", "x-request-id", "x-session-id"}  # fmt: skip
 _PROBES = ("/health", "/metrics", "/v1/models")
 
 STREAM = STREAM_HEAD + chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n"

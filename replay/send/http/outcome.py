@@ -72,7 +72,9 @@ def error_code(body: bytes) -> str | int | None:
 
 
 def token_count(value: Any) -> int | None:
-    """Return `value` if it is a plausible token count, else None."""
+    """Return `value`, such as 8 or 8.0, if it is a plausible token count, else None."""
+    if type(value) is float and value.is_integer():
+        value = int(value)
     return value if type(value) is int and 0 <= value < 1 << 40 else None
 
 

@@ -1,0 +1,39 @@
+"""The paths of vLLM that are passed on by default, as a table.
+
+Three kinds of vLLM's paths are not in it. Chats and completions are shaped (`api/dialects.py`).
+Operators' paths change or stop a server. And further paths that generate would pass all queues and
+shares: `routes` adds them for those who know their clients.
+"""
+
+import re
+from typing import Final
+
+MODELS: Final = "/v1/models"
+# GET requests, too, are answered by vLLM's API server alone, whether its engine is dead or not.
+ENGINELESS: Final = (
+    "/tokenize", "/detokenize", "/v1/messages/count_tokens",
+    "/v1/chat/completions/render", "/v1/completions/render",
+    "/v1/chat/completions/derender", "/v1/completions/derender",
+)  # fmt: skip
+"""Paths that vLLM's API server answers without its engine."""
+ENGINE: Final = (
+    "/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score",
+    "/rerank", "/v1/rerank", "/v2/rerank", "/generative_scoring",
+    "/v1/audio/transcriptions", "/v1/audio/translations",
+)  # fmt: skip
+"""Paths whose requests the engine computes."""
+ROUTED: Final = (MODELS, "/version", *ENGINELESS, *ENGINE)
+GENERATING: Final = (
+    "/v1/chat/completions/batch", "/inference/v1/generate", "/cohere/v2/chat", "/v1/decisions",
+)  # fmt: skip
+"""Paths that generate beside those that are shaped; not passed on unless `routes` says so."""
+
+_KEPT = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
+
+
+def kept_response(path: str) -> tuple[str, str]:
+    """Return the id of the response that a path names, and the method; "" and "" if none."""
+    found = _KEPT.fullmatch(path) if path.startswith("/v1/responses/") else None
+    if found is None:
+        return "", ""
+    return found[1], "POST" if found[2] else "GET"

@@ -1,0 +1,137 @@
+"""Undo the compression of a request's body: today's agents compress what they send.
+
+The servers get the body plain, as vLLM reads no other.
+"""
+
+import asyncio
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from typing import Final, Protocol
+
+from multidict import CIMultiDictProxy
+
+from forebay.proxy.http1.byte_budget import RequestMemory
+from forebay.proxy.http1.errors import ApiError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+PIECE_BYTES: Final = 64 << 10  # decompressed in one step, a fraction of a millisecond
+MOST_MEMBERS: Final = 1_000  # files of gzip, or frames of zstd, one after another in a body
+WINDOW_LOG: Final = 23  # of zstd: 8 MiB, the most that a sender may ask for (RFC 9659)
+_GZIP_FORMAT = 16 + zlib.MAX_WBITS
+
+
+class _Decoder(Protocol):
+    """The interface of zstd's decompressor: what it has not read yet it keeps."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+
+
+class _Gzip:
+    """Decompresses one member of gzip."""
+
+    def __init__(self) -> None:
+        self._stream = zlib.decompressobj(_GZIP_FORMAT)
+        self.needs_input = True
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._stream.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        """Return what comes next, at most `max_length` bytes; raises zlib.error."""
+        piece = self._stream.decompress(self._stream.unconsumed_tail or data, max_length)
+        self.needs_input = not self._stream.unconsumed_tail and len(piece) < max_length
+        return piece
+
+
+def _zstd() -> _Decoder:
+    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG})
+
+
+_DECODERS: Final[dict[str, Callable[[], _Decoder]]] = {
+    "gzip": _Gzip,
+    "x-gzip": _Gzip,
+    "zstd": _zstd,
+}
+
+
+def coding_of(headers: CIMultiDictProxy[str]) -> str:
+    """Return the compression of a request's body, "" if there is none; raises ApiError 415."""
+    if "content-encoding" not in headers:
+        return ""
+    codings = {coding.strip().lower() for coding in headers.getall("content-encoding")}
+    codings.discard("identity")
+    if not codings:
+        return ""
+    coding = codings.pop()
+    if codings or coding not in _DECODERS:
+        raise ApiError(
+            415, "unsupported_encoding", "Send the body uncompressed, or in gzip or zstd.",
+            param="content-encoding", headers={"Accept-Encoding": "gzip, zstd"}, close=True,
+        )  # fmt: skip
+    return coding
+
+
+async def decompressed(body: bytes, coding: str, limit: int, memory: RequestMemory) -> bytes:
+    """Return a body without its compression.
+
+    Raises ApiError 400 for one that is cut or wrong, 413 for one that becomes larger than `limit`
+    bytes, and that of a full budget. No more than `limit` bytes are decompressed.
+
+    Args:
+        coding: as `coding_of` returns it.
+        memory: holds the compressed body, and gets what is made of it.
+    """
+    whole, size = BytesIO(), 0
+    try:
+        for piece in _pieces(body, _DECODERS[coding]):
+            size += len(piece)
+            if size > limit:
+                message = f"The body is larger than {limit} bytes when decompressed."
+                raise ApiError(413, "request_too_large", message)
+            memory.reach(len(body) + size)
+            whole.write(piece)
+            if len(piece) == PIECE_BYTES:
+                await asyncio.sleep(0)
+    except (zlib.error, zstd.ZstdError, EOFError):
+        message = f"The body is not valid {coding}, which its content-encoding says."
+        raise ApiError(400, "invalid_encoding", message, param="content-encoding") from None
+    memory.shrink(size)
+    return whole.getvalue()
+
+
+def _pieces(body: bytes, new_decoder: Callable[[], _Decoder]) -> Iterator[bytes]:
+    """Yield what a body holds, in pieces of at most PIECE_BYTES.
+
+    Raises zlib.error, zstd.ZstdError, and EOFError for a body that ends too early or has too many
+    members.
+    """
+    decoder, members = new_decoder(), 1
+    for start in range(0, len(body), PIECE_BYTES):
+        data, more = body[start : start + PIECE_BYTES], True
+        while more:
+            if decoder.eof:
+                decoder, members = new_decoder(), members + 1
+                if members > MOST_MEMBERS:
+                    raise EOFError
+            yield decoder.decompress(data, PIECE_BYTES)
+            data = decoder.unused_data if decoder.eof else b""
+            more = bool(data) if decoder.eof else not decoder.needs_input
+    if body and not decoder.eof:
+        raise EOFError

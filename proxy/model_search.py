@@ -1,0 +1,52 @@
+"""Look for a model that no backend names, before a request for it is 404."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from math import inf
+
+from forebay.proxy.http1 import errors
+from forebay.proxy.probes import Prober
+from forebay.proxy.served_models import ServedModels
+
+ASKED_AGAIN_S, ASKED_PER_S = 1.0, 50.0  # how often at most, and for how many backends
+
+
+class ModelSearch:
+    """Asks the backends for their models again, before their time."""
+
+    def __init__(self, models: ServedModels, prober: Prober, clock: Callable[[], float]) -> None:
+        self._models = models
+        self._prober = prober
+        self._clock = clock
+        self._asking: asyncio.Task[None] | None = None
+        self._asked_at = -inf
+
+    def close(self) -> None:
+        """Stop asking."""
+        if self._asking is not None:
+            self._asking.cancel()
+
+    async def must_have(self, model: str) -> str:
+        """Return what `Request.model` is to be for a model; raises ApiError 404 if nobody has it.
+
+        Before that the backends are asked again, as an adapter may have been loaded a moment ago:
+        once in a while, however many requests ask for what does not exist.
+
+        Args:
+            model: as the backends know it.
+        """
+        if self._models.nobody_has(model):
+            now, told = self._clock(), self._models.told()
+            due = now >= self._asked_at + max(ASKED_AGAIN_S, len(told) / ASKED_PER_S)
+            if self._asking is None or (self._asking.done() and due):
+                self._asked_at = now
+                asked = map(self._prober.ask_models, told)
+                self._asking = asyncio.create_task(_all(asked))
+            await asyncio.shield(self._asking)
+            if self._models.nobody_has(model):
+                raise errors.no_such_model(self._models.names())
+        return self._models.named(model).route
+
+
+async def _all(asked: Iterable[Awaitable[None]]) -> None:
+    await asyncio.gather(*asked, return_exceptions=True)

@@ -1,0 +1,67 @@
+"""Write log lines from a thread: a standard output that nobody reads must not stop the proxy."""
+
+import logging
+import os
+import queue
+import threading
+import time
+from contextlib import suppress
+from typing import Final
+
+MOST_LINES: Final = 10_000  # that wait; a line has some hundred bytes
+CLOSE_S: Final = 1.0  # for lines to be written when the process ends
+FULL_S: Final = 0.05  # between two tries of a stream that does not block
+_END: Final = b""
+
+
+class QueuedLines(logging.Handler):
+    """Puts lines into a bounded queue; a thread writes them to a descriptor.
+
+    What does not fit is dropped, and so is what cannot be written: a reader that has gone, or a
+    full disk, ends nothing.
+
+    Attributes:
+        dropped: lines that were not written.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self.dropped = 0
+        self._descriptor = descriptor
+        self._lines: queue.Queue[bytes] = queue.Queue(MOST_LINES)
+        # A daemon: at the end of the process it may still wait for a reader.
+        self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a line, or count it as dropped."""
+        try:
+            self._lines.put_nowait((self.format(record) + "\n").encode(errors="replace"))
+        except queue.Full:
+            self.dropped += 1
+
+    def close(self) -> None:
+        """Write what waits, for a moment at most."""
+        with suppress(queue.Full):
+            self._lines.put_nowait(_END)
+            self._thread.join(CLOSE_S)
+        super().close()
+
+    def _write_all(self) -> None:
+        while (line := self._lines.get()) != _END:
+            try:
+                self._write(line)
+            except OSError:
+                self.dropped += 1
+
+    def _write(self, line: bytes) -> None:
+        while line:
+            try:
+                line = line[os.write(self._descriptor, line) :]
+            except BlockingIOError:
+                time.sleep(FULL_S)
+
+
+def dropped_lines(logger: logging.Logger) -> int:
+    """Return the log lines of a logger that were dropped."""
+    return sum(one.dropped for one in logger.handlers if isinstance(one, QueuedLines))
