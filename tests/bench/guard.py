@@ -157,19 +157,23 @@ def entry_of(cell: Cell, with_models: bool) -> Entry:
     return entry
 
 
-def sums(cells: Sequence[Cell], played: Table, options: argparse.Namespace) -> Table:
-    """Return the means over all cells, and the instruction counts."""
-    found: Table = {}
+def counted(options: argparse.Namespace) -> Table:
+    """Return the instruction counts, where they are asked for and can be had."""
     if options.only:
-        return found
+        return {}
+    if options.quick or not available():
+        print(f"instructions are not counted{'' if options.quick else ': there is no valgrind'}")
+        return {}
+    return {f"{COUNTED}, {INTERPRETER}": {"now": [None, None, *counts()]}}
+
+
+def sums(cells: Sequence[Cell], played: Table) -> Table:
+    """Return the means over all cells."""
+    found: Table = {}
     for name, short in ((MEAN, False), (f"quick {MEAN}", True)):
         listed = [played[cell.name]["now"] for cell in cells if bool(cell.requests) == short]
         if listed:
             found[name] = {"now": mean(listed)}
-    if options.quick or not available():
-        print(f"instructions are not counted{'' if options.quick else ': there is no valgrind'}")
-    else:
-        found[f"{COUNTED}, {INTERPRETER}"] = {"now": [None, None, *counts()]}
     return found
 
 
@@ -189,11 +193,14 @@ def main() -> None:
     if not cells:
         parser.error(f"--only {options.only}: no cell has that in its name")
     table = read(TABLE)
+    instructions = counted(options)  # first: if they cannot be counted, no minutes are lost
     with_models = [options.models or cell.name not in table for cell in cells]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         entries = pool.map(entry_of, cells, with_models, chunksize=4)
         played = {cell.name: entry for cell, entry in zip(cells, entries, strict=True)}
-    played |= sums(cells, played, options)
+    if not options.only:
+        played |= sums(cells, played)
+    played |= instructions
     new = updated(table, played)
     print("\n".join(shown(name, new[name]) for name in played))
     lost = list(losses(table, played))

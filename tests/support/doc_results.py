@@ -223,8 +223,8 @@ def problems() -> str:
         "| It keeps room for chats while documents are read. | Chat p99 and document p99: "
         f"{_both('documents, chunked')} | {_both('documents')} |",
         "| Many users ask about one document. Every GPU computes it again. "
-        "| It sends a question to the GPU that holds the document, and computes a shared "
-        "document once. | Chat p99 and document p99: "
+        "| It sends a question to the GPU that holds the document. A shared document is computed "
+        "once, and again only where a free GPU then answers faster. | Chat p99 and document p99: "
         f"{_both('shared documents, chunked')} | {_both('shared documents')} |",
         "| Under overload the queue grows, until everybody is late. "
         "| It predicts the wait, and answers 429 with `Retry-After` when it is too long. "
