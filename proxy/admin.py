@@ -16,27 +16,27 @@ from aiohttp import web
 
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.app import App
-from forebay.proxy.backends import Backends
+from forebay.proxy.backends.pool import Backends
 from forebay.proxy.core.explain.receipt import Receipts
 from forebay.proxy.core.health import Health
 from forebay.proxy.core.policy.long_prefills import blocks_short_prompts
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.diagnose.backend_facts import backend_facts
+from forebay.proxy.diagnose.receipt_text import preview_verdict, receipt_fields
 from forebay.proxy.diagnose.request_list import BAD_QUERY, BadQuery, listed
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1 import errors
-from forebay.proxy.http1.cross_origin import cross_site_refusal
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import CLIENT, ApiError, error_body
 from forebay.proxy.http1.headers import request_id
+from forebay.proxy.http1.server.cross_origin import cross_site_refusal
 from forebay.proxy.reload import Reloader
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.share.exchange import PeerExchange
-from forebay.proxy.telemetry.capture import Capture
-from forebay.proxy.telemetry.metrics import ProxyMetrics
-from forebay.proxy.telemetry.receipt_text import preview_verdict, receipt_fields
-from forebay.proxy.telemetry.usage_ledger import UsageLedger
+from forebay.proxy.telemetry.logs.capture import Capture
+from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
+from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 
 VERSIONS = {
     "forebay": version("forebay"),

@@ -18,22 +18,23 @@ from forebay.proxy.api.dialects import CHAT, COMPLETIONS, DIALECTS, MESSAGES, RE
 from forebay.proxy.api.large_json import LargeBodies
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
-from forebay.proxy.backends import Backends
+from forebay.proxy.backends.hold import HeldRequests
+from forebay.proxy.backends.models import Wanted
+from forebay.proxy.backends.pool import Backends
+from forebay.proxy.backends.served_models import must_be_home
 from forebay.proxy.config.paths import ENGINELESS, MODELS, kept_response
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Driver, Rejected
-from forebay.proxy.held import HeldRequests
 from forebay.proxy.http1 import errors
-from forebay.proxy.http1.byte_budget import SMALL_BYTES, ByteBudget, RequestMemory
-from forebay.proxy.http1.client_body import read_client_body
-from forebay.proxy.http1.cross_origin import Cors
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id
-from forebay.proxy.http1.request_faults import answer_target
-from forebay.proxy.http1.server import cannot_go_on, client_of
-from forebay.proxy.models import Wanted
+from forebay.proxy.http1.server.byte_budget import SMALL_BYTES, ByteBudget, RequestMemory
+from forebay.proxy.http1.server.client_body import read_client_body
+from forebay.proxy.http1.server.cross_origin import Cors
+from forebay.proxy.http1.server.request_checks import answer_target
+from forebay.proxy.http1.server.server import cannot_go_on, client_of
 from forebay.proxy.public_paths import methods_of
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.delivery import send_whole, wait_taken
@@ -43,8 +44,7 @@ from forebay.proxy.relay.unshaped import UnshapedRelay
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.runtime.memory import request_bytes
 from forebay.proxy.security.guards import Security
-from forebay.proxy.served_models import must_be_home
-from forebay.proxy.telemetry.metrics import ProxyMetrics
+from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
 from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 

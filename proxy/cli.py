@@ -21,7 +21,7 @@ COMMANDS = {
     ),
     "proxy": ("forebay.proxy.proxy_cli:app", "the load-shaping proxy in front of vLLM servers"),
     "explain": (
-        "forebay.proxy.telemetry.explain_cli:app",
+        "forebay.proxy.diagnose.explain_cli:app",
         "why a request was routed, delayed or rejected",
     ),
     "doctor": (

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer._click.exceptions import ClickException  # Typer bundles Click; it exports no base class
 
-from forebay.proxy.telemetry.redaction import without_user_info
+from forebay.proxy.config.redaction import without_user_info
 from forebay.traces.command_line.help_text import PlainTyper
 from forebay.traces.command_line.messages import be_quiet
 from forebay.traces.command_line.plain_words import plain_words

@@ -20,7 +20,7 @@ from forebay.proxy.runtime.event_loop import (
 from forebay.traces.command_line.messages import talk
 
 if TYPE_CHECKING:
-    from forebay.proxy.telemetry.events import Say
+    from forebay.proxy.telemetry.log_events import Say
 
 EXAMPLE = """The load-shaping proxy in front of OpenAI-compatible vLLM servers.
 
@@ -111,7 +111,7 @@ def _serve_with_workers(
     from forebay.proxy.api.cache_salt import share_cache_secret
     from forebay.proxy.share.serve_workers import serve_with_workers
     from forebay.proxy.share.worker import words_of
-    from forebay.proxy.telemetry.access_log import configure_logs, say
+    from forebay.proxy.telemetry.logs.access_log import configure_logs, say
 
     configure_logs(config.logs)
     share_cache_secret(os.environ)  # workers must salt the prompts of a tenant alike
@@ -134,8 +134,8 @@ async def serve(
     from forebay.proxy.runtime import systemd
     from forebay.proxy.runtime.memory import keep_large_apart
     from forebay.proxy.serve import start_proxy
-    from forebay.proxy.telemetry.access_log import configure_logs, say
-    from forebay.proxy.telemetry.events import LogEvent
+    from forebay.proxy.telemetry.log_events import LogEvent
+    from forebay.proxy.telemetry.logs.access_log import configure_logs, say
 
     configure_logs(config.logs)
     keep_large_apart()
@@ -176,7 +176,7 @@ async def serve(
 
 def _end_alone(stop: Callable[[], None], say: "Say") -> None:
     """End a worker whose parent has ended: nobody can reload it, and it holds the port."""
-    from forebay.proxy.telemetry.events import LogEvent
+    from forebay.proxy.telemetry.log_events import LogEvent
 
     say(LogEvent.PARENT_ENDED, "the parent of --workers has ended: this worker ends, too")
     stop()

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forebay.proxy.app import App
-from forebay.proxy.backends import Backends
+from forebay.proxy.backends.discovery import Discovery
+from forebay.proxy.backends.pool import Backends
 from forebay.proxy.config.diff import Changes, changes
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.model import BackendSpec
-from forebay.proxy.discovery import Discovery
 from forebay.proxy.driver import Driver
-from forebay.proxy.http1.server import HttpServer
+from forebay.proxy.http1.server.server import HttpServer
 from forebay.proxy.kv_events.follower import Followers
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.timeouts import Watchdog
@@ -26,9 +26,9 @@ from forebay.proxy.routing import live_options
 from forebay.proxy.runtime import systemd
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.security.guards import LoadedSecurity, Security
-from forebay.proxy.telemetry.access_log import AccessLog
-from forebay.proxy.telemetry.events import LogEvent, Say
-from forebay.proxy.telemetry.metrics import ProxyMetrics
+from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.telemetry.logs.access_log import AccessLog
+from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.traces.errors import InputError
 
 Result = Literal["applied", "partly", "unchanged", "failed"]

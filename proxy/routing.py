@@ -10,7 +10,7 @@ from forebay.proxy.config.routes import CheckedRoute
 from forebay.proxy.config.schema import Config, ShaperOptions
 from forebay.proxy.core.model import Request
 from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
-from forebay.proxy.telemetry.events import LogEvent, Say
+from forebay.proxy.telemetry.log_events import LogEvent, Say
 from forebay.traces.errors import InputError
 
 __all__ = ["Engine", "GuardedRoute", "Request", "live_options"]

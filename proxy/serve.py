@@ -16,15 +16,15 @@ from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 from forebay.proxy.admin import Admin
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.app import App
-from forebay.proxy.backends import Backends
+from forebay.proxy.backends.discovery import Discovery
+from forebay.proxy.backends.pool import Backends
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.observe import ObservingShaper
-from forebay.proxy.discovery import Discovery
 from forebay.proxy.driver import Driver
-from forebay.proxy.http1.handover import stop_listening
-from forebay.proxy.http1.listen import listen, listen_fault, url_host
-from forebay.proxy.http1.server import HttpServer
+from forebay.proxy.http1.server.handover import stop_listening
+from forebay.proxy.http1.server.listen import listen, listen_fault, url_host
+from forebay.proxy.http1.server.server import HttpServer
 from forebay.proxy.kv_events.follower import Followers
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.relay import Relay
@@ -36,16 +36,16 @@ from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.security.guards import Security
 from forebay.proxy.share.exchange import Link, PeerExchange, exchanging
 from forebay.proxy.share.redis_link import RedisLink
-from forebay.proxy.telemetry.access_log import AccessLog, InternalErrors
-from forebay.proxy.telemetry.backend_metrics import BackendMetrics
-from forebay.proxy.telemetry.capture import capturing
-from forebay.proxy.telemetry.decision_metrics import DecisionMetrics
-from forebay.proxy.telemetry.events import LogEvent, Say
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
-from forebay.proxy.telemetry.metrics import ProxyMetrics
+from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.telemetry.logs.access_log import AccessLog, InternalErrors
+from forebay.proxy.telemetry.logs.capture import capturing
+from forebay.proxy.telemetry.logs.tracing import Tracer
+from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
+from forebay.proxy.telemetry.metrics.backend_metrics import BackendMetrics
+from forebay.proxy.telemetry.metrics.decision_metrics import DecisionMetrics
+from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
-from forebay.proxy.telemetry.tracing import Tracer
-from forebay.proxy.telemetry.usage_ledger import UsageLedger
 from forebay.traces.errors import InputError
 
 HLOG_INTERVAL_S = 1.0

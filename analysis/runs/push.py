@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from forebay.analysis.runs.load import load_run
-from forebay.proxy.telemetry.redaction import without_user_info
+from forebay.proxy.config.redaction import without_user_info
 from forebay.traces.errors import InputError
 
 TIMEOUT_S = 10

@@ -34,9 +34,9 @@ from forebay.proxy.api.prompt_text import (
 )
 from forebay.proxy.api.special_work import is_pure
 from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
+from forebay.proxy.backends.models import Models, Wanted
 from forebay.proxy.core.model import CLASSES, Request, ServiceClass
 from forebay.proxy.http1.errors import ApiError, invalid_type
-from forebay.proxy.models import Models, Wanted
 from forebay.traces.command_line.quantities import seconds
 
 TEXTS = {

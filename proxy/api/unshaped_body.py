@@ -4,7 +4,7 @@ from email.message import Message
 
 from forebay.proxy.api.body import client_salt, parse_any, reject_media_ids, with_model
 from forebay.proxy.api.cache_salt import CacheSalts, with_salt
-from forebay.proxy.models import Models, Wanted
+from forebay.proxy.backends.models import Models, Wanted
 
 MOST_PARTS = 16  # of a form that are looked at
 HEADER_BYTES = 1 << 10  # of a part

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from forebay.proxy.config.advice import THRESHOLD_REMEDY
+from forebay.proxy.config.redaction import STANDS_FOR, without_user_info
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sections import UNITS
-from forebay.proxy.telemetry.redaction import STANDS_FOR, without_user_info
 from forebay.traces.command_line.plain_words import plain_words
 from forebay.traces.errors import InputError
 

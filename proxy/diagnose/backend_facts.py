@@ -9,9 +9,9 @@ from typing import Any
 
 import orjson
 
-from forebay.proxy.backends import Backends
-from forebay.proxy.http1.faults import UpstreamFault
-from forebay.proxy.probes import Upstream, key_header
+from forebay.proxy.backends.pool import Backends
+from forebay.proxy.backends.probes import Upstream, key_header
+from forebay.proxy.http1.client.backend_errors import UpstreamFault
 
 MOST_MODELS = 50
 FACT_S = 1.5  # less than a worker has for its whole answer (share/workers_admin.py)

@@ -11,7 +11,7 @@ from forebay.proxy.diagnose.checks import Finding, Found, Severity
 from forebay.proxy.diagnose.scene import Scene
 from forebay.proxy.security.guards import Security
 from forebay.proxy.security.keys import SHORT_KEY
-from forebay.proxy.telemetry.capture import capture_salt
+from forebay.proxy.telemetry.logs.capture import capture_salt
 from forebay.traces.errors import InputError
 
 CHECK = "configuration file"

@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, Literal, cast, get_args
 
 from forebay.proxy.core.explain.receipt import Receipt, Receipts
-from forebay.proxy.telemetry.receipt_text import main_reason
+from forebay.proxy.diagnose.receipt_text import main_reason
 
 Order = Literal["slowest", "rejected"]
 MOST_ROWS = 100

@@ -13,7 +13,7 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, Unreachable, ask, ask_json
-from forebay.proxy.telemetry.spoken_times import long_time, short_time
+from forebay.proxy.diagnose.spoken_times import long_time, short_time
 from forebay.traces.command_line.messages import talk
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from forebay.proxy.backends import Backends
+from forebay.proxy.backends.pool import Backends
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.learn.engine_blocks import BlockTranslations, EngineBlocks
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver
 from forebay.proxy.kv_events.decode import BadEvent, KvBlocks, NoSalt
 from forebay.proxy.kv_events.tokenize import Translator
-from forebay.proxy.telemetry.events import LogEvent, Say
+from forebay.proxy.telemetry.log_events import LogEvent, Say
 from forebay.traces.errors import InputError
 
 END = (-1).to_bytes(8, "big", signed=True)  # sequence number of the end of a replay

@@ -14,13 +14,13 @@ from typing import Any
 import orjson
 
 from forebay.proxy.api.body import BYTES_PER_TOKEN_ID, ParsedBody
-from forebay.proxy.backends import Backends
+from forebay.proxy.backends.pool import Backends
+from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.core.learn.engine_blocks import BlockTranslations
-from forebay.proxy.http1.client import read_all
-from forebay.proxy.http1.faults import UpstreamFault
+from forebay.proxy.http1.client.backend_errors import UpstreamFault
+from forebay.proxy.http1.client.client import read_all
 from forebay.proxy.kv_events.decode import chain_keys
-from forebay.proxy.probes import Upstream
-from forebay.proxy.telemetry.events import LogEvent, Say
+from forebay.proxy.telemetry.log_events import LogEvent, Say
 
 WAITING_PROMPTS = 16
 REST = 4.0  # pause after a prompt, as a multiple of its duration

@@ -11,17 +11,22 @@ from typing import Literal, TypeVar
 
 from aiohttp import web
 
-from forebay.proxy.backends import Backends
+from forebay.proxy.backends.pool import Backends
+from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Grant
 from forebay.proxy.http1 import errors
-from forebay.proxy.http1.byte_budget import RequestMemory
-from forebay.proxy.http1.connection import UpstreamResponse
-from forebay.proxy.http1.faults import AnswerTooLarge, ConnectFault, LocalShortage, LostConnection
+from forebay.proxy.http1.client.backend_errors import (
+    AnswerTooLarge,
+    ConnectFault,
+    LocalShortage,
+    LostConnection,
+)
+from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.headers import to_client
+from forebay.proxy.http1.server.byte_budget import RequestMemory
 from forebay.proxy.http1.sse import EventTooLarge
-from forebay.proxy.probes import Upstream
 from forebay.proxy.relay.failures import BUSY_STATUSES, Failure, check_status
 from forebay.proxy.relay.retries import RetryBudget, Tries
 from forebay.proxy.relay.stream import UPSTREAM_ERRORS, StreamListener

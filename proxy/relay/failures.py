@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from forebay.proxy.http1.connection import UpstreamResponse
+from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.errors import ApiError, retry_headers, upstream_error
 from forebay.proxy.http1.sse import read_object
 from forebay.proxy.relay.retries import Retry

@@ -17,12 +17,12 @@ from forebay.proxy.api.body import ParsedBody
 from forebay.proxy.api.dialects import RESPONSES
 from forebay.proxy.api.members import with_member
 from forebay.proxy.api.token_estimate import TokenEstimate
-from forebay.proxy.backends import Backends
+from forebay.proxy.backends.pool import Backends
+from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.driver import Grant, Rejected
-from forebay.proxy.http1.byte_budget import RequestMemory
 from forebay.proxy.http1.headers import to_backend
+from forebay.proxy.http1.server.byte_budget import RequestMemory
 from forebay.proxy.kv_events.tokenize import Translator
-from forebay.proxy.probes import Upstream
 from forebay.proxy.relay.attempts import Attempt, Attempts
 from forebay.proxy.relay.failures import NO_MODEL, Failure, check_head, check_type, check_whole
 from forebay.proxy.relay.kept_responses import KeptResponses
@@ -30,7 +30,7 @@ from forebay.proxy.relay.retries import Tries
 from forebay.proxy.relay.stream import Stream, StreamListener
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.relay.whole_answer import LargeAnswer
-from forebay.proxy.telemetry.metrics import ProxyMetrics
+from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.record import RequestRecord
 
 MOST_TOKENS = 1 << 24  # of a prompt or an output; a row of a capture has one number for each 512

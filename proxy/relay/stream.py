@@ -9,11 +9,12 @@ import orjson
 from aiohttp import web
 
 from forebay.proxy.api.dialects import Dialect
-from forebay.proxy.http1.byte_budget import SMALL_BYTES, RequestMemory
-from forebay.proxy.http1.connection import Sink, UpstreamResponse
+from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.http1.client.backend_errors import BrokenAnswer, UpstreamFault
+from forebay.proxy.http1.client.connection import Sink, UpstreamResponse
 from forebay.proxy.http1.errors import stream_error_event, upstream_error
-from forebay.proxy.http1.faults import BrokenAnswer, UpstreamFault
 from forebay.proxy.http1.headers import to_client
+from forebay.proxy.http1.server.byte_budget import SMALL_BYTES, RequestMemory
 from forebay.proxy.http1.sse import (
     MAX_EVENT_BYTES,
     EventScanner,
@@ -22,7 +23,6 @@ from forebay.proxy.http1.sse import (
     StreamEvent,
     parse_event,
 )
-from forebay.proxy.probes import Upstream
 from forebay.proxy.relay.failures import BUSY_STATUSES, Failure, full
 from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
 from forebay.proxy.relay.token_chunks import TokenChunks

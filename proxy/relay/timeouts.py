@@ -11,8 +11,8 @@ from types import TracebackType
 
 from aiohttp import web
 
-from forebay.proxy.http1.connection import UpstreamResponse
-from forebay.proxy.http1.faults import UpstreamFault
+from forebay.proxy.http1.client.backend_errors import UpstreamFault
+from forebay.proxy.http1.client.connection import UpstreamResponse
 
 try:
     from fcntl import ioctl

@@ -6,21 +6,21 @@ same budget as for shaped requests.
 
 from aiohttp import web
 
-from forebay.proxy.backends import Backends
+from forebay.proxy.backends.models import Wanted
+from forebay.proxy.backends.pool import Backends
+from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.backends.served_models import must_be_home
 from forebay.proxy.config.paths import ENGINELESS
 from forebay.proxy.http1 import errors
-from forebay.proxy.http1.byte_budget import RequestMemory
 from forebay.proxy.http1.headers import to_backend
-from forebay.proxy.models import Wanted
-from forebay.proxy.probes import Upstream
+from forebay.proxy.http1.server.byte_budget import RequestMemory
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.failures import NO_MODEL, Failure, check_head
 from forebay.proxy.relay.retries import Tries
 from forebay.proxy.relay.stream import Stream, StreamListener
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.relay.whole_answer import LargeAnswer
-from forebay.proxy.served_models import must_be_home
-from forebay.proxy.telemetry.metrics import ProxyMetrics
+from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.record import RequestRecord
 
 

@@ -11,12 +11,12 @@ from collections.abc import Callable
 import aiohttp
 from aiohttp import web
 
-from forebay.proxy.http1.byte_budget import SMALL_BYTES, RequestMemory
-from forebay.proxy.http1.connection import UpstreamResponse
-from forebay.proxy.http1.faults import AnswerTooLarge, UpstreamFault
+from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.http1.client.backend_errors import AnswerTooLarge, UpstreamFault
+from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.headers import to_client
+from forebay.proxy.http1.server.byte_budget import SMALL_BYTES, RequestMemory
 from forebay.proxy.http1.sse import read_object
-from forebay.proxy.probes import Upstream
 from forebay.proxy.relay.stream import UNTAKEN_BYTES, StreamListener
 from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
 

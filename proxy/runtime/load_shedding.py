@@ -17,7 +17,7 @@ from forebay.proxy.config.sections import Limits
 from forebay.proxy.core.model import ServiceClass
 from forebay.proxy.core.overload import Reading, next_shed, refused
 from forebay.proxy.runtime.memory import NO_DESCRIPTOR, memory_limit, resident_bytes
-from forebay.proxy.telemetry.events import LogEvent, Say
+from forebay.proxy.telemetry.log_events import LogEvent, Say
 
 LAG_STEP_S = 0.05
 LAG_STEPS = 200  # percentiles are over the last 10 s

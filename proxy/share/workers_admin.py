@@ -20,12 +20,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.proxy.admin import query_of, requested_id, wrong_request
 from forebay.proxy.diagnose.request_list import DEFAULT_ROWS, ordered
-from forebay.proxy.http1.byte_budget import ByteBudget, RequestMemory
-from forebay.proxy.http1.client_body import read_client_body
-from forebay.proxy.http1.cross_origin import cross_site_refusal
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import SERVER, ApiError, error_body
 from forebay.proxy.http1.headers import request_id
+from forebay.proxy.http1.server.byte_budget import ByteBudget, RequestMemory
+from forebay.proxy.http1.server.client_body import read_client_body
+from forebay.proxy.http1.server.cross_origin import cross_site_refusal
 from forebay.proxy.share.workers import Worker, WorkerPool
 
 ANSWER_S, RELOAD_S = 2.0, 60.0  # new backends are probed before a reload ends

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 
 from forebay.proxy.core.explain.receipt import Receipt, Receipts
-from forebay.proxy.http1.active_ids import ActiveIds
-from forebay.proxy.telemetry.access_log import AccessLog
-from forebay.proxy.telemetry.capture import Capture
-from forebay.proxy.telemetry.metrics import ProxyMetrics
+from forebay.proxy.http1.server.active_ids import ActiveIds
+from forebay.proxy.telemetry.logs.access_log import AccessLog
+from forebay.proxy.telemetry.logs.capture import Capture
+from forebay.proxy.telemetry.logs.tracing import Tracer
+from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
+from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.record import RequestRecord
-from forebay.proxy.telemetry.tracing import Tracer
-from forebay.proxy.telemetry.usage_ledger import UsageLedger
 
 
 class Telemetry:

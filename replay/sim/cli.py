@@ -227,8 +227,8 @@ def _kept(case: "SweepCase", folder: Path, *, force: bool) -> dict[str, Any]:
 
 
 def _explain(case: "SweepCase", request_id: str, *, as_json: bool) -> None:
-    from forebay.proxy.telemetry.explain_cli import show as show_receipt
-    from forebay.proxy.telemetry.receipt_text import receipt_fields
+    from forebay.proxy.diagnose.explain_cli import show as show_receipt
+    from forebay.proxy.diagnose.receipt_text import receipt_fields
     from forebay.replay.sim.sweep import simulate_case
 
     simulated, _ = simulate_case(case)

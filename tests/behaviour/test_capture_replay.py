@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from proxy_stage import stage
 
-from forebay.proxy.telemetry.capture import SALT
+from forebay.proxy.telemetry.logs.capture import SALT
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine

@@ -22,7 +22,7 @@ from mutants import mutant
 from proxy_stage import settle, stage
 from raw_client import Oracle, Response, raw, responses
 
-from forebay.proxy.http1 import server as http_server
+from forebay.proxy.http1.server import server as http_server
 
 BATCH, AT_ONCE = 2000, 200
 PATIENCE_S = 60.0  # the proxy closes every connection long before

@@ -9,7 +9,7 @@ from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send, Tenant
 from forebay.proxy.core.observe import ObservingShaper
 from forebay.proxy.core.policy.routing import Route, least_connections
-from forebay.proxy.telemetry.receipt_text import verdict
+from forebay.proxy.diagnose.receipt_text import verdict
 
 BUCKETS = [Bucket("chat", 5_000, 100, 2.0), Bucket("document", 131_072, 100, 30.0, 1)]
 

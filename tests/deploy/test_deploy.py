@@ -15,17 +15,16 @@ from forebay.proxy.core.health import Health
 from forebay.proxy.core.model import BackendSpec, Bucket
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.proxy_cli import app
-from forebay.proxy.telemetry.backend_metrics import BackendMetrics
-from forebay.proxy.telemetry.decision_metrics import DecisionMetrics
-from forebay.proxy.telemetry.metrics import ProxyMetrics
+from forebay.proxy.telemetry.metrics.backend_metrics import BackendMetrics
+from forebay.proxy.telemetry.metrics.decision_metrics import DecisionMetrics
+from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 
 DEPLOY = ROOT / "deploy"
 EXAMPLE = DEPLOY / "forebay.yaml"
 
 
 def test_the_example_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
-    command = typer.main.get_command(app)
-    command.main(["--config", str(EXAMPLE), "--check-config"], standalone_mode=False)
+    assert run_command(app, "proxy", ["--config", str(EXAMPLE), "--check-config"]) == 0
     assert "valid" in capsys.readouterr().err
 
 

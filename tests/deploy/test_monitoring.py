@@ -32,8 +32,8 @@ from started import FOREBAY, eventually, started
 from forebay.proxy.core.explain.receipt import Receipts
 from forebay.proxy.core.model import BackendSpec, Bucket
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.telemetry.decision_metrics import DecisionMetrics
-from forebay.proxy.telemetry.metrics import ProxyMetrics
+from forebay.proxy.telemetry.metrics.decision_metrics import DecisionMetrics
+from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 
 FOLDER = ROOT / "deploy" / "prometheus"
 RULES = yaml.safe_load((FOLDER / "rules.yml").read_text(encoding="utf-8"))

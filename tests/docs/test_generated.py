@@ -10,7 +10,7 @@ from doc_pages import FILES, pages, renewed
 from doc_reference import WHAT_TO_DO, error_codes, meanings, sections
 from paths import ROOT
 
-from forebay.proxy.telemetry.backend_metrics import WAIT_REASONS
+from forebay.proxy.telemetry.metrics.backend_metrics import WAIT_REASONS
 from forebay.replay.results.row import Row
 
 AGAIN = "write it anew: make docs-figures"

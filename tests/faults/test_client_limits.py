@@ -24,7 +24,7 @@ from raw_client import (
 )
 
 from forebay.proxy.config.schema import Config
-from forebay.proxy.http1.client_body import AHEAD_BYTES
+from forebay.proxy.http1.server.client_body import AHEAD_BYTES
 from forebay.replay.clock.virtual_loop import run
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"

@@ -21,8 +21,8 @@ from raw_client import (
     responses,
 )
 
-from forebay.proxy.http1.listen import listen
-from forebay.proxy.http1.server import HttpServer
+from forebay.proxy.http1.server.listen import listen
+from forebay.proxy.http1.server.server import HttpServer
 from forebay.replay.clock.virtual_loop import run
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"

@@ -28,7 +28,7 @@ from proxy_stage import (
 )
 from raw_client import Raw, little_room
 
-from forebay.proxy.http1 import handover
+from forebay.proxy.http1.server import handover
 
 Told = tuple[int, Any]
 

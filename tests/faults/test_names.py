@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from proxy_stage import RawBackend, Stage, stage
 
-from forebay.proxy.http1 import names
-from forebay.proxy.http1.client import Origin
-from forebay.proxy.http1.faults import NameFault
+from forebay.proxy.http1.client import dns_cache as names
+from forebay.proxy.http1.client.backend_errors import NameFault
+from forebay.proxy.http1.client.client import Origin
 
 real = socket.getaddrinfo
 

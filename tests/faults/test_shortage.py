@@ -29,8 +29,8 @@ from proxy_stage import (
     stage,
 )
 
-from forebay.proxy.http1.client import Origin
-from forebay.proxy.http1.faults import ConnectFault, LocalShortage
+from forebay.proxy.http1.client.backend_errors import ConnectFault, LocalShortage
+from forebay.proxy.http1.client.client import Origin
 from forebay.proxy.runtime import load_shedding as protection
 from forebay.proxy.runtime.event_loop import fast_runner
 from forebay.proxy.telemetry.hlog import read_hlog

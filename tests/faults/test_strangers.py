@@ -10,7 +10,7 @@ from raw_client import BODY, CLOSE, HOST, POST, Oracle, ask, before_oracle, conn
 from said import Said
 
 from forebay.proxy.config.sections import Limits
-from forebay.proxy.http1.server import MOST_CHUNKS
+from forebay.proxy.http1.server.server import MOST_CHUNKS
 from forebay.proxy.runtime.load_shedding import Protection
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"

@@ -35,9 +35,9 @@ from proxy_stage import (
     whole,
 )
 
-from forebay.proxy.http1.client import Origin, read_all
-from forebay.proxy.http1.connection import UpstreamResponse
-from forebay.proxy.http1.faults import ConnectFault
+from forebay.proxy.http1.client.backend_errors import ConnectFault
+from forebay.proxy.http1.client.client import Origin, read_all
+from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.sse import MAX_EVENT_BYTES
 from forebay.proxy.relay.timeouts import StalledUpstream
 from forebay.replay.clock.virtual_loop import run

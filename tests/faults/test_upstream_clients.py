@@ -26,7 +26,7 @@ from proxy_stage import (
 )
 from raw_client import Raw, little_room
 
-from forebay.proxy.http1.client import Origin
+from forebay.proxy.http1.client.client import Origin
 
 CHUNKS = 500
 GOOD = EVENT + EVENT + USAGE + DONE

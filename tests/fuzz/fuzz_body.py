@@ -6,7 +6,7 @@ import sys
 import atheris
 
 with atheris.instrument_imports(
-    include=["forebay.proxy.http1.client_body", "forebay.proxy.api.body"]
+    include=["forebay.proxy.http1.server.client_body", "forebay.proxy.api.body"]
 ):
     from invariants import check_body, check_prompt, cut
 

@@ -13,9 +13,9 @@ from forebay.proxy.api.body import parse, read_fields
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.api.media_tokens import VIDEO_TOKENS
 from forebay.proxy.api.token_estimate import TokenEstimate
-from forebay.proxy.http1.byte_budget import ByteBudget, RequestMemory
-from forebay.proxy.http1.client_body import read_client_body
 from forebay.proxy.http1.errors import ApiError
+from forebay.proxy.http1.server.byte_budget import ByteBudget, RequestMemory
+from forebay.proxy.http1.server.client_body import read_client_body
 from forebay.proxy.http1.sse import EventScanner, MalformedStream, parse_event
 
 EVENT_LIMIT = 256

@@ -21,8 +21,8 @@ from forebay.proxy.core.model import Request, Tenant
 from forebay.proxy.security.auth import Failures
 from forebay.proxy.security.guards import WATCH_S, Security
 from forebay.proxy.security.keys import KeyRing, parse_keys, read_keys
-from forebay.proxy.telemetry.events import LogEvent
-from forebay.proxy.telemetry.tenant_labels import TenantLabels
+from forebay.proxy.telemetry.log_events import LogEvent
+from forebay.proxy.telemetry.metrics.tenant_labels import TenantLabels
 from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 

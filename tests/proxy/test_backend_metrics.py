@@ -27,7 +27,7 @@ from forebay.proxy.core.health import Health
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.policy.start import Block
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.telemetry.backend_metrics import WAIT_REASONS, BackendMetrics
+from forebay.proxy.telemetry.metrics.backend_metrics import WAIT_REASONS, BackendMetrics
 from forebay.replay.clock.virtual_loop import run
 
 Series = dict[tuple[str, ...], float]

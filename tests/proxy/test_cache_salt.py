@@ -21,8 +21,8 @@ from forebay.proxy.api.cache_salt import CacheSalts, cache_secret, share_cache_s
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
+from forebay.proxy.backends.models import Models
 from forebay.proxy.http1.errors import ApiError
-from forebay.proxy.models import Models
 from forebay.replay.clock.virtual_loop import run
 
 SECRET = b"a secret of the tests"

@@ -15,7 +15,7 @@ from said import Said
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.model import Request
-from forebay.proxy.telemetry.capture import MOST_PENDING, SALT, Capture, Rows, capturing
+from forebay.proxy.telemetry.logs.capture import MOST_PENDING, SALT, Capture, Rows, capturing
 from forebay.proxy.telemetry.record import RequestRecord
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.sim.scenario import Scenario, simulate
@@ -187,7 +187,7 @@ def test_what_waited_for_a_long_request_is_hashed_off_the_loop_and_none_is_left_
 
     monkeypatch.setattr(Rows, "_hash", recorded)
     monkeypatch.setattr(
-        "forebay.proxy.telemetry.capture.CLOSE_S", 60.0
+        "forebay.proxy.telemetry.logs.capture.CLOSE_S", 60.0
     )  # other tests keep the machine busy
     capture = Capture(rows(), Path("x.jsonl"), file, 1e9, said)
     writer = capture._thread.ident

@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 from proxy_stage import RawBackend, Stage, stage
 
-from forebay.proxy.http1.listen import listen
-from forebay.proxy.http1.server import HttpServer
+from forebay.proxy.http1.server.listen import listen
+from forebay.proxy.http1.server.server import HttpServer
 from forebay.proxy.share.workers import WorkerPool
 from forebay.proxy.share.workers_admin import WorkersAdmin
 

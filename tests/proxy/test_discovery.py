@@ -12,10 +12,10 @@ from proxy_stage import RawBackend, Stage, stage
 from said import Said
 
 from forebay.proxy import reload
+from forebay.proxy.backends.discovery import Discovery
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
-from forebay.proxy.discovery import Discovery
-from forebay.proxy.http1 import names
+from forebay.proxy.http1.client import dns_cache as names
 from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 

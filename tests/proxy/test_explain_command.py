@@ -16,8 +16,8 @@ from proxy_stage import Call, RawBackend, Stage, by_request, stage
 from forebay.proxy.cli import main
 from forebay.proxy.core.explain.receipt import Receipt
 from forebay.proxy.core.model import Request
-from forebay.proxy.telemetry.explain_cli import show_list
-from forebay.proxy.telemetry.receipt_text import main_reason
+from forebay.proxy.diagnose.explain_cli import show_list
+from forebay.proxy.diagnose.receipt_text import main_reason
 from forebay.replay.clock.virtual_loop import run
 from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest

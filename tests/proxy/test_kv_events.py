@@ -22,17 +22,17 @@ from ports import free_ports
 from proxy_stage import SHARED_LOOP, Stage, stage
 from said import Said
 
+from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.learn.engine_blocks import BlockTranslations
 from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.http1.client import Origin
+from forebay.proxy.http1.client.client import Origin
 from forebay.proxy.kv_events.decode import chain_keys
 from forebay.proxy.kv_events.follower import MOST_BYTES, Follower
 from forebay.proxy.kv_events.tokenize import Translator
-from forebay.proxy.probes import Upstream
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEvents, KvEventsConfig
 from forebay.replay.engine.server.kv_publisher import KvPublisher

@@ -6,8 +6,8 @@ import socket
 import pytest
 from aiohttp import web
 
-from forebay.proxy.http1.listen import listen, listen_fault
-from forebay.proxy.http1.server import HttpServer
+from forebay.proxy.http1.server.listen import listen, listen_fault
+from forebay.proxy.http1.server.server import HttpServer
 
 
 async def nothing(_: web.BaseRequest) -> web.StreamResponse:

@@ -13,8 +13,8 @@ import pytest
 from proxy_stage import EVENT, STREAM_HEAD, Call, RawBackend, by_request, chunk, stage
 
 from forebay.proxy.config.sections import Logs
-from forebay.proxy.telemetry.access_log import LOGGER, configure_logs, say
-from forebay.proxy.telemetry.events import LogEvent
+from forebay.proxy.telemetry.log_events import LogEvent
+from forebay.proxy.telemetry.logs.access_log import LOGGER, configure_logs, say
 from forebay.replay.clock.virtual_loop import run
 
 SECRET = "the-secret-prompt"
@@ -92,7 +92,7 @@ def test_requests_are_logged_only_when_asked_for() -> None:
 
 
 def test_a_sample_is_a_share() -> None:
-    from forebay.proxy.telemetry.access_log import AccessLog
+    from forebay.proxy.telemetry.logs.access_log import AccessLog
 
     access = AccessLog(Logs(sample=0.1))
     assert 800 < sum(access._sampled(f"{n:x}") for n in range(10_000)) < 1_200

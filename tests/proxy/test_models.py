@@ -29,8 +29,8 @@ from forebay.proxy.api.body import parse, read_fields
 from forebay.proxy.api.dialects import COMPLETIONS
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
+from forebay.proxy.backends.models import Models, Wanted, configured_models, listed_models
 from forebay.proxy.config.schema import BackendConfig
-from forebay.proxy.models import Models, Wanted, configured_models, listed_models
 from forebay.replay.clock.virtual_loop import run
 
 TINY: dict[str, dict[str, Any]] = {"tiny": {"max_model_len": 4096}}

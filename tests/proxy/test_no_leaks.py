@@ -25,8 +25,8 @@ from proxy_stage import (
 )
 
 from forebay.proxy.config.sections import Tracing
-from forebay.proxy.telemetry.access_log import LOGGER, ConsoleLines, JsonLines
-from forebay.proxy.telemetry.tracing import Tracer
+from forebay.proxy.telemetry.logs.access_log import LOGGER, ConsoleLines, JsonLines
+from forebay.proxy.telemetry.logs.tracing import Tracer
 from forebay.replay.clock.virtual_loop import run
 
 CANARY = "zz9-plural-z-alpha"

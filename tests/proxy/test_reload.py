@@ -23,6 +23,7 @@ from proxy_stage import (
     stage,
 )
 
+from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.config.diff import (
     IN_PLACE,
     NEEDS_RESTART,
@@ -33,7 +34,6 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.health import ANY
 from forebay.proxy.http1.errors import upstream_error
-from forebay.proxy.probes import Upstream
 from forebay.proxy.relay.failures import Failure
 from forebay.replay.clock.virtual_loop import run
 

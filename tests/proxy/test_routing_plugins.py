@@ -19,7 +19,7 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Request
 from forebay.proxy.core.policy.routing import Affinity, Option
 from forebay.proxy.routing import SAID_S, GuardedRoute
-from forebay.proxy.telemetry.events import LogEvent
+from forebay.proxy.telemetry.log_events import LogEvent
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.command_line.plugins import load_plugin

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from forebay.proxy.telemetry.counters import BucketHistogram, Counter
+from forebay.proxy.telemetry.metrics.counters import BucketHistogram, Counter
 
 EDGES = (0.001, 0.25, 1.0, 4.0, 1e6)
 

@@ -24,7 +24,7 @@ from proxy_stage import (
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.config.tenants import KnownTenant, Tenants
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.http1.client import Origin
+from forebay.proxy.http1.client.client import Origin
 from forebay.replay.clock.virtual_loop import run
 
 KEYS = "acme: key-of-acme-0123456789\nzeta: key-of-zeta-0123456789\n"

@@ -8,7 +8,7 @@ import pytest
 from proxy_stage import Call, RawBackend, by_request, stage
 
 from forebay.proxy.config.sections import Tracing
-from forebay.proxy.telemetry.tracing import Tracer
+from forebay.proxy.telemetry.logs.tracing import Tracer
 from forebay.replay.clock.virtual_loop import run
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra forebay[otel] is not installed")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from forebay.proxy.http1 import server as http_server
-from forebay.proxy.http1.connection import Connection
-from forebay.proxy.http1.server import HttpServer
-from forebay.proxy.http1.turns import AT_ONE_BY_ONE, LARGE_READ_BYTES, TURN_S, ReadTurns
+from forebay.proxy.http1.client.connection import Connection
+from forebay.proxy.http1.server import server as http_server
+from forebay.proxy.http1.server.read_turns import AT_ONE_BY_ONE, LARGE_READ_BYTES, TURN_S, ReadTurns
+from forebay.proxy.http1.server.server import HttpServer
 
 MANY = 16
 READ = b"x" * (256 << 10)  # what uvloop reads at once

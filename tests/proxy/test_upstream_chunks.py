@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.http1.connection import Connection
-from forebay.proxy.http1.faults import BrokenAnswer, UpstreamFault
+from forebay.proxy.http1.client.backend_errors import BrokenAnswer, UpstreamFault
+from forebay.proxy.http1.client.connection import Connection
+from forebay.proxy.http1.server.read_turns import ReadTurns
 from forebay.proxy.http1.sse import EventScanner
-from forebay.proxy.http1.turns import ReadTurns
 from forebay.proxy.relay.token_chunks import CHUNK_BYTES, TokenChunks
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -13,10 +13,10 @@ from proxy_stage import RawBackend, Stage, by_request, on_stage, settle, silent
 from said import Said
 
 from forebay.proxy.core.model import Request
-from forebay.proxy.http1.client import Origin
-from forebay.proxy.telemetry import usage_ledger
+from forebay.proxy.http1.client.client import Origin
+from forebay.proxy.telemetry.logs import usage_ledger
+from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
 from forebay.proxy.telemetry.record import RequestRecord
-from forebay.proxy.telemetry.usage_ledger import UsageLedger
 from forebay.traces.errors import InputError
 
 

@@ -16,12 +16,12 @@ import orjson
 import pytest
 from aiohttp import web
 
-from forebay.proxy.http1.listen import listen
-from forebay.proxy.http1.server import HttpServer
+from forebay.proxy.http1.server.listen import listen
+from forebay.proxy.http1.server.server import HttpServer
 from forebay.proxy.share.hub import BEAT, BEAT_S, HELLO, Hub, HubLink
 from forebay.proxy.share.serve_workers import _hold
 from forebay.proxy.share.workers import BAD_INPUT, WorkerPool, again_in_s
-from forebay.proxy.telemetry.events import LogEvent
+from forebay.proxy.telemetry.log_events import LogEvent
 from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 

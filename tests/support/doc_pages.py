@@ -10,7 +10,7 @@ import doc_results as results
 from doc_commands import output_of
 from paths import ROOT
 
-from forebay.proxy.telemetry import events
+from forebay.proxy.telemetry import log_events as events
 
 Maker = Callable[[], str]
 BLOCK = re.compile(r"<!-- generated: (?P<name>.+?) -->\n.*?<!-- end -->", re.DOTALL)

@@ -15,8 +15,8 @@ from said import Said
 from forebay.proxy.config.schema import MAX_CONCURRENCY, Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.serve import Proxy, start_proxy
-from forebay.proxy.telemetry.events import Say
-from forebay.proxy.telemetry.tracing import Tracer
+from forebay.proxy.telemetry.log_events import Say
+from forebay.proxy.telemetry.logs.tracing import Tracer
 from forebay.replay.clock.virtual_loop import run
 
 Serve = Callable[["Call"], Awaitable[None]]

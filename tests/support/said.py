@@ -1,6 +1,6 @@
 """What the proxy has logged, as a list of lines with their events."""
 
-from forebay.proxy.telemetry.events import LogEvent
+from forebay.proxy.telemetry.log_events import LogEvent
 
 
 class Said(list[str]):

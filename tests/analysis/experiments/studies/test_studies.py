@@ -261,7 +261,7 @@ def test_a_document_in_turn_is_paid_for_on_every_engine(tmp_path: Path) -> None:
 def test_a_copy_on_another_engine_is_no_growth_of_users(
     users: int, gpus: int, copies_of_proxy: int, tmp_path: Path
 ) -> None:
-    """A copy takes a free engine 0.5 s, and saves five users as much for tokenizing and decoding."""
+    """A copy takes a free engine 0.5 s, and saves five users as much of tokenizing and decoding."""
     words = ("--users", str(users), "--document-tokens", "20000", "--gpus", str(gpus))
     found = study("shared-document", tmp_path, "--target", PHI, *words)
     for way, copies in ((IN_TURN, gpus), (PROXY, copies_of_proxy)):

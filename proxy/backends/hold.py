@@ -4,8 +4,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
+from forebay.proxy.backends.served_models import ServedModels
 from forebay.proxy.core.model import MAJORITY
-from forebay.proxy.served_models import ServedModels
 
 REFUSED_S = 0.25  # until a backend that refused a connection is tried again
 

@@ -13,20 +13,20 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from math import inf
 
+from forebay.proxy.backends.models import Entries, LearnedEntry, configured_models, listed_models
 from forebay.proxy.config.paths import MODELS
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.health import NONE, Health
 from forebay.proxy.core.model import serves
-from forebay.proxy.http1.client import Origin, read_all
-from forebay.proxy.http1.faults import (
+from forebay.proxy.http1.client.backend_errors import (
     LocalShortage,
     LostConnection,
     NameFault,
     TlsFault,
     UpstreamFault,
 )
-from forebay.proxy.models import Entries, LearnedEntry, configured_models, listed_models
-from forebay.proxy.telemetry.events import LogEvent, Say
+from forebay.proxy.http1.client.client import Origin, read_all
+from forebay.proxy.telemetry.log_events import LogEvent, Say
 
 METRICS_BYTES = 4 << 20
 SIZE_RETRY_S = 30.0  # until a backend that did not report its KV cache size is asked again

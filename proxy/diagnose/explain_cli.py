@@ -12,7 +12,7 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, Refused, ask_json
-from forebay.proxy.telemetry.spoken_times import long_time, short_time
+from forebay.proxy.diagnose.spoken_times import long_time, short_time
 from forebay.traces.command_line.messages import talk
 from forebay.traces.command_line.options import a_time
 from forebay.traces.errors import InputError
@@ -232,7 +232,7 @@ def _candidates(fields: dict[str, Any]) -> "Table":
 
 
 def _timeline(fields: dict[str, Any]) -> "Table":
-    from forebay.proxy.telemetry.receipt_text import WAITS
+    from forebay.proxy.diagnose.receipt_text import WAITS
 
     table = _table("What happened", "", "", show_header=False)
     table.columns[0].justify, table.columns[1].justify = "right", "left"

@@ -20,7 +20,7 @@ from typing import cast
 
 from aiohttp import web
 
-from forebay.proxy.http1.server import HttpServer
+from forebay.proxy.http1.server.server import HttpServer
 from forebay.proxy.http1.tls import HANDSHAKE_S
 
 TCP_HANDSHAKE_S = 0.005  # for handshakes that began before the filter: a few round trips

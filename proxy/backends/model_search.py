@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from math import inf
 
+from forebay.proxy.backends.probes import Prober
+from forebay.proxy.backends.served_models import ServedModels
 from forebay.proxy.http1 import errors
-from forebay.proxy.probes import Prober
-from forebay.proxy.served_models import ServedModels
 
 ASKED_AGAIN_S, ASKED_PER_S = 1.0, 50.0  # how often at most, and for how many backends
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import orjson
 
-from forebay.proxy.telemetry.events import LogEvent, Say
+from forebay.proxy.telemetry.log_events import LogEvent, Say
 from forebay.proxy.telemetry.record import RequestRecord
 from forebay.traces.errors import InputError
 

@@ -9,10 +9,10 @@ from io import BytesIO
 
 from aiohttp import HttpVersion10, web
 
-from forebay.proxy.http1.byte_budget import RequestMemory
 from forebay.proxy.http1.errors import ApiError
-from forebay.proxy.http1.request_coding import coding_of, decompressed
-from forebay.proxy.http1.request_faults import ShortChunks
+from forebay.proxy.http1.server.byte_budget import RequestMemory
+from forebay.proxy.http1.server.request_checks import ShortChunks
+from forebay.proxy.http1.server.request_coding import coding_of, decompressed
 
 LEAST_BYTES_PER_S = 100_000  # a slower body is a slow loris
 AHEAD_BYTES = 64 << 10  # part of a stated length that is reserved before it comes

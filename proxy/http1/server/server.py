@@ -20,15 +20,15 @@ from forebay.proxy.http1.error_response import error_response, raw_error_respons
 from forebay.proxy.http1.errors import SERVER, ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, request_id
 from forebay.proxy.http1.headers import SERVER as SERVER_NAME
-from forebay.proxy.http1.idle import IdleConnections, client_address
-from forebay.proxy.http1.request_faults import (
+from forebay.proxy.http1.server.idle import IdleConnections, client_address
+from forebay.proxy.http1.server.read_turns import LARGE_READ_BYTES, ReadTurns
+from forebay.proxy.http1.server.request_checks import (
     TARGET_BYTES,
     ShortChunks,
     head_fault,
     headers_too_large,
     parse_error,
 )
-from forebay.proxy.http1.turns import LARGE_READ_BYTES, ReadTurns
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 KEEPALIVE_S = 75.0

@@ -16,8 +16,8 @@ from zlib import crc32
 import orjson
 
 from forebay.proxy.config.sections import Logs
-from forebay.proxy.telemetry.events import LogEvent, Say
-from forebay.proxy.telemetry.log_queue import QueuedLines
+from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.telemetry.logs.log_queue import QueuedLines
 from forebay.proxy.telemetry.record import RequestRecord
 
 LOGGER = logging.getLogger("forebay.proxy")

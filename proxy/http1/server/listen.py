@@ -7,7 +7,7 @@ import ssl
 
 from aiohttp import web
 
-from forebay.proxy.http1.server import HttpServer
+from forebay.proxy.http1.server.server import HttpServer
 from forebay.proxy.http1.tls import HANDSHAKE_S
 from forebay.traces.errors import InputError
 

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Mapping
 
+from forebay.proxy.backends.models import Models
+from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.core.health import Health
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1 import errors
-from forebay.proxy.models import Models
-from forebay.proxy.probes import Upstream
-from forebay.proxy.telemetry.events import LogEvent, Say
+from forebay.proxy.telemetry.log_events import LogEvent, Say
 
 NEW_S = 600.0  # a backend that was never up for so long is not waited for
 

@@ -6,16 +6,16 @@ import ssl
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
-from forebay.proxy.http1.connection import Connection, UpstreamResponse
-from forebay.proxy.http1.faults import (
+from forebay.proxy.http1.client.backend_errors import (
     AnswerTooLarge,
     ConnectFault,
     LocalShortage,
     NameFault,
     TlsFault,
 )
-from forebay.proxy.http1.names import HostName
-from forebay.proxy.http1.turns import ReadTurns
+from forebay.proxy.http1.client.connection import Connection, UpstreamResponse
+from forebay.proxy.http1.client.dns_cache import HostName
+from forebay.proxy.http1.server.read_turns import ReadTurns
 
 IDLE_S = 3.0  # vLLM closes idle connections after 5 s: those kept must be younger
 

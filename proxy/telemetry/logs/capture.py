@@ -24,7 +24,7 @@ from forebay.proxy.api.body import BYTES_PER_TOKEN_ID
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sections import CaptureConfig
 from forebay.proxy.core.model import Request
-from forebay.proxy.telemetry.events import LogEvent, Say
+from forebay.proxy.telemetry.log_events import LogEvent, Say
 from forebay.proxy.telemetry.record import RequestRecord
 from forebay.traces.errors import InputError
 from forebay.traces.reading.jsonl import row_bytes

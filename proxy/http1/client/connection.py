@@ -11,9 +11,14 @@ from typing import cast
 
 import httptools
 
-from forebay.proxy.http1.content_coding import CODINGS, ContentDecoder
-from forebay.proxy.http1.faults import BrokenAnswer, LostConnection, UpstreamFault, read_fault
-from forebay.proxy.http1.turns import LARGE_READ_BYTES, ReadTurns
+from forebay.proxy.http1.client.backend_errors import (
+    BrokenAnswer,
+    LostConnection,
+    UpstreamFault,
+    read_fault,
+)
+from forebay.proxy.http1.client.content_coding import CODINGS, ContentDecoder
+from forebay.proxy.http1.server.read_turns import LARGE_READ_BYTES, ReadTurns
 
 HEAD_BYTES = 64 << 10  # bound of a status line with headers, or of the head of a chunk
 COPIED_BYTES = 16 << 10  # of a request's body: below, a copy is cheaper than a second buffer

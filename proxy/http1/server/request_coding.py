@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 from multidict import CIMultiDictProxy
 
-from forebay.proxy.http1.byte_budget import RequestMemory
 from forebay.proxy.http1.errors import ApiError
+from forebay.proxy.http1.server.byte_budget import RequestMemory
 
 if sys.version_info >= (3, 14):
     from compression import zstd
