@@ -3,11 +3,11 @@
 import re
 
 import pytest
-import typer
 import yaml
 from paths import ROOT
 from prometheus_client.parser import text_string_to_metric_families
 
+from forebay.proxy.command import run_command
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.explain.receipt import Receipts

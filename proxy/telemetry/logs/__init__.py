@@ -1,5 +1,6 @@
 """Files and streams with a line for each request.
 
-In reading order: access_log (the log of the proxy), log_queue (a thread writes it), capture (traffic
-as a trace, without text), usage_ledger (what each tenant used), tracing (spans of OpenTelemetry).
+In reading order: access_log (the log of the proxy), log_queue (a thread writes it), capture
+(traffic as a trace, without text), usage_ledger (what each tenant used), tracing (spans of
+OpenTelemetry).
 """
