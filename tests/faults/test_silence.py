@@ -247,6 +247,7 @@ class TestOfForebay:
             (answer(400, b"oops"), None),
             (answer(400, b'{"error":{"message":"' + b"x" * 300_000 + b'"}}'), None),
         ],
+        ids=["as it is", "of old", "no JSON", "too large"],
     )
     def test_a_servers_error_behind_them_is_an_event(self, said: bytes, error: Any) -> None:
         async def refuses(call: Call) -> None:
