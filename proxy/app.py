@@ -30,14 +30,14 @@ from forebay.proxy.http1 import errors
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id
-from forebay.proxy.http1.server.byte_budget import SMALL_BYTES, ByteBudget, RequestMemory
+from forebay.proxy.http1.server.byte_budget import ByteBudget, RequestMemory
 from forebay.proxy.http1.server.client_body import read_client_body
 from forebay.proxy.http1.server.cross_origin import Cors
 from forebay.proxy.http1.server.request_checks import answer_target
 from forebay.proxy.http1.server.server import cannot_go_on, client_of
 from forebay.proxy.public_paths import methods_of
 from forebay.proxy.relay.attempts import Attempts
-from forebay.proxy.relay.delivery import send_whole, wait_taken
+from forebay.proxy.relay.delivery import Opening, large_bytes, send_whole, wait_taken
 from forebay.proxy.relay.relay import Relay, ShapedRequest
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.relay.unshaped import UnshapedRelay
@@ -150,7 +150,7 @@ class App:
         finally:
             self._telemetry.finished(record, status, self._driver.clock())
         whole = not response.prepared
-        memory.shrink(_large_bytes(response) if whole else 0)  # nobody needs the request any more
+        memory.shrink(large_bytes(response) if whole else 0)  # nobody needs the request any more
         if whole and REQUEST_ID not in response.headers:  # neither an error nor a backend's
             response.headers.update(self._stream_headers(id_, self._cors.answer(request.headers)))
         # After a stream that promised keep-alive, the client may send one more request.
@@ -229,9 +229,16 @@ class App:
                 self._metrics.shed(service_class)
                 raise errors.overloaded()
         reply_headers = partial(self._headers, id_, self._cors.answer(request.headers), record)
-        shaped = ShapedRequest(
-            request, dialect.path, body, parsed, id_, record, reply_headers, memory
-        )
+        every_s = self._config.timeouts.keep_alive if parsed.streams else 0.0
+        with Opening(request, dialect, every_s, reply_headers, record, self._watchdog) as opening:
+            shaped = ShapedRequest(
+                request, dialect.path, body, parsed, id_, record, reply_headers, memory, opening
+            )
+            return await opening.finished(self._granted(shaped))
+
+    async def _granted(self, shaped: ShapedRequest) -> web.StreamResponse:
+        """Relay the response to a request once it has a slot; raises ApiError if it gets none."""
+        parsed, record = shaped.parsed, shaped.record
         deadline = record.arrived_at + parsed.request.timeout_s
         if self.held.on:
             await self._until_up(parsed, record, deadline)
@@ -252,7 +259,7 @@ class App:
                 record.bucket = rejected.action.bucket or "none"
                 record.queued_s = record.held_s + rejected.action.queued_s
                 receipt = self._telemetry.receipt(parsed.request.id)
-                field, status = dialect.messages or "prompt", self._config.reject_status
+                field, status = parsed.dialect.messages or "prompt", self._config.reject_status
                 raise errors.rejected(rejected.action, field, status, receipt) from None
 
     async def _until_up(
@@ -390,9 +397,3 @@ class App:
             self._metrics.rejected("", "tenant_quota")
             raise errors.over_quota(wait_s, self._config.reject_status)
         return tokens
-
-
-def _large_bytes(response: web.StreamResponse) -> int:
-    """Return the bytes of a response that counts in the budget of memory; 0 for a small one."""
-    body = response.body if isinstance(response, web.Response) else None
-    return len(body) if isinstance(body, bytes) and len(body) > SMALL_BYTES else 0

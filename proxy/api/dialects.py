@@ -19,6 +19,7 @@ class Dialect:
         classic: it knows `n`, `stream_options` and `logprobs`, and its streams end with `[DONE]`.
         opens: types of events that come before the first token.
         ends: types of the last event of a stream.
+        heartbeat: what tells a client that its stream is alive, and says nothing.
     """
 
     path: str
@@ -27,6 +28,7 @@ class Dialect:
     classic: bool = True
     opens: frozenset[str] = frozenset()
     ends: frozenset[str] = frozenset()
+    heartbeat: bytes = b": keep-alive\n\n"
 
     @property
     def operation(self) -> str:
@@ -52,5 +54,6 @@ MESSAGES: Final = Dialect(
     classic=False,
     opens=frozenset(("ping",)),
     ends=frozenset(("message_stop",)),
+    heartbeat=b'event: ping\ndata: {"type": "ping"}\n\n',  # also before message_start
 )
 DIALECTS: Final = {one.path: one for one in (CHAT, COMPLETIONS, RESPONSES, MESSAGES)}

@@ -80,6 +80,9 @@ class Timeouts(Section):
     answer: for a chat or completion that is not a stream: its first byte comes with its last token.
     null: five times first_token.
     idle: between two reads from a backend.
+    keep_alive: after so long without a byte, a client that waits for the first token of a stream
+    gets a heartbeat; a backend's comments and pings are passed on at once. From then on the status
+    is 200, and a later rejection is an error event. 0: nothing is sent before the first token.
     client_headers: for a client to send the head of its request.
     client_body: for a client to send the body.
     client_write: for a client to take 16 KiB of what was written, or the rest.
@@ -92,6 +95,7 @@ class Timeouts(Section):
     first_token: Seconds = 120.0
     answer: Seconds | None = None
     idle: Seconds = 60.0
+    keep_alive: NoOrSeconds = 15.0
     client_headers: Seconds = 10.0
     client_body: Seconds = 30.0
     client_write: Seconds = 30.0

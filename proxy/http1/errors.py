@@ -57,7 +57,16 @@ def stream_error_event(*, typed: bool = False) -> bytes:
         typed: the events of the stream have types.
     """
     text = "The server stopped before the response was complete."
-    body = error_body(text, SERVER, "upstream_stream_error", typed=typed)
+    return error_event(error_body(text, SERVER, "upstream_stream_error", typed=typed), typed=typed)
+
+
+def error_event(body: bytes, *, typed: bool) -> bytes:
+    """Return the event of an error.
+
+    Args:
+        body: the error as JSON, in one line.
+        typed: the events of the stream have types.
+    """
     return (b"event: error\n" if typed else b"") + b"data: " + body + b"\n\n"
 
 

@@ -14,7 +14,7 @@ from jiter import from_json
 
 MAX_EVENT_BYTES = 4 << 20
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DATA = re.compile(rb"(?:^|[\r\n])data:")
 
 
@@ -173,7 +173,7 @@ def read_object(data: bytes) -> dict[str, Any] | None:
         found = orjson.loads(data)
     except orjson.JSONDecodeError:
         try:
-            found = from_json(data.removeprefix(_BYTE_ORDER_MARK), allow_inf_nan=True)
+            found = from_json(data.removeprefix(BYTE_ORDER_MARK), allow_inf_nan=True)
         except ValueError:
             return None
     return found if isinstance(found, dict) else None

@@ -1,11 +1,164 @@
-"""Send responses to clients, and cut off clients that do not take them."""
+"""Send responses to clients, begin streams early, and cut off clients that do not take them."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from math import inf
+from types import TracebackType
 
 import aiohttp
+import orjson
 from aiohttp import web
 
+from forebay.proxy.api.dialects import Dialect
+from forebay.proxy.http1.errors import ApiError, error_event, upstream_error
+from forebay.proxy.http1.server.byte_budget import SMALL_BYTES
+from forebay.proxy.http1.sse import read_object
 from forebay.proxy.relay.timeouts import Watchdog
+from forebay.proxy.telemetry.record import RequestRecord
+
+UNTAKEN_BYTES = 64 << 10  # bytes buffered for the client from which on it is waited for
+
+
+class Opening:
+    """A stream before its first event: comments and pings may begin the response early.
+
+    From then on the status is 200, and another backend may answer all the same, as nothing was said
+    yet. Use as a context around all that decides about the response.
+
+    Args:
+        every_s: seconds without a byte after which the client gets a heartbeat; 0: never, and those
+            of the backend are not passed on either.
+        headers: returns our headers, for a response that begins without a backend.
+
+    Attributes:
+        next_at: when the next heartbeat is due.
+    """
+
+    __slots__ = (
+        "_dialect",
+        "_every_s",
+        "_headers",
+        "_incoming",
+        "_record",
+        "_response",
+        "_watchdog",
+        "next_at",
+        "on",
+    )
+
+    def __init__(
+        self,
+        incoming: web.BaseRequest,
+        dialect: Dialect,
+        every_s: float,
+        headers: Callable[[], dict[str, str]],
+        record: RequestRecord,
+        watchdog: Watchdog,
+    ) -> None:
+        self._incoming = incoming
+        self._dialect = dialect
+        self._every_s = every_s
+        self._headers = headers
+        self._record = record
+        self._watchdog = watchdog
+        self._response: web.StreamResponse | None = None
+        self.on = every_s > 0
+        self.next_at = watchdog.clock() + every_s if self.on else inf
+
+    @property
+    def begun(self) -> bool:
+        """The client has been sent the status 200."""
+        return self._response is not None
+
+    def __enter__(self) -> "Opening":
+        if self.on:
+            self._watchdog.beating.add(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> web.StreamResponse | None:
+        """End the heartbeats; return the response if it has begun."""
+        self._watchdog.beating.discard(self)
+        return self._response
+
+    async def beat(self, now: float) -> None:
+        """Send a heartbeat, unless the client has yet to take what was sent before."""
+        transport = self._incoming.transport
+        self.next_at = now + self._every_s
+        if transport is not None and not transport.get_write_buffer_size():
+            kind = {"content-type": "text/event-stream; charset=utf-8"}
+            await self._send(transport, self._dialect.heartbeat, {**self._headers(), **kind})
+
+    async def pass_on(self, heartbeats: bytes, headers: dict[str, str]) -> None:
+        """Send comments and pings of a backend; a client that does not read does without them.
+
+        Args:
+            headers: ours and the backend's, if the response begins with these.
+        """
+        transport = self._incoming.transport
+        if transport is not None and transport.get_write_buffer_size() <= UNTAKEN_BYTES:
+            self.next_at = self._watchdog.clock() + self._every_s
+            await self._send(transport, heartbeats, headers)
+
+    async def _send(
+        self, transport: asyncio.Transport, data: bytes, headers: dict[str, str]
+    ) -> None:
+        """Write without waiting for the client: its slowness must not look like the backend's."""
+        if transport.is_closing():
+            return  # aiohttp cancels this request
+        if self._response is None:
+            self._response = web.StreamResponse(headers=headers)
+            await self._response.prepare(self._incoming)
+            self._incoming.writer.send_headers()
+        chunked = self._response.headers.get("transfer-encoding") == "chunked"
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
+
+    async def finished(self, serving: Awaitable[web.StreamResponse]) -> web.StreamResponse:
+        """Return the response that `serving` returns, sent as an event if it is a late error.
+
+        Raises the ApiError of `serving` while nothing has been sent.
+        """
+        typed = not self._dialect.classic
+        try:
+            response = await serving
+        except ApiError as error:
+            if self._response is None:
+                raise
+            self._record.reason, body = error.code, error.body(typed=typed)
+        else:
+            if self._response is None or response is self._response:
+                return response
+            self._record.reason = "upstream_error"
+            body = _backends_error(response, typed)
+        return await self._end(self._response, error_event(body, typed=typed))
+
+    async def _end(self, response: web.StreamResponse, event: bytes) -> web.StreamResponse:
+        self.close()
+        with self._watchdog.watching(self._incoming, None) as watch:
+            watch.writing_since = self._watchdog.clock()
+            try:
+                await response.write(event)
+                await response.write_eof()
+            except (ConnectionError, aiohttp.ClientConnectionError):
+                pass  # the client has left
+        return response
+
+
+def _backends_error(response: web.StreamResponse, typed: bool) -> bytes:
+    """Return the error that a backend answered with as JSON in one line, or our own for it."""
+    body = response.body if isinstance(response, web.Response) else None
+    fields = read_object(body) if isinstance(body, bytes) else None
+    error = None if fields is None else fields.get("error", fields)  # vLLM up to 0.10 has none
+    if not isinstance(error, dict) or "message" not in error:
+        return upstream_error().body(typed=typed)
+    return orjson.dumps({"type": "error", "error": error} if typed else {"error": error})
 
 
 async def send_whole(
@@ -19,6 +172,12 @@ async def send_whole(
             await response.write_eof()
         except (ConnectionError, aiohttp.ClientConnectionError):
             pass  # the client has left
+
+
+def large_bytes(response: web.StreamResponse) -> int:
+    """Return the bytes of a response that counts in the budget of memory; 0 for a small one."""
+    body = response.body if isinstance(response, web.Response) else None
+    return len(body) if isinstance(body, bytes) and len(body) > SMALL_BYTES else 0
 
 
 async def wait_taken(request: web.BaseRequest, watchdog: Watchdog) -> None:

@@ -1,9 +1,9 @@
 """Serve a shaped request: send it to its backend, and relay the response byte for byte.
 
-Read `Relay.serve` from the top. Nothing is sent to the client before the backend's first event has
-been seen. Until then a failure is retried once on another backend, within a budget (`retries.py`).
-A later failure is signalled by an error event and a broken connection: never by a clean end, and
-never with `[DONE]`.
+Read `Relay.serve` from the top. Nothing but heartbeats is sent to the client before the backend's
+first event has been seen. Until then a failure is retried once on another backend, within a budget
+(`retries.py`). A later failure is signalled by an error event and a broken connection: never by a
+clean end, and never with `[DONE]`.
 """
 
 import asyncio
@@ -20,10 +20,12 @@ from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.driver import Grant, Rejected
+from forebay.proxy.http1.errors import upstream_error
 from forebay.proxy.http1.headers import to_backend
 from forebay.proxy.http1.server.byte_budget import RequestMemory
 from forebay.proxy.kv_events.tokenize import Translator
 from forebay.proxy.relay.attempts import Attempt, Attempts
+from forebay.proxy.relay.delivery import Opening
 from forebay.proxy.relay.failures import NO_MODEL, Failure, check_head, check_type, check_whole
 from forebay.proxy.relay.kept_responses import KeptResponses
 from forebay.proxy.relay.retries import Tries
@@ -47,6 +49,7 @@ class ShapedRequest:
         reply_headers: returns our headers of the response. They hold the queueing time, so it is
             called once the request has been sent.
         memory: the memory of the request and of its response.
+        opening: of the response, before its first event.
         missed: the backend that was asked before does not have the model.
     """
 
@@ -58,6 +61,7 @@ class ShapedRequest:
     record: RequestRecord
     reply_headers: Callable[[], dict[str, str]]
     memory: RequestMemory
+    opening: Opening
     missed: bool = False
 
 
@@ -123,12 +127,18 @@ class Relay:
     async def _send(
         self, shaped: ShapedRequest, grant: Grant, upstream: Upstream, tries: Tries
     ) -> web.StreamResponse:
-        """Ask one backend; raises Failure while nothing has been sent to the client."""
+        """Ask one backend; raises Failure while only heartbeats have been sent to the client.
+
+        Raises ApiError for an error that is too large for an event.
+        """
         with self._attempts.start_shaped(
             grant, upstream, tries, shows_first_token=shaped.parsed.streams
         ) as attempt:
             response = await self._first_response(shaped, grant, attempt)
         # Not isinstance(response, web.Response): that class is abstract, which takes a Python call.
+        if isinstance(response, LargeAnswer) and shaped.opening.close() is not None:
+            response.close()
+            raise upstream_error()
         return await response.relay() if isinstance(response, (Stream, LargeAnswer)) else response
 
     async def _first_response(
@@ -180,7 +190,7 @@ class Relay:
                 stream = Stream(
                     shaped.incoming, upstream, response, reply, listener, self._watchdog,
                     memory=shaped.memory, dialect=shaped.parsed.dialect,
-                    hides_usage=shaped.parsed.hides_usage,
+                    hides_usage=shaped.parsed.hides_usage, opening=shaped.opening,
                 )  # fmt: skip
                 await stream.first_event()
                 relaying = True

@@ -16,6 +16,7 @@ from forebay.proxy.http1.errors import stream_error_event, upstream_error
 from forebay.proxy.http1.headers import to_client
 from forebay.proxy.http1.server.byte_budget import SMALL_BYTES, RequestMemory
 from forebay.proxy.http1.sse import (
+    BYTE_ORDER_MARK,
     MAX_EVENT_BYTES,
     EventScanner,
     EventTooLarge,
@@ -23,12 +24,12 @@ from forebay.proxy.http1.sse import (
     StreamEvent,
     parse_event,
 )
+from forebay.proxy.relay.delivery import UNTAKEN_BYTES, Opening
 from forebay.proxy.relay.failures import BUSY_STATUSES, Failure, full
 from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
 from forebay.proxy.relay.token_chunks import TokenChunks
 
 UPSTREAM_ERRORS = (UpstreamFault, MalformedStream)
-UNTAKEN_BYTES = 64 << 10  # bytes buffered for the client from which on it is waited for
 DONE_GRACE_S = 1.0  # wait for the end of the framing after [DONE], to keep the connection
 
 
@@ -66,6 +67,7 @@ class Stream:
         dialect: the stream is complete when its last event, or `[DONE]`, has come. None: any end
             between two events is a complete one.
         hides_usage: the client did not ask for the event with the usage.
+        opening: passes heartbeats of the backend on before the first event. None: they are kept.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Stream:
         memory: RequestMemory,
         dialect: Dialect | None,
         hides_usage: bool = False,
+        opening: Opening | None = None,
     ) -> None:
         self._incoming = incoming
         self._hides_usage = hides_usage
@@ -89,6 +92,7 @@ class Stream:
         self._upstream = upstream
         self._response = response
         self._headers = headers
+        self._opening = opening if opening is not None and opening.on else None
         self._listener = listener
         self._watchdog = watchdog
         self._scanner = EventScanner()
@@ -111,21 +115,39 @@ class Stream:
     async def first_event(self) -> None:
         """Wait for the first event after the opening ones; raises Failure if it is an error.
 
-        Comments and opening events before it are kept, within a bound: sending them would commit us
-        to a status.
+        Opening events before it are kept, as another backend may still answer. So are comments and
+        pings, unless `opening` passes them on. All of these are bounded.
         """
-        seen = False
+        seen, size = False, 0
         while not seen:
             chunk = await self._response.read()
             if not chunk:
                 raise BrokenAnswer("the stream ended before its first event")
             self._upstream.heard = True
+            before, kept, heartbeats = len(self._ready), bytearray(), bytearray()
             for raw, payload in self._events(chunk):
                 if payload and not seen:
                     seen = self._check_first(payload)
                 self._take_event(raw, payload)
-            if not seen and len(self._ready) > MAX_EVENT_BYTES:
+                part = heartbeats if self._is_heartbeat(raw, payload) else kept
+                part += raw
+                size += len(raw)
+            if not seen and size > MAX_EVENT_BYTES:
                 raise MalformedStream("comments without end")
+            if not seen and heartbeats and self._opening is not None:
+                self._ready[before:] = kept
+                await self._opening.pass_on(bytes(heartbeats), self._all_headers())
+
+    def _is_heartbeat(self, raw: bytes, payload: bytes) -> bool:
+        """Return whether an event says only that the backend is alive: a comment, or a ping."""
+        if not payload:
+            return raw.startswith(b":")
+        return (
+            "ping" in self._opens and b'"ping"' in payload and parse_event(payload).kind == "ping"
+        )
+
+    def _all_headers(self) -> dict[str, str]:
+        return {**self._headers, **to_client(self._response.headers)}
 
     def _check_first(self, payload: bytes) -> bool:
         """Return whether an event shows a first token, or raise Failure for an error.
@@ -158,8 +180,11 @@ class Stream:
 
     async def relay(self) -> web.StreamResponse:
         """Send the stream on to the client, from its first event to its end."""
-        headers = {**self._headers, **to_client(self._response.headers)}
-        outgoing = web.StreamResponse(status=self._response.status, headers=headers)
+        outgoing = self._opening.close() if self._opening is not None else None
+        if outgoing is None:
+            outgoing = web.StreamResponse(status=self.status, headers=self._all_headers())
+        elif self._ready.startswith(BYTE_ORDER_MARK):
+            del self._ready[: len(BYTE_ORDER_MARK)]  # the stream does not begin here
         with self._watchdog.watching(self._incoming, self._response) as watch:
             try:
                 await self._write(outgoing.prepare(self._incoming), watch)

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
+from typing import Protocol
 
 from aiohttp import web
 
@@ -76,6 +77,19 @@ class Limit:
             self._task.cancel()
 
 
+class Beating(Protocol):
+    """A client that must not hear nothing for long.
+
+    Attributes:
+        next_at: when `beat` is to be called, on the clock of the event loop.
+    """
+
+    next_at: float
+
+    async def beat(self, now: float) -> None:
+        """Let the client hear something; waits for nothing."""
+
+
 class TimeoutWatch:
     """One request under the watchdog: what it waits for now, and since when.
 
@@ -123,6 +137,7 @@ class Watchdog:
     Attributes:
         clock: the time of the event loop.
         on_tick: called with the time every TICK_S.
+        beating: clients that get heartbeats.
     """
 
     def __init__(self, idle_s: float, client_write_s: float) -> None:
@@ -132,6 +147,7 @@ class Watchdog:
         self._task: asyncio.Task[None] | None = None
         self.clock = asyncio.get_running_loop().time
         self.on_tick: Callable[[float], None] = lambda now: None
+        self.beating: set[Beating] = set()
 
     def reconfigure(self, idle_s: float, client_write_s: float) -> None:
         self._idle_s, self._client_write_s = idle_s, client_write_s
@@ -161,6 +177,9 @@ class Watchdog:
             self.on_tick(self.clock())
             for watch in list(self._watches):
                 self._check(watch, self.clock())
+            for one in list(self.beating):
+                if (now := self.clock()) >= one.next_at:
+                    await one.beat(now)
 
     def _check(self, watch: TimeoutWatch, now: float) -> None:
         if watch.heard:

@@ -17,7 +17,8 @@ from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.headers import to_client
 from forebay.proxy.http1.server.byte_budget import SMALL_BYTES, RequestMemory
 from forebay.proxy.http1.sse import read_object
-from forebay.proxy.relay.stream import UNTAKEN_BYTES, StreamListener
+from forebay.proxy.relay.delivery import UNTAKEN_BYTES
+from forebay.proxy.relay.stream import StreamListener
 from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
 
 WHOLE_BYTES = 256 << 10  # parsing so much takes a millisecond
@@ -92,6 +93,10 @@ class LargeAnswer:
     @property
     def status(self) -> int:
         return self._response.status
+
+    def close(self) -> None:
+        """Give the response up instead of sending it on."""
+        self._response.close()
 
     async def relay(self) -> web.StreamResponse:
         """Send the response on to the client."""

@@ -77,7 +77,7 @@ def played(keys: Path) -> Log:
                         "keys": str(keys),
                         "known": {"acme": {"tokens_per_s": 10, "burst_tokens": 1000}},
                     },
-                    timeouts={"first_token": "20s", "idle": "15s"},
+                    timeouts={"first_token": "20s", "idle": "15s", "keep_alive": "0s"},
                 )
             )
             # One streams, others queue behind it: one in time, one past its own deadline.

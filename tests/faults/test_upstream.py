@@ -188,7 +188,8 @@ class TestHangs:
 
         on_stage(
             scene, resets, silent, stream,
-            admission={"dispatch_ahead": "60s"}, timeouts={"first_token": "60s"},
+            admission={"dispatch_ahead": "60s"},
+            timeouts={"first_token": "60s", "keep_alive": "0s"},
         )  # fmt: skip
 
     def test_with_nobody_else_it_is_a_timeout(self) -> None:
@@ -455,7 +456,7 @@ class TestMalformed:
             await asyncio.sleep(4)  # a connection whose framing was whole may be kept for 3 s
             assert backends[0].open == 0
 
-        on_stage(scene, malformed()[how], timeouts={"first_token": "9s"})
+        on_stage(scene, malformed()[how], timeouts={"first_token": "9s", "keep_alive": "0s"})
 
     @pytest.mark.parametrize("how", malformed())
     def test_another_answers(self, how: str) -> None:
@@ -463,7 +464,7 @@ class TestMalformed:
             assert await ask(on) == (200, GOOD)
             assert [len(b.calls) for b in backends] == [1, 1]
 
-        on_stage(scene, malformed()[how], stream)
+        on_stage(scene, malformed()[how], stream, timeouts={"keep_alive": "0s"})
 
     @pytest.mark.parametrize("how", malformed_whole())
     def test_whole_answers(self, how: str) -> None:
@@ -656,7 +657,7 @@ class TestMalformed:
             assert [health.state(name) for name in ("b0", "b1")] == ["up", "up"]
             assert 'kind="too_large"' in on.proxy.metrics.text().decode()
 
-        on_stage(scene, huge, huge)
+        on_stage(scene, huge, huge, timeouts={"keep_alive": "0s"})
 
     def test_a_first_event_that_just_fits_is_passed_on(self) -> None:
         event = b'data: {"x":"' + b"x" * (MAX_EVENT_BYTES - 15) + b'"}\n\n'
@@ -671,7 +672,10 @@ class TestMalformed:
         on_stage(scene, large)
 
     @pytest.mark.parametrize("end", [b"\n\n", b""], ids=["many", "one"])
-    def test_comments_without_end_are_the_backends_fault(self, end: bytes) -> None:
+    @pytest.mark.parametrize("keep_alive", [True, False])
+    def test_comments_without_end_are_the_backends_fault(
+        self, end: bytes, keep_alive: bool
+    ) -> None:
         async def comments(call: Call) -> None:
             await call.send(STREAM_HEAD)
             while True:
@@ -679,11 +683,14 @@ class TestMalformed:
 
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             for _ in range(6):
-                assert await ask(on) == (200, GOOD)
+                status, body = await ask(on)
+                assert (status, body[-len(GOOD) :]) == (200, GOOD)
+                assert body == GOOD or (keep_alive and end)
             assert len(backends[0].calls) == 3
             assert on.proxy.backends.health.state("b0") == "ejected"
 
-        on_stage(scene, comments, stream)
+        timeouts = {"keep_alive": "15s" if keep_alive else "0s"}
+        on_stage(scene, comments, stream, timeouts=timeouts)
 
     def test_other_paths_fail_clearly(self) -> None:
         async def huge(call: Call) -> None:
@@ -986,7 +993,7 @@ class TestMidStream:
             await asyncio.sleep(2)
             assert backends[0].open == 0
 
-        on_stage(scene, serve, timeouts={"first_token": "10s"})
+        on_stage(scene, serve, timeouts={"first_token": "10s", "keep_alive": "0s"})
 
     @pytest.mark.parametrize(
         "usage",

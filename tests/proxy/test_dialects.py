@@ -227,7 +227,7 @@ class TestStreams:
             assert 'forebay_prompt_tokens_total{backend="b0"} 7' in text
             assert 'forebay_cached_tokens_total{backend="b0"} 4' in text
 
-        on_stage(scene, serve)
+        on_stage(scene, serve, timeouts={"keep_alive": "0s"})
 
     @pytest.mark.parametrize("dialect", SHAPED)
     @pytest.mark.parametrize("data_only", [False, True])

@@ -572,7 +572,7 @@ class TestLoad:
             held.cancel()
             await asyncio.gather(held, return_exceptions=True)
 
-        on_stage(scene, silent, **ONE_SLOT)
+        on_stage(scene, silent, **ONE_SLOT, timeouts={"keep_alive": "0s"})
 
     def test_a_client_with_less_patience(self) -> None:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
