@@ -32,7 +32,7 @@ from forebay.proxy.api.prompt_text import (
     completion_text,
     responses_text,
 )
-from forebay.proxy.api.special_work import is_pure
+from forebay.proxy.api.special_work import batch_of, is_pure
 from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
 from forebay.proxy.backends.models import Models, Wanted
 from forebay.proxy.core.model import CLASSES, Request, ServiceClass
@@ -293,9 +293,8 @@ def _sequences(fields: dict[str, Any], dialect: Dialect) -> int:
                 if type(fields[name]) in (int, float) and fields[name] >= BEYOND_64_BITS:
                     raise
     if not dialect.messages:
-        prompt = fields.get("prompt") or fields.get("prompt_embeds")
-        if isinstance(prompt, list) and not isinstance(prompt[0], int):
-            answers *= len(prompt)  # a batch
+        batch = batch_of(fields)
+        answers *= len(batch) if batch is not None else 1
     return min(answers, MOST_OUTPUT_TOKENS)
 
 

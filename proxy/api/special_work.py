@@ -54,5 +54,10 @@ def _has_schema(fields: dict[str, Any]) -> bool:
 
 def is_batch(fields: dict[str, Any]) -> bool:
     """Return whether a request to /v1/completions has several prompts."""
+    return batch_of(fields) is not None
+
+
+def batch_of(fields: dict[str, Any]) -> list[Any] | None:
+    """Return the prompts of a request to /v1/completions, or None if it has a single prompt."""
     prompt = fields.get("prompt") or fields.get("prompt_embeds")
-    return isinstance(prompt, list) and not isinstance(prompt[0], int)
+    return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else None
