@@ -44,7 +44,7 @@ class ModelSearch:
                 self._asking = asyncio.create_task(_all(asked))
             await asyncio.shield(self._asking)
             if self._models.nobody_has(model):
-                raise errors.no_such_model(self._models.names())
+                raise errors.no_such_model(model, self._models.names())
         return self._models.named(model).route
 
 

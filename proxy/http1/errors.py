@@ -10,6 +10,7 @@ from forebay.proxy.core.explain.receipt import Receipt
 from forebay.proxy.core.model import Reject
 
 NAMED = 20  # models that an error names
+NAMED_CHARS = 200  # of a model that a client asked for
 CLIENT, LOAD, SERVER = "invalid_request_error", "rate_limit_error", "server_error"
 
 
@@ -145,11 +146,11 @@ def no_such_path(available: Iterable[str] = ()) -> ApiError:
     return ApiError(404, "not_found", message)
 
 
-def no_such_model(available: Sequence[str]) -> ApiError:
-    """Return a 404 that names some of the models that exist."""
+def no_such_model(model: str, available: Sequence[str]) -> ApiError:
+    """Return a 404 that names some of the models that exist; it begins as vLLM's does."""
     names = ", ".join(available[:NAMED])
     more = f" and {len(available) - NAMED} more" if len(available) > NAMED else ""
-    message = f"No server has this model. Available: {names}{more}."
+    message = f"The model `{model[:NAMED_CHARS]}` does not exist. Available: {names}{more}."
     return ApiError(404, "model_not_found", message, param="model")
 
 

@@ -116,7 +116,8 @@ class TestRouting:
                         assert response.status == 404
                         error = await error_of(response)
                         assert (error["code"], error["param"]) == ("model_not_found", "model")
-                        assert "Available: tiny, large, other." in error["message"]
+                        assert error["message"].startswith("The model `nobody` does not exist. ")
+                        assert error["message"].endswith(" Available: tiny, large, other.")
                 assert not tiny.calls + large.calls
                 assert tiny.models_asked <= 3  # once more a second, not for each request
                 on.assert_nothing_held()

@@ -52,8 +52,11 @@ class Stranger:
         running.enter_context(started(words, log, ready, **self.environ))
 
     def installs(self) -> "subprocess.CompletedProcess[str]":
-        """Do what `Install` says; the two lines where pipx is not installed."""
-        done = self.runs("make install", "clone")
+        """Do what `Install` says; the two lines where pipx is not installed.
+
+        Not compiled, which takes minutes: tests/deploy/test_bare_machine.py does that.
+        """
+        done = self.runs("FOREBAY_COMPILE=0 make install", "clone")
         if done.returncode:
             done = self.runs("\n".join(["set -e", *done.stdout.splitlines()]), "clone")
         return done

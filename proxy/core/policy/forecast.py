@@ -330,7 +330,7 @@ def slots_wait_s(backend: Backend, waiting: QueuedRequest, before: int) -> float
     if backend.elsewhere is not None:
         missing += backend.elsewhere.running
     if backend.starving is not None and (other := kept_for(backend, waiting)) is not None:
-        missing += slots if fills(backend, other) else 0  # all are used by it once
+        missing += other.request.sequences if fills(backend, other) else 0
     if missing <= 0:
         return 0.0
     missing -= max(0, sequences - slots)  # a larger batch begins once all slots are free
