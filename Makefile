@@ -124,7 +124,7 @@ bench-replay: .venv/dev
 soak: .venv/dev
 	$(BIN)/python tests/bench/routers/soak.py
 
-# Forebay beside models of other routers in virtual time, all workloads; docs/research/policy.md.
+# Forebay beside models of other routers in virtual time, all workloads; docs/benchmarks/bench-policies.md.
 bench-policies: .venv/dev
 	$(BIN)/python tests/bench/policies.py
 

@@ -10,15 +10,12 @@ from doc_prose import median_words
 from paths import ROOT
 
 DOCS = ROOT / "docs"
-ALL = [
+PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
     *sorted(DOCS.rglob("*.md")),
 ]
-NOTEBOOK = DOCS / "research" / "policy.md"
-PAGES = [page for page in ALL if page != NOTEBOOK]
-"""The rules of style hold for all but the notebook, which is a record."""
 LONGEST_MEDIAN = 16  # words in a sentence
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 FENCED = re.compile(r"^ {0,3}```.*?^ {0,3}```", re.DOTALL | re.MULTILINE)
@@ -59,7 +56,7 @@ def links(page: Path) -> list[tuple[Path, str]]:
     ]
 
 
-@pytest.mark.parametrize("page", ALL, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links(page: Path) -> None:
     for target, anchor in links(page):
         assert target.exists(), target

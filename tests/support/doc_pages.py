@@ -8,6 +8,7 @@ from pathlib import Path
 import doc_reference as reference
 import doc_results as results
 from doc_commands import output_of
+from guard_page import decisions
 from paths import ROOT
 
 from forebay.proxy.telemetry import log_events as events
@@ -29,6 +30,7 @@ BLOCKS: Mapping[str, Maker] = {
     "result tables": results.tables,
     "results in words": results.words,
     "tests/bench/routers/bench_routers.py --write-docs": results.all_runs,
+    "decisions": decisions,
     "commands": reference.cli_pages,
     "configuration keys": reference.config_table,
     "error codes": reference.error_table,
