@@ -279,11 +279,8 @@ class NewRequests:
             return actions
         dispatcher.enqueue(waiting, place.option, now)
         actions += dispatcher.start_next(backend, now)
-        queued = dispatcher.queues.of_model[bucket.name, request.model]
-        if place.starts and queued > bucket.max_queue:
-            # It could start, but stands behind a request of its own tenant that may not yet.
-            dispatcher.dequeue(request.id)
-            actions.append(dispatcher.reject(waiting, "queue_full", now, place.option.wait_s))
+        if place.starts:
+            actions += dispatcher.reject_beyond_limit(waiting, now)
         return actions
 
     def _charge(self, waiting: QueuedRequest, now: float) -> None:

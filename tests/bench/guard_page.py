@@ -51,7 +51,9 @@ def _value(entry: Entry, place: int) -> str:
 
 
 def _summary(cells: dict[re.Match[str], Entry]) -> str:
-    rows = ["| figure | cells | Forebay better by 2 % | level | a model better by 2 % | median ratio |"]
+    rows = [
+        "| figure | cells | Forebay better by 2 % | level | a model better by 2 % | median ratio |"
+    ]
     rows.append("| --- | --- | --- | --- | --- | --- |")
     for place, head in enumerate(HEADS):
         ratios = sorted(

@@ -274,3 +274,17 @@ def test_waiting_without_a_limit_is_refused_like_any_other() -> None:
     actions = made.backend_down("a", 1.0)
     assert set(refused(actions).values()) == {"no_backend_available"}
     assert len(actions) == 2
+
+
+def test_a_retry_behind_a_full_queue_is_rejected() -> None:
+    """It could start by itself, but a batch that needs two slots stands before it."""
+    tight = Bucket("chat", 5_000, max_queue=1, max_wait_s=20.0)
+    made = shaper("a", "b", slots=2, buckets=(tight, DOCUMENT))
+    for name in ("x", "y"):
+        decoding(made, Request(name, 1_000, 50), 0.0)
+    assert made.arrive(Request("batch", 1_000, 50, sequences=2), 1.0) == []
+    (waiting,) = made.waiting()
+    ((_, failing),) = sent(made.arrive(Request("chat", 1_000, 50), 1.1)).items()
+    assert failing != waiting.backend
+    assert refused(made.retry("chat", 1.2)) == {"chat": "queue_full"}
+    assert [left.request.id for left in made.waiting()] == ["batch"]

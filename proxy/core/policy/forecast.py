@@ -226,13 +226,15 @@ class Forecast:
             )
         margin_s = self._margin_s(backend, waiting, uncached, before, wait_s, now)
         proven = backend.cost.proven_tokens >= MAJORITY * prompt_tokens
-        load, requests = load_of(backend, now), backend.running + backend.queued
+        load, requests = load_of(backend, now), backend.running
+        if not backend.prefill_queue.ordered:  # an engine with an order passes what waits
+            requests += backend.queued
         wanted = matched > 0 and others_want(backend, request, matched)
         answer_tokens = waiting.output_tokens / request.sequences
         decode_s = answer_tokens * backend.cost.read_s(backend.context_tokens)
         return Option(
             backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, proven, requests,
-            wanted=wanted, decode_s=decode_s,
+            wanted=wanted, decode_s=decode_s, step_s=backend.cost.predict_s(0, 0),
         )  # fmt: skip
 
     def _wait_s(
