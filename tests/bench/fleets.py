@@ -334,8 +334,8 @@ def main() -> None:
         "# Mixed fleets and agent sessions",
         "",
         "Written by `python tests/bench/fleets.py --write`: virtual time, exact for a seed. The",
-        "others are **models** of other routers (`replay/sim/routers/models.py`). A request is in time",
-        "as in [highest load](bench-policies.md#how-it-is-measured).",
+        "others are **models** of other routers (`replay/sim/routers/models.py`). A request is in",
+        "time as in [highest load](bench-policies.md#how-it-is-measured).",
         "",
     ]
     for part in (mixed(options.seeds, options.data), sessions(options.seeds)):

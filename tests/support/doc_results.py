@@ -3,7 +3,7 @@
 Every figure that these pages quote is computed here, so no page can differ from the results.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
@@ -44,6 +44,13 @@ WORKLOADS = {
     "shared documents": "shared documents, 80 %",
     "shared documents, chunked": "shared documents, 80 %, with the flag",
 }
+BEFORE = {
+    "documents": ("0.52 s, 8.0 s", "10.7 s, 15.6 s", "100 %, 90 %"),
+    "documents, chunked": ("0.63 s, 0.63 s", "10.7 s, 14.5 s", "100 %, 100 %"),
+    "shared documents": ("1.3 s, 3.9 s", "6.2 s, 5.9 s", "99.8 %, 97 %"),
+    "shared documents, chunked": ("0.32 s, 12.6 s", "5.9 s, 17.3 s", "100 %, 91 %"),
+}
+"""Forebay and the best other router in the simulator of 2026-11-24, five seeds."""
 BUCKETS = ("chat", "document")
 COMPARABLE = 0.6
 """Of Forebay's share in time. A router with fewer answered only part of the requests, or most of
@@ -107,8 +114,14 @@ class Results:
 @cache
 def results() -> Results:
     """The results as they are committed: of each workload the seeds that all its routers have."""
+    return results_of(tuple(LABELS))
+
+
+@cache
+def results_of(routers: Collection[str]) -> Results:
+    """The results of these routers, of each workload the seeds that all of them have."""
     found = groups(read_records(BENCHMARKS / "bench-routers.jsonl"))[GROUP]
-    entries = [one for one in found if one.workload in WORKLOADS and one.router in LABELS]
+    entries = [one for one in found if one.workload in WORKLOADS and one.router in routers]
     seeds: dict[str, set[int]] = {}
     for one in entries:
         if valid := {record["seed"] for record in one.valid}:
@@ -334,6 +347,42 @@ def _table(heading: str, cell: Callable[[str, str], str]) -> str:
     for workload, label in WORKLOADS.items():
         cells = [cell(workload, router) for router in LABELS]
         rows.append("| " + " | ".join([label, *cells]) + " |")
+    return "\n".join(rows)
+
+
+def against_direct() -> str:
+    """Forebay and no router at all, over all seeds that both were run with."""
+    pair = results_of((OURS, "direct"))
+    heads = ["traffic", "seeds", "chats' p99", "documents' p99", "documents, ratio", "in time"]
+    rows = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
+    for workload, label in WORKLOADS.items():
+        cells = [label, str(len(pair.entries[workload, OURS].valid))]
+        for bucket in BUCKETS:
+            both = [pair.p99_s(workload, router, bucket) for router in (OURS, "direct")]
+            cells.append(", ".join(map(seconds, both)))
+        ours, theirs = both
+        cells.append(f"{ours / theirs:.2f}" if ours and theirs else "-")
+        shares = (pair.mean(workload, router, "attainment") for router in (OURS, "direct"))
+        cells.append(", ".join(map(percent, shares)))
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def since_correction() -> str:
+    """The live results before the simulator was corrected, and those of today."""
+    heads = ["traffic", "", "chats' p99", "documents' p99", "in time"]
+    rows = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
+    for workload, label in WORKLOADS.items():
+        rows.append(f"| {label} | before | " + " | ".join(BEFORE[workload]) + " |")
+        pairs = [(_p99(workload, OURS, b), _best(workload, b)) for b in BUCKETS]
+        cells = [f"{seconds(ours)}, {seconds(best)}" for ours, best in pairs]
+        share, best_share = (
+            results().mean(workload, OURS, "attainment"),
+            results().best_share(workload),
+        )
+        rows.append(
+            "| | now | " + " | ".join([*cells, f"{percent(share)}, {percent(best_share)}"]) + " |"
+        )
     return "\n".join(rows)
 
 
