@@ -265,7 +265,7 @@ class NewRequests:
         self, waiting: QueuedRequest, bucket: Bucket, place: Placement, now: float
     ) -> list[Action]:
         """Send or queue a request that was admitted."""
-        dispatcher, request, backend = self._dispatcher, waiting.request, place.backend
+        dispatcher, backend = self._dispatcher, place.backend
         actions: list[Action] = []
         self._charge(waiting, now)
         if place.gives_way is not None:

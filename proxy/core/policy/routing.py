@@ -11,8 +11,8 @@ from forebay.proxy.core.learn.cost import UNPROVEN
 from forebay.proxy.core.model import SLACK, Request
 
 NO_WAIT_S: Final = 0.1
-"""A backend with a shorter wait is free. At 0 E2E is 9 % longer over eight kinds of traffic; without
-a limit documents' p99 is 10 % longer."""
+"""A backend with a shorter wait is free. Over eight kinds of traffic E2E is 9 % longer at 0, and
+documents' p99 10 % longer without a limit."""
 DISTURBS: Final = 0.1
 """A prefill delays each answer that is decoded beside it, and this share of each delay counts. Over
 twelve kinds of traffic, doubled: E2E 2 % shorter, documents' p99 3 % longer."""
@@ -28,8 +28,8 @@ class Option:
         cold_prefill_s: the same without a cached prefix; on the fastest backend if not `proven`.
         matched_tokens: prompt tokens that the backend probably holds.
         load: prompt tokens of recent requests, a decayed sum; a cached token counts once.
-        requests: number of requests that run there or wait for it; without those that wait where the
-            engine has an order of its own.
+        requests: number of requests that run there or wait for it. Where the engine has an order of
+            its own, only those that run.
         decode_s: seconds by which the contexts that are decoded there make its answer longer.
         wanted: another request waits there for the matched prefix, or computes it.
         step_s: the part of a prefill's seconds that any step takes.
