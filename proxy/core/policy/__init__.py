@@ -8,7 +8,8 @@
     Constants: NO_WAIT_S, DISTURBS; in model.py SLACK, in learn/cost.py UNPROVEN.
     Worth: cached prefixes 1.6 points at 1.5 times load; copies for one request that count twice,
     0.6 to 1.1 points of agent sessions at twice the load; decoding, 17 % of the median E2E of one
-    handbook for all; prefills that disturb, 10 % of multi-turn goodput at 1.5 times load.
+    handbook for all; prefills that disturb, and copies weighed by their work, 16 % of
+    multi-turn goodput at 1.5 times load on eight engines.
  3. start.py: may a waiting request start now?
     Constants: DISPATCH_AHEAD_S, BESIDE_OTHERS; in model.py FULL.
     Worth: order and cancellation stay with the proxy; the KV check 0.4 points, 2.4 in overload;
