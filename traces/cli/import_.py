@@ -27,7 +27,7 @@ from forebay.traces.command_line.options import (
     one_or_more,
     takes_options,
 )
-from forebay.traces.errors import InputError
+from forebay.traces.errors import InputError, printable
 from forebay.traces.reading.reader import TraceReader
 from forebay.traces.tokens import DEFAULT_ENCODING
 from forebay.traces.whole_file import meta_path, whole_file
@@ -227,7 +227,7 @@ def _show(given: ImportArguments, reader: TraceReader, name: str, mapping: str |
     talk(f"first {len(rows)} rows:")
     for row in rows:
         line = row_bytes(row).decode().rstrip()
-        print(line if len(line) <= 400 else f"{line[:397]}...")
+        print(printable(line if len(line) <= 400 else f"{line[:397]}..."))
 
 
 def _tell_losses(reader: TraceReader) -> None:
