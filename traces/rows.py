@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import inf, isfinite
+from reprlib import Repr
 from typing import Any, Final
 
 import orjson
@@ -29,7 +30,8 @@ class RowError(ValueError):
         self.fatal = fatal
 
 
-SHAPE_ERRORS: Final = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError)
+SHAPE_ERRORS: Final = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError,
+                       RecursionError)  # fmt: skip
 """Raised by a reader that meets a list where its format has text, and the like. A reader, also one
 of a plug-in, gets whatever JSON holds; the callers of readers turn these errors into RowErrors."""
 
@@ -51,6 +53,7 @@ class FileFacts:
     """Properties of one file that its rows share, found on the way.
 
     Attributes:
+        path: the file as given.
         decimal_comma: numbers may be written as 0,5 (CSV with semicolons).
         units: the unit of each column of times, as its first row has it.
         zoned: whether times carry a UTC offset, once one was seen.
@@ -58,6 +61,7 @@ class FileFacts:
         last_input_tokens: prompt length of the last row that tells it.
     """
 
+    path: str = ""
     decimal_comma: bool = False
     units: dict[str, str] = field(default_factory=dict)
     zoned: bool | None = None
@@ -241,11 +245,27 @@ def unit_of(number: float) -> str:
     return "s"
 
 
+class _ShortRepr(Repr):
+    """Writes any value in a line, however long its numbers are and however deep it is nested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxstring = 80
+
+    def repr_int(self, x: int, level: int) -> str:
+        few = x.bit_length() <= 128  # Python refuses to write more than 4,300 digits
+        return repr(x) if few else f"a number of {x.bit_length() * 3 // 10:,} digits"
+
+
+_short = _ShortRepr().repr
+
+
 def shown(value: object) -> str:
     """Format `value`, short enough for one line of an error."""
     if value is None:
         return "nothing"
-    text = repr(value[:80] if isinstance(value, str | bytes) else value)
+    text = repr(value[:80]) if isinstance(value, str | bytes) else _short(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from forebay.traces.errors import InputError
 from forebay.traces.formats.columns import MappedColumn, Mapping, check_map
-from forebay.traces.reading.containers import open_input, table_rows
+from forebay.traces.reading.containers import table_rows
+from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import FileFacts, RowError, SourceRow, decoded, unit_of
 
 SAMPLE_ROWS: Final = 200
@@ -66,11 +67,14 @@ class Sampled:
 def sample(path: str | Path) -> list[Sampled]:
     """Read the columns of the first rows of a table; InputError if it is none."""
     columns: dict[str, list[Any]] = {}
+    why: object = "no table in it; name its format (forebay traces formats)"
     try:
         with open_input(str(path)) as file:
-            facts = FileFacts()
+            facts = FileFacts(path=str(path))
             for _, row in islice(table_rows(file, facts), SAMPLE_ROWS):
-                if isinstance(row, SourceRow):
+                if isinstance(row, RowError):
+                    why = row
+                else:
                     for name, value in _flat(row.values):
                         if facts.decimal_comma and re.fullmatch(r"[0-9]+,[0-9]+", str(value)):
                             value = value.replace(",", ".")
@@ -80,7 +84,7 @@ def sample(path: str | Path) -> list[Sampled]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     if not columns:
-        raise InputError(f"{path}: no table in it; name its format (forebay traces formats)")
+        raise InputError(f"{path}: {why}")
     return [Sampled(name, _words(name), values) for name, values in columns.items()]
 
 
