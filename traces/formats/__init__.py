@@ -2,7 +2,8 @@
 
 In reading order: `table` holds `TraceFormat` and chooses a format, `readers` has a file for each
 family of formats, `body` reads the JSON bodies that many of them contain, `columns` reads any table
-by a mapping of its columns and `guess` finds that mapping. The room imports `reading` and below.
+by a mapping of its columns, `guess` finds that mapping, and `totals` knows the summaries of load
+tools, which hold no requests. The room imports `reading` and below.
 
 The names below are public: plug-ins import them from here.
 """

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from forebay.traces.errors import InputError
 from forebay.traces.formats.columns import MappedColumn, Mapping, check_map
+from forebay.traces.formats.totals import AGGREGATES, only_totals, refuse_totals
 from forebay.traces.reading.containers import table_rows
 from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import FileFacts, RowError, SourceRow, decoded, unit_of
@@ -25,7 +26,11 @@ STARTS: Final = {"timestamp", "ts", "time", "start", "started", "created", "rece
                  "arrived", "date", "datetime", "begin", "submitted", "enqueued", "requested",
                  "when", "at"}  # fmt: skip
 ENDS: Final = {"end", "ended", "finish", "finished", "complete", "completed", "logged", "done"}
-NOT_STARTS: Final = {"first", "ttft", "latency", "duration", "elapsed", "took", "last", "updated",
+# What is counted over many requests or over time is no length and no time of one request.
+NOT_OF_ONE: Final = {*AGGREGATES, "rate", "per", "second", "sum", "count", "min", "max",
+                     "concurrency"}  # fmt: skip
+NOT_STARTS: Final = {*NOT_OF_ONE, "num", "requests", "tokens", "total",
+                     "first", "ttft", "latency", "duration", "elapsed", "took", "last", "updated",
                      "queue", "expires", "prefill", "decode", "itl", "tpot"}  # fmt: skip
 DURATIONS: Final = {"latency", "duration", "elapsed", "took", "rt", "runtime"}
 SUFFIXES: Final = {"ms": "ms", "millis": "ms", "msec": "ms", "us": "us", "micros": "us",
@@ -110,6 +115,7 @@ def guess(path: str | Path) -> Mapping:
     Raises:
         InputError: no column can be a time or a prompt; the message lists the columns.
     """
+    refuse_totals(path)
     columns = sample(path)
     found: Mapping = {}
     taken: set[str] = set()
@@ -124,6 +130,9 @@ def guess(path: str | Path) -> Mapping:
     try:
         check_map(found, str(path))
     except InputError as error:
+        if sum(bool(AGGREGATES & set(one.words)) for one in columns) > 1:
+            remedy = "give the file of the same run that has a row for each request"
+            raise InputError(f"{path}: {only_totals('', remedy)}") from None
         listed = ", ".join(one.path for one in columns)[:300]
         raise InputError(f"{error} with --map; the columns are {listed}") from None
     return found
@@ -232,7 +241,10 @@ def _lengths(columns: list[Sampled], side: set[str]) -> Iterator[Sampled]:
     for one in columns:
         words = set(one.words)
         glued = "".join(one.words)
-        if NOT_SIZES & words or not side & (words | _split_glued(glued)):
+        over_many = NOT_OF_ONE - SIZES | (set() if "total" in side else {"total"})
+        if (NOT_SIZES | over_many) & words or not side & (words | _split_glued(glued)):
+            continue
+        if "total" in side and (IN | OUT) & words:
             continue
         numbers = one.numbers
         if numbers is None or any(n < 0 or n != int(n) for n in numbers):

@@ -280,7 +280,12 @@ def open_trace(
 
     A file that no format recognises counts as Forebay's own, whose reader reports the error.
     """
-    name = format_name or detect(path) or FOREBAY
+    name = format_name or detect(path)
+    if name is None:
+        from forebay.traces.formats.totals import refuse_totals
+
+        refuse_totals(path)
+        name = FOREBAY
     if name == FOREBAY:
         sort = options is not None and options.sort
         return read_trace(path, skip_bad=skip_bad or bool(options and options.skip_bad), sort=sort)
