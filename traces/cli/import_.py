@@ -41,7 +41,7 @@ OutputOrPipe = Annotated[
 TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help="trace file; - is stdin")]
 
 HEADINGS = {
-    "Lengths that the file does not tell": "input-tokens output-tokens tokens",
+    "Lengths that the file does not tell": "input-tokens output-tokens block-tokens tokens",
     "Sessions and client sets": "mode session-gap longest-pause start duration",
 }
 
@@ -85,6 +85,10 @@ class ImportArguments:
     ] = None
     output_tokens: Annotated[
         int | None, typer.Option("--output-tokens", help="answer tokens of such a row")
+    ] = None
+    block_tokens: Annotated[
+        int | None,
+        typer.Option("--block-tokens", help="tokens of a block of hash_ids; default: the format's"),
     ] = None
     tokens: Annotated[
         str, typer.Option("--tokens", help="encoding or model to count text with, or estimate")
@@ -173,13 +177,20 @@ def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
     from forebay.traces.formats.columns import map_text, mapped_format, parse_map
     from forebay.traces.formats.guess import guess
 
-    one_or_more({"--input-tokens": given.input_tokens, "--output-tokens": given.output_tokens})
+    one_or_more(
+        {
+            "--input-tokens": given.input_tokens,
+            "--output-tokens": given.output_tokens,
+            "--block-tokens": given.block_tokens,
+        }
+    )
     options = ReadOptions(
         skip_bad=given.skip_bad,
         sort=given.sort,
         mode=given.mode,
         input_tokens=given.input_tokens,
         output_tokens=given.output_tokens,
+        block_tokens=given.block_tokens,
         tokens=given.tokens,
         session_gap_s=given.session_gap,
         longest_pause_s=given.longest_pause,

@@ -152,6 +152,18 @@ def print_description(trace: str, result: Description) -> None:
     console.print(f"{printable(trace)}: {result.requests:,} requests", markup=False, soft_wrap=True)
     console.print(rates)
     console.print(lengths)
+    if result.steady is False:
+        console.print(_not_steady(result), markup=False, soft_wrap=True)
+
+
+def _not_steady(result: Description) -> str:
+    """Say where the rate is lowest and highest."""
+    parts = (
+        f"{one.rate_per_s:,.3g}/s from {one.from_s:,.0f} s to {one.to_s:,.0f} s"
+        for one in (result.slowest_tenth, result.fastest_tenth)
+        if one is not None
+    )
+    return f"the rate is not steady: {', '.join(parts)}; traces slice keeps a span"
 
 
 def _length_cells(lengths: LengthSummary) -> list[str]:

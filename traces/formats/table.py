@@ -45,6 +45,7 @@ class ReadOptions:
         sort: sort all rows by arrival, in memory.
         mode: whether later turns hold the whole history (cumulative) or only what is new (delta).
         input_tokens, output_tokens: for rows whose log does not tell them.
+        block_tokens: tokens of a block of `hash_ids`; None for the format's own size.
         tokens: encoding to count the tokens of text with, where the file does not.
         session_gap_s, longest_pause_s: for sessions without a time of their own.
         start_s, duration_s, seed: for formats that describe traffic instead of listing it.
@@ -55,6 +56,7 @@ class ReadOptions:
     mode: str = "auto"
     input_tokens: int | None = None
     output_tokens: int | None = None
+    block_tokens: int | None = None
     tokens: str = DEFAULT_ENCODING
     session_gap_s: float = 30.0
     longest_pause_s: float = 120.0

@@ -125,7 +125,7 @@ def _is_decimal(column: Any, about: Any, index: int) -> bool:
     return str(about.schema.column(index).logical_type.type) == "DECIMAL"
 
 
-def _arrow_batches(file: BinaryIO, start: bytes) -> Iterator[Any]:
+def _arrow_batches(file: Any, start: bytes) -> Iterator[Any]:
     from pyarrow import ipc
 
     if start.startswith(ARROW_STREAM):

@@ -38,7 +38,7 @@ import orjson
 
 from forebay.traces.errors import InputError
 from forebay.traces.reading.containers import check_values
-from forebay.traces.reading.reader import Order, TraceReader
+from forebay.traces.reading.reader import Order, TraceReader, time_text
 from forebay.traces.rows import RowError, shown
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.whole_file import whole_file
@@ -217,8 +217,9 @@ def write_rows(file: BinaryIO, rows: Iterable[TraceRequest], path: str | Path) -
     for request in rows:
         if request.arrival_s < last_s:
             raise InputError(
-                f"{path}: time goes back from {last_s:.15g} s to "
-                f"{request.arrival_s:.15g} s at request {request.id[:60]!r}; sort them by arrival"
+                f"{path}: time goes back from {time_text(last_s)} s to "
+                f"{time_text(request.arrival_s)} s at request {request.id[:60]!r}; "
+                "sort them by arrival"
             )
         last_s = request.arrival_s
         try:

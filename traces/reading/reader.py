@@ -213,9 +213,9 @@ class TraceReader(Iterator[TraceRequest]):
 
     def _check(self, request: TraceRequest, least_s: float | None) -> None:
         if least_s is not None and request.arrival_s < least_s:
+            back = f"from {time_text(least_s)} s to {time_text(request.arrival_s)} s"
             raise RowError(
-                f"time goes back from {_time(least_s)} s to {_time(request.arrival_s)} s; sort the "
-                "rows by arrival (traces import --sort)"
+                f"time goes back {back}; sort the rows by arrival (traces import --sort)"
             )
         if (
             self._order.rebase
@@ -242,7 +242,8 @@ class TraceReader(Iterator[TraceRequest]):
         return "; check that it is the right file"
 
 
-def _time(moment_s: float) -> str:
+def time_text(moment_s: float) -> str:
+    """Write a time to the microsecond, or shortly where it is absurd."""
     return f"{moment_s:.6f}" if abs(moment_s) < 1e12 else f"{moment_s:.6g}"
 
 
