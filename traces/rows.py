@@ -16,17 +16,19 @@ import orjson
 
 UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _ISO_REST = re.compile(r"(\.[0-9]{6})[0-9]+")
+_LONG_WORD = re.compile(r"(\S{100})\S{20,}")
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 
 
 class RowError(ValueError):
     """An error in one row, with its fix; the reader adds file and line.
 
-    A `fatal` error (a wrong header) concerns the whole file and cannot be skipped.
+    A `fatal` error (a wrong header) concerns the whole file and cannot be skipped. Long words are
+    shortened, for they come from the file.
     """
 
     def __init__(self, what: str, *, fatal: bool = False) -> None:
-        super().__init__(what)
+        super().__init__(_LONG_WORD.sub(r"\1...", what))
         self.fatal = fatal
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,14 +57,14 @@ class Sampled:
 
     @property
     def numbers(self) -> list[float] | None:
-        """Return the values as numbers, None if one is not."""
+        """Return the values as numbers, None if one is not a finite one."""
         found = []
         for value in self.values:
             try:
                 found.append(float(value))
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 return None
-        return found
+        return found if all(map(isfinite, found)) else None
 
     def all(self, test: Callable[[Any], bool]) -> bool:
         return all(map(test, self.values))

@@ -15,7 +15,7 @@ from forebay.traces.reading.unpack import (
     SURELY_SMALL_BYTES,
     printable_size,
 )
-from forebay.traces.rows import FileFacts, RowError, SourceRow
+from forebay.traces.rows import SHAPE_ERRORS, FileFacts, RowError, SourceRow
 
 MOST_COLUMNS: Final = 10_000
 PARQUET: Final = b"PAR1"
@@ -46,7 +46,9 @@ def columnar_rows(file: BinaryIO, start: bytes, facts: FileFacts) -> Iterator[tu
                 number += 1
                 yield number, SourceRow(number, values, facts)
     # pyarrow raises OSError for a page that cannot be unpacked, the others for what it cannot read.
-    except (ArrowException, OSError, MemoryError, NotImplementedError, ValueError) as error:
+    except (ArrowException, OSError, MemoryError, NotImplementedError, *SHAPE_ERRORS) as error:
+        if isinstance(error, RowError):
+            raise
         why = f"not {kind} that can be read ({' '.join(str(error).split())[:200]})"
         raise RowError(f"{why}; is the file whole?", fatal=True) from error
 
@@ -58,7 +60,7 @@ def column_names(path: str | Path) -> frozenset[str]:
 
     try:
         names = read_schema(path).names
-    except (ArrowException, OSError, MemoryError, NotImplementedError, ValueError):
+    except (ArrowException, OSError, MemoryError, NotImplementedError, *SHAPE_ERRORS):
         return frozenset()
     return frozenset(names if len(names) <= MOST_COLUMNS else ())
 
