@@ -11,6 +11,7 @@ from typing import Any, Final
 from forebay.traces.errors import InputError
 from forebay.traces.formats.columns import MappedColumn, Mapping, check_map
 from forebay.traces.formats.totals import AGGREGATES, only_totals, refuse_totals
+from forebay.traces.formats.usage import BESIDE, PARTS_OF_PROMPT
 from forebay.traces.reading.containers import table_rows
 from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import FileFacts, RowError, SourceRow, decoded, unit_of
@@ -128,6 +129,7 @@ def guess(path: str | Path) -> Mapping:
         if best is not None:
             taken.add(best.path)
             found[target] = MappedColumn(best.path)
+    _add_up(columns, found)
     try:
         check_map(found, str(path))
     except InputError as error:
@@ -137,6 +139,21 @@ def guess(path: str | Path) -> Mapping:
         listed = ", ".join(one.path for one in columns)[:300]
         raise InputError(f"{error} with --map; the columns are {listed}") from None
     return found
+
+
+def _add_up(columns: list[Sampled], found: Mapping) -> None:
+    """Take the whole usage where cached tokens stand beside the column that was found."""
+    prompt = found.get("input")
+    if prompt is None:
+        return
+    above, _, name = prompt.path.rpartition(".")
+    beside = (one.path.rpartition(".") for one in columns)
+    if name in PARTS_OF_PROMPT and any(
+        place == above and BESIDE.fullmatch(last) for place, _, last in beside
+    ):
+        for target in ("input", "output", "total"):
+            found.pop(target, None)
+        found["usage"] = MappedColumn(above or "*")
 
 
 def _candidates(columns: list[Sampled]) -> Iterator[tuple[str, Iterable[Sampled]]]:

@@ -27,6 +27,8 @@ BARE: Final = frozenset({"input", "output", "prompt", "completion", "total"})
 """Names of counts in a usage object, but of texts or of money in a row."""
 ADD_UP: Final = frozenset({"input", "output", "candidatesTokenCount", "candidates_token_count"})
 """Names of parts in Langfuse and Gemini: what else is there is beside them."""
+PARTS_OF_PROMPT: Final = ("input_tokens", "inputTokens", "input")
+"""Names of what was not cached, if names as in `BESIDE` stand beside them."""
 CACHED: Final = re.compile(r"cach(?!e.*miss)|^input_", re.IGNORECASE)
 REASONING: Final = re.compile(r"reasoning|thought|^output_", re.IGNORECASE)
 NOT_COUNTS: Final = re.compile(r"details|cost|price|ephemeral|rate|ttl", re.IGNORECASE)
@@ -66,9 +68,7 @@ def whole_usage(usage: Mapping[str, Any], *, flat: bool = False) -> WholeUsage:
     if prompt is not None:
         prompt += sum(counts.whole(one) for one in OWN_PARTS if one in counts.values)
     added = prompt_name in ADD_UP or (
-        prompt_name in ("input_tokens", "inputTokens")
-        and not genai
-        and any(map(BESIDE.fullmatch, cached))
+        prompt_name in PARTS_OF_PROMPT and not genai and any(map(BESIDE.fullmatch, cached))
     )
     prompts = _readings(prompt, sum(cached.values()), added=added)
     answers = _readings(answer, thought, added=answer_name in ADD_UP)

@@ -8,6 +8,8 @@ import pytest
 
 from forebay.proxy.cli import main
 from forebay.traces.formats import ReadOptions, detect, open_trace
+from forebay.traces.formats.columns import map_text, mapped_format, parse_map
+from forebay.traces.formats.guess import guess
 from forebay.traces.formats.usage import whole_usage
 from forebay.traces.rows import RowError
 
@@ -184,3 +186,23 @@ def test_a_span_without_counts_is_one_line(
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "mapping"),
+    [
+        ({"ts": 5, "usage": ANTHROPIC}, "arrival=ts:s,usage=usage"),
+        ({"ts": 5, **ANTHROPIC}, "arrival=ts:s,usage=*"),
+        ({"ts": 5, "usage": SHAPES["OpenAI chat: cached and reasoning are parts"][0]},
+         "arrival=ts:s,input=usage.prompt_tokens,output=usage.completion_tokens"),
+    ],
+)  # fmt: skip
+def test_a_guess_takes_the_whole_usage_where_its_parts_add_up(
+    row: dict[str, Any], mapping: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    assert map_text(guess(path)) == mapping
+    (found,) = mapped_format(parse_map(mapping)).open(path)
+    expected = (700, 50) if "prompt_tokens" in mapping else (116620, 225)
+    assert (found.input_tokens, found.output_tokens) == expected
