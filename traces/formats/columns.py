@@ -133,18 +133,7 @@ def _parser(found: Mapping, options: ReadOptions) -> ParseRow:
         if "deadline" in found:
             values["deadline_s"] = _seconds(row, found["deadline"])
         name = _text(row, found, "id") or f"row-{row.number}"
-        input_tokens = _whole(row, found, "input")
-        output = _whole(row, found, "output")
-        total = _whole(row, found, "total")
-        if output is None and total is not None and input_tokens is not None:
-            if total < input_tokens:
-                raise RowError(f"{found['total'].path}: {total} is less than the {input_tokens} in")
-            output = total - input_tokens
-        if "usage" in found:
-            path = found["usage"].path
-            usage = usage_of(row) if path == "*" else usage_of(row, path, flat=False)
-            input_tokens = usage.prompt if input_tokens is None else input_tokens
-            output = usage.answer if output is None else output
+        input_tokens, output = _counted(row, found)
         arrival_s, end_s = _times(row, found)
         request = build(
             row,
@@ -158,6 +147,23 @@ def _parser(found: Mapping, options: ReadOptions) -> ParseRow:
         return Ended(request, end_s)
 
     return parse
+
+
+def _counted(row: SourceRow, found: Mapping) -> tuple[int | None, int | None]:
+    """Read the lengths of prompt and answer, None where no column tells."""
+    input_tokens = _whole(row, found, "input")
+    output = _whole(row, found, "output")
+    total = _whole(row, found, "total")
+    if output is None and total is not None and input_tokens is not None:
+        if total < input_tokens:
+            raise RowError(f"{found['total'].path}: {total} is less than the {input_tokens} in")
+        output = total - input_tokens
+    if "usage" in found:
+        path = found["usage"].path
+        usage = usage_of(row) if path == "*" else usage_of(row, path, flat=False)
+        input_tokens = usage.prompt if input_tokens is None else input_tokens
+        output = usage.answer if output is None else output
+    return input_tokens, output
 
 
 def _times(row: SourceRow, found: Mapping) -> tuple[float, float | None]:

@@ -57,7 +57,6 @@ def whole_usage(usage: Mapping[str, Any], *, flat: bool = False) -> WholeUsage:
     Raises:
         RowError: a count is no whole number of 0 or more.
     """
-    genai = any(str(key).startswith("gen_ai.usage.") for key in usage)
     counts = SourceRow(1, _counts(usage, flat), FileFacts())
     prompt, prompt_name = _first(counts, PROMPTS)
     answer, answer_name = _first(counts, ANSWERS)
@@ -68,17 +67,24 @@ def whole_usage(usage: Mapping[str, Any], *, flat: bool = False) -> WholeUsage:
     if prompt is not None:
         prompt += sum(counts.whole(one) for one in OWN_PARTS if one in counts.values)
     added = prompt_name in ADD_UP or (
-        prompt_name in PARTS_OF_PROMPT and not genai and any(map(BESIDE.fullmatch, cached))
+        prompt_name in PARTS_OF_PROMPT
+        and f"gen_ai.usage.{prompt_name}" not in usage  # OpenTelemetry's is the whole prompt
+        and any(map(BESIDE.fullmatch, cached))
     )
     prompts = _readings(prompt, sum(cached.values()), added=added)
     answers = _readings(answer, thought, added=answer_name in ADD_UP)
-    if not total:
-        return WholeUsage(prompts[0], answers[0])
-    for one in prompts:
-        for other in answers:
-            if (one or 0) + (other or 0) == total:
-                return WholeUsage(one, other)
-    return WholeUsage(prompts[0], answers[0], prompt is None or answer is None)
+    return _decided(prompts, answers, total)
+
+
+def _decided(prompts: list[int | None], answers: list[int | None], total: int | None) -> WholeUsage:
+    """Choose the readings that give the total, else the likeliest ones."""
+    if total and prompts[0] is not None and answers[0] is not None:
+        for one in prompts:
+            for other in answers:
+                if (one or 0) + (other or 0) == total:
+                    return WholeUsage(one, other)
+        return WholeUsage(prompts[0], answers[0], adds_up=False)
+    return WholeUsage(prompts[0], answers[0])
 
 
 def usage_of(row: SourceRow, *places: str, flat: bool = True) -> WholeUsage:

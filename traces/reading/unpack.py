@@ -33,7 +33,7 @@ WINDOW_LOG: Final = 27  # of zstd: 128 MiB, what its command line reads without 
 PIECE_BYTES: Final = 1 << 18
 
 
-class _Decoder(Protocol):
+class _PieceDecoder(Protocol):
     """The interface of the decompressors for bzip2, xz and zstd."""
 
     @property
@@ -67,7 +67,7 @@ class _GzipMember:
         return piece
 
 
-PACKED: Final[tuple[tuple[str, bytes, Callable[[], _Decoder]], ...]] = (
+PACKED: Final[tuple[tuple[str, bytes, Callable[[], _PieceDecoder]], ...]] = (
     ("gzip", b"\x1f\x8b", _GzipMember),
     ("bzip2", b"BZh", bz2.BZ2Decompressor),
     ("xz", b"\xfd7zXZ\x00", lambda: lzma.LZMADecompressor(memlimit=DECODER_BYTES)),
@@ -105,7 +105,7 @@ class _Unpacked(RawIOBase):
     """The bytes of a packed file, member after member, in pieces of any size."""
 
     def __init__(
-        self, packed: BinaryIO, make: Callable[[], _Decoder], kind: str, name: str
+        self, packed: BinaryIO, make: Callable[[], _PieceDecoder], kind: str, name: str
     ) -> None:
         super().__init__()
         self._packed = packed

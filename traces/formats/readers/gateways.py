@@ -188,27 +188,10 @@ def _otel(options: ReadOptions) -> ParseRow:
 
     def parse(row: SourceRow) -> Ended:
         about = row.object("attributes")
-        counts = row.with_values(about)
-        usage = usage_of(counts)
+        usage = usage_of(row.with_values(about))
         operation = about.get("gen_ai.operation.name")
         _only_requests(about, usage.prompt is not None or usage.answer is not None)
-        parameters = {
-            key: about[f"gen_ai.request.{name}"]
-            for key, name in (("temperature", "temperature"), ("top_p", "top_p"),
-                              ("stop", "stop_sequences"), ("seed", "seed"))
-            if about.get(f"gen_ai.request.{name}") is not None
-        }  # fmt: skip
-        messages = decoded(about.get("gen_ai.input.messages")) or _flat_messages(about)
-        found: dict[str, Any] = {
-            "model": counts.text("gen_ai.request.model", "llm.model_name", "model"),
-            "session": counts.text("gen_ai.conversation.id", "session.id") or row.text("traceId"),
-            "tenant": counts.text("user.id"),
-            "parameters": parameters or None,
-            "output_tokens": counts.whole_or(None, "gen_ai.request.max_tokens"),
-            "status": _status(row, about),
-            "messages": _parts(messages) if isinstance(messages, list) and messages else None,
-        }
-        found = {key: value for key, value in found.items() if value is not None}
+        found = _of_span(row, about)
         if not usage.prompt and not {"messages", "status"} & found.keys() and (
             options.input_tokens is None
         ):  # fmt: skip
@@ -228,6 +211,28 @@ def _otel(options: ReadOptions) -> ParseRow:
         return ended(row, request, ("endTimeUnixNano",))
 
     return parse
+
+
+def _of_span(row: SourceRow, about: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the request that the attributes of its span give."""
+    counts = row.with_values(about)
+    parameters = {
+        key: about[f"gen_ai.request.{name}"]
+        for key, name in (("temperature", "temperature"), ("top_p", "top_p"),
+                          ("stop", "stop_sequences"), ("seed", "seed"))
+        if about.get(f"gen_ai.request.{name}") is not None
+    }  # fmt: skip
+    messages = decoded(about.get("gen_ai.input.messages")) or _flat_messages(about)
+    found: dict[str, Any] = {
+        "model": counts.text("gen_ai.request.model", "llm.model_name", "model"),
+        "session": counts.text("gen_ai.conversation.id", "session.id") or row.text("traceId"),
+        "tenant": counts.text("user.id"),
+        "parameters": parameters or None,
+        "output_tokens": counts.whole_or(None, "gen_ai.request.max_tokens"),
+        "status": _status(row, about),
+        "messages": _parts(messages) if isinstance(messages, list) and messages else None,
+    }
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _only_requests(about: dict[str, Any], counted: bool) -> None:
