@@ -282,13 +282,14 @@ def open_trace(
 
     A file that no format recognises counts as Forebay's own, whose reader reports the error.
     """
-    name = format_name or detect(path)
+    name, doubt = format_name or detect(path), ""
     if name is None:
         from forebay.traces.formats.totals import refuse_totals
 
         refuse_totals(path)
-        name = FOREBAY
+        name, doubt = FOREBAY, "; traces import auto makes a trace of a table"
     if name == FOREBAY:
         sort = options is not None and options.sort
-        return read_trace(path, skip_bad=skip_bad or bool(options and options.skip_bad), sort=sort)
+        skip_bad = skip_bad or bool(options and options.skip_bad)
+        return read_trace(path, skip_bad=skip_bad, sort=sort, doubt=doubt)
     return trace_format(name).open(path, options or ReadOptions(skip_bad=skip_bad))

@@ -51,10 +51,12 @@ _CLASSES = (None, "interactive", "standard", "batch")
 MAX_BLOCK_ID = 2**64 - 1
 
 
-def read_trace(path: str | Path, *, skip_bad: bool = False, sort: bool = False) -> TraceReader:
+def read_trace(
+    path: str | Path, *, skip_bad: bool = False, sort: bool = False, doubt: str = ""
+) -> TraceReader:
     """Open `path` (`-`: standard input) as a stream of requests; for errors see `TraceReader`."""
     order = Order(held=maxsize if sort else 0)
-    return TraceReader(path, parse_row, skip_bad=skip_bad, order=order)
+    return TraceReader(path, parse_row, skip_bad=skip_bad, order=order, doubt=doubt)
 
 
 def parse_row(line: bytes) -> TraceRequest:

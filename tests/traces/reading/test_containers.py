@@ -323,3 +323,14 @@ def test_a_files_name_cannot_reach_the_terminal(
     path.write_bytes(MOONCAKE)
     assert main(["traces", "describe", str(path)]) == 0
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_table_in_place_of_a_trace_names_the_import(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"ts": [0.5], "prompt_tokens": [7]}), path)
+    assert main(["traces", "describe", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "traces import auto makes a trace of a table" in said
+    assert said.count("\n") == 1
