@@ -90,7 +90,13 @@ def test_a_csv_of_metrics_is_refused(tmp_path: Path) -> None:
 
 
 def test_sglangs_details_get_sglangs_remedy(tmp_path: Path) -> None:
-    details = {**SGLANG, "input_lens": [5], "output_lens": [5], "ttfts": [0.1], "itls": [[]]}
+    details: dict[str, Any] = {
+        **SGLANG,
+        "input_lens": [5],
+        "output_lens": [5],
+        "ttfts": [0.1],
+        "itls": [[]],
+    }
     (tmp_path / "x.jsonl").write_text(json.dumps(details) + "\n")
     with pytest.raises(InputError, match=r"no start_times; SGLang's benchmark keeps no times"):
         list(open_trace(tmp_path / "x.jsonl"))

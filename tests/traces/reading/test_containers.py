@@ -34,7 +34,7 @@ else:
 
 START = datetime(2026, 11, 26, 8, 0, 0, tzinfo=UTC)
 CSV = b"arrival_time,prompt_tokens,completion_tokens\n0.5,100,7\n1.75,200,9\n"
-TIMES = {
+TIMES: dict[str, tuple[Any, Any]] = {
     "timestamp with a zone": (pyarrow.timestamp("us", tz="UTC"), lambda at: START + at),
     "nanoseconds": (
         pyarrow.timestamp("ns"),
@@ -47,7 +47,7 @@ TIMES = {
     ),
     "text": (pyarrow.string(), lambda at: (START + at).isoformat()),
 }
-CODECS = ("none", "snappy", "zstd", "gzip")
+CODECS: tuple[Any, ...] = ("none", "snappy", "zstd", "gzip")
 WRITERS: tuple[dict[str, Any], ...] = (
     {"version": "1.0", "use_deprecated_int96_timestamps": True, "row_group_size": 100},
     {"version": "2.6", "data_page_version": "2.0", "use_dictionary": False},
@@ -59,7 +59,7 @@ WRITERS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("kind", TIMES)
 def test_parquet_of_any_writer_gives_its_times_and_lengths(
-    kind: str, codec: str, writer: int, tmp_path: Path
+    kind: str, codec: Any, writer: int, tmp_path: Path
 ) -> None:
     dice = Random(f"{kind}{codec}{writer}")
     steps = sorted(dice.randrange(3_600_000) for _ in range(dice.randint(2, 500)))
