@@ -9,27 +9,31 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import inf, isfinite
+from reprlib import Repr
 from typing import Any, Final
 
 import orjson
 
 UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _ISO_REST = re.compile(r"(\.[0-9]{6})[0-9]+")
+_LONG_WORD = re.compile(r"(\S{100})\S{20,}")
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 
 
 class RowError(ValueError):
     """An error in one row, with its fix; the reader adds file and line.
 
-    A `fatal` error (a wrong header) concerns the whole file and cannot be skipped.
+    A `fatal` error (a wrong header) concerns the whole file and cannot be skipped. Long words are
+    shortened, for they come from the file.
     """
 
     def __init__(self, what: str, *, fatal: bool = False) -> None:
-        super().__init__(what)
+        super().__init__(_LONG_WORD.sub(r"\1...", what))
         self.fatal = fatal
 
 
-SHAPE_ERRORS: Final = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError)
+SHAPE_ERRORS: Final = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError,
+                       RecursionError)  # fmt: skip
 """Raised by a reader that meets a list where its format has text, and the like. A reader, also one
 of a plug-in, gets whatever JSON holds; the callers of readers turn these errors into RowErrors."""
 
@@ -51,6 +55,7 @@ class FileFacts:
     """Properties of one file that its rows share, found on the way.
 
     Attributes:
+        path: the file as given.
         decimal_comma: numbers may be written as 0,5 (CSV with semicolons).
         units: the unit of each column of times, as its first row has it.
         zoned: whether times carry a UTC offset, once one was seen.
@@ -58,6 +63,7 @@ class FileFacts:
         last_input_tokens: prompt length of the last row that tells it.
     """
 
+    path: str = ""
     decimal_comma: bool = False
     units: dict[str, str] = field(default_factory=dict)
     zoned: bool | None = None
@@ -241,11 +247,27 @@ def unit_of(number: float) -> str:
     return "s"
 
 
+class _ShortRepr(Repr):
+    """Writes any value in a line, however long its numbers are and however deep it is nested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxstring = 80
+
+    def repr_int(self, x: int, level: int) -> str:
+        few = x.bit_length() <= 128  # Python refuses to write more than 4,300 digits
+        return repr(x) if few else f"a number of {x.bit_length() * 3 // 10:,} digits"
+
+
+_short = _ShortRepr().repr
+
+
 def shown(value: object) -> str:
     """Format `value`, short enough for one line of an error."""
     if value is None:
         return "nothing"
-    text = repr(value[:80] if isinstance(value, str | bytes) else value)
+    text = repr(value[:80]) if isinstance(value, str | bytes) else _short(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -1,6 +1,7 @@
 """`forebay traces import`, `export`, `formats` and `fit`: traffic of other tools in and out."""
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -27,8 +28,9 @@ from forebay.traces.command_line.options import (
     one_or_more,
     takes_options,
 )
-from forebay.traces.errors import InputError
+from forebay.traces.errors import InputError, printable
 from forebay.traces.reading.reader import TraceReader
+from forebay.traces.schema import TraceRequest
 from forebay.traces.tokens import DEFAULT_ENCODING
 from forebay.traces.whole_file import meta_path, whole_file
 
@@ -39,7 +41,7 @@ OutputOrPipe = Annotated[
 TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help="trace file; - is stdin")]
 
 HEADINGS = {
-    "Lengths that the file does not tell": "input-tokens output-tokens tokens",
+    "Lengths that the file does not tell": "input-tokens output-tokens block-tokens tokens",
     "Sessions and client sets": "mode session-gap longest-pause start duration",
 }
 
@@ -83,6 +85,10 @@ class ImportArguments:
     ] = None
     output_tokens: Annotated[
         int | None, typer.Option("--output-tokens", help="answer tokens of such a row")
+    ] = None
+    block_tokens: Annotated[
+        int | None,
+        typer.Option("--block-tokens", help="tokens of a block of hash_ids; default: the format's"),
     ] = None
     tokens: Annotated[
         str, typer.Option("--tokens", help="encoding or model to count text with, or estimate")
@@ -135,7 +141,8 @@ def import_trace(given: ImportArguments) -> None:
     if given.dry_run:
         _show(given, reader, name, mapping)
         return
-    if mapping and given.columns is None:
+    guessed = bool(mapping) and given.columns is None
+    if guessed:
         talk(f"guessed:  --map {mapping}")
     rows = spread_ticks(reader, seed=given.seed, name=given.file) if given.spread_ticks else reader
     drawn = given.spread_ticks or name in ("servegen", "kv-cache-tester")
@@ -153,7 +160,8 @@ def import_trace(given: ImportArguments) -> None:
             "notes": dict(reader.notes),
         }
 
-    report(write_whole(given.output, Totals(rows), facts), given.output, given.as_json)
+    told = _first_told(rows) if guessed else rows
+    report(write_whole(given.output, Totals(told), facts), given.output, given.as_json)
     _tell_losses(reader)
 
 
@@ -169,13 +177,20 @@ def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
     from forebay.traces.formats.columns import map_text, mapped_format, parse_map
     from forebay.traces.formats.guess import guess
 
-    one_or_more({"--input-tokens": given.input_tokens, "--output-tokens": given.output_tokens})
+    one_or_more(
+        {
+            "--input-tokens": given.input_tokens,
+            "--output-tokens": given.output_tokens,
+            "--block-tokens": given.block_tokens,
+        }
+    )
     options = ReadOptions(
         skip_bad=given.skip_bad,
         sort=given.sort,
         mode=given.mode,
         input_tokens=given.input_tokens,
         output_tokens=given.output_tokens,
+        block_tokens=given.block_tokens,
         tokens=given.tokens,
         session_gap_s=given.session_gap,
         longest_pause_s=given.longest_pause,
@@ -210,12 +225,12 @@ def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
 
 def _show(given: ImportArguments, reader: TraceReader, name: str, mapping: str | None) -> None:
     """Print what would be imported; the first rows also prove that they can be read."""
-    from forebay.traces.reading.jsonl import row_bytes
-
     rows = list(islice(reader, SHOWN_ROWS))
     reader.close()
     if given.as_json:
         import orjson
+
+        from forebay.traces.reading.jsonl import row_bytes
 
         shown = [orjson.loads(row_bytes(row)) for row in rows]
         print_json({"format": name, "map": mapping, "first": shown})
@@ -226,8 +241,22 @@ def _show(given: ImportArguments, reader: TraceReader, name: str, mapping: str |
         talk(f"columns, {guessed} --map:\n  {mapping.replace(',', chr(10) + '  ')}")
     talk(f"first {len(rows)} rows:")
     for row in rows:
-        line = row_bytes(row).decode().rstrip()
-        print(line if len(line) <= 400 else f"{line[:397]}...")
+        print(_shown_row(row))
+
+
+def _shown_row(row: TraceRequest) -> str:
+    from forebay.traces.reading.jsonl import row_bytes
+
+    line = row_bytes(row).decode().rstrip()
+    return printable(line if len(line) <= 400 else f"{line[:397]}...")
+
+
+def _first_told(rows: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
+    """Pass rows on, and print the first one, so that a wrong guess is seen."""
+    for index, row in enumerate(rows):
+        if not index:
+            talk(f"first row:  {_shown_row(row)}")
+        yield row
 
 
 def _tell_losses(reader: TraceReader) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from forebay.traces.command_line.messages import talk
 from forebay.traces.edit.describe import Description, LengthSummary
 from forebay.traces.edit.sharing import IdealCache
-from forebay.traces.errors import InputError
+from forebay.traces.errors import InputError, printable
 from forebay.traces.schema import TraceRequest
 from forebay.traces.whole_file import json_bytes, refuse_existing, whole_file, write_meta
 
@@ -149,9 +149,21 @@ def print_description(trace: str, result: Description) -> None:
     for name, one in (("input", result.input_tokens), ("output", result.output_tokens)):
         lengths.add_row(name, *_length_cells(one))
     console = Console()
-    console.print(f"{trace}: {result.requests:,} requests", markup=False, soft_wrap=True)
+    console.print(f"{printable(trace)}: {result.requests:,} requests", markup=False, soft_wrap=True)
     console.print(rates)
     console.print(lengths)
+    if result.steady is False:
+        console.print(_not_steady(result), markup=False, soft_wrap=True)
+
+
+def _not_steady(result: Description) -> str:
+    """Say where the rate is lowest and highest."""
+    parts = (
+        f"{one.rate_per_s:,.3g}/s from {one.from_s:,.0f} s to {one.to_s:,.0f} s"
+        for one in (result.slowest_tenth, result.fastest_tenth)
+        if one is not None
+    )
+    return f"the rate is not steady: {', '.join(parts)}; traces slice keeps a span"
 
 
 def _length_cells(lengths: LengthSummary) -> list[str]:

@@ -5,6 +5,8 @@ Warnings and errors are not talk: they are always printed.
 
 import sys
 
+from forebay.traces.errors import printable
+
 _quiet = False
 
 
@@ -21,4 +23,5 @@ def is_quiet() -> bool:
 def talk(line: str) -> None:
     """Print a message to standard error, so that standard output can be a pipe of data."""
     if not _quiet:
-        print(line, file=sys.stderr, flush=True)
+        safe = "\n".join(map(printable, line.split("\n")))
+        print(safe, file=sys.stderr, flush=True)

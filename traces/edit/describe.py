@@ -13,6 +13,10 @@ from typing import Any
 from forebay.traces.edit.sharing import IdealCache
 from forebay.traces.schema import TraceRequest
 
+_WINDOWS = 1024
+_TENTHS = 10
+_ENOUGH = 50  # requests of a tenth: chance halves one of ten such counts in 1 of 5,000 traces
+
 
 @dataclass(frozen=True, slots=True)
 class LengthSummary:
@@ -26,6 +30,15 @@ class LengthSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class RateSpan:
+    """A tenth of a trace, in seconds from its first arrival, and its requests a second."""
+
+    from_s: float
+    to_s: float
+    rate_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
     """The result of `forebay traces describe`; None if the trace does not define a value.
 
@@ -36,6 +49,9 @@ class Description:
         peak_rate_1s, peak_rate_60s: requests a second in the busiest of the windows of 1 s and
             60 s, which follow one another from the first arrival.
         dispersion_60s: variance / mean of requests in full 60 s windows; 1 for Poisson.
+        slowest_tenth, fastest_tenth: the tenths of the duration with the fewest and the most
+            requests; None where a tenth has fewer than 50 on average.
+        steady: whether the two are at most a factor of 2 from the mean rate.
         ideal_hit_ratio: share of input tokens that an infinite prefix cache would hit.
         reuse_share: share of requests that hit more than the blocks common to all requests.
         sessions, documents: number of distinct names.
@@ -48,6 +64,9 @@ class Description:
     peak_rate_1s: float
     peak_rate_60s: float | None
     dispersion_60s: float | None
+    slowest_tenth: RateSpan | None
+    fastest_tenth: RateSpan | None
+    steady: bool | None
     input_tokens: LengthSummary
     output_tokens: LengthSummary
     ideal_hit_ratio: float
@@ -63,7 +82,7 @@ def describe(requests: Iterable[TraceRequest]) -> Description:
     """Read every request once; ValueError if there is none (a reader raises before that)."""
     cache = IdealCache()
     gaps = _Gaps()
-    seconds, minutes = _Windows(1.0), _Windows(60.0)
+    seconds, minutes, profile = _Windows(1.0), _Windows(60.0), _Profile()
     inputs: Counter[int] = Counter()
     outputs: Counter[int] = Counter()
     hit_blocks: Counter[int] = Counter()
@@ -80,6 +99,7 @@ def describe(requests: Iterable[TraceRequest]) -> Description:
         last_s = request.arrival_s
         seconds.add(last_s - first_s)
         minutes.add(last_s - first_s)
+        profile.add(last_s - first_s)
         inputs[request.input_tokens] += 1
         outputs[request.output_tokens] += 1
         sharing = cache.look_up(request)
@@ -94,6 +114,7 @@ def describe(requests: Iterable[TraceRequest]) -> Description:
     count = inputs.total()
     duration_s = last_s - first_s
     total_tokens = sum(tokens * times for tokens, times in inputs.items())
+    slowest, fastest, steady = profile.extremes(duration_s)
     reusing = sum(times for blocks, times in hit_blocks.items() if blocks > cache.root_blocks)
     return Description(
         requests=count,
@@ -103,6 +124,9 @@ def describe(requests: Iterable[TraceRequest]) -> Description:
         peak_rate_1s=seconds.peak(),
         peak_rate_60s=minutes.peak() if duration_s >= 60 else None,
         dispersion_60s=minutes.dispersion(),
+        slowest_tenth=slowest,
+        fastest_tenth=fastest,
+        steady=steady,
         input_tokens=_lengths(inputs),
         output_tokens=_lengths(outputs),
         ideal_hit_ratio=hit_tokens / total_tokens,
@@ -177,3 +201,40 @@ class _Windows:
             return None
         mean = self._sum / self._full
         return (self._squares / self._full - mean**2) / mean
+
+
+class _Profile:
+    """Counts requests in 1,024 windows, whose width doubles when the trace is longer."""
+
+    def __init__(self) -> None:
+        self._width_s = 1e-3
+        self._counts = [0] * _WINDOWS
+
+    def add(self, time_s: float) -> None:
+        while time_s >= self._width_s * _WINDOWS:
+            pairs = zip(self._counts[::2], self._counts[1::2], strict=True)
+            self._counts = [a + b for a, b in pairs] + [0] * (_WINDOWS // 2)
+            self._width_s *= 2
+        self._counts[int(time_s / self._width_s)] += 1
+
+    def extremes(self, duration_s: float) -> tuple[RateSpan | None, RateSpan | None, bool | None]:
+        """Return the slowest and the fastest tenth, and whether both are near the mean."""
+        total = sum(self._counts)
+        if not duration_s or total < _TENTHS * _ENOUGH:
+            return None, None, None
+        tenth_s = duration_s / _TENTHS
+        spans = []
+        for index in range(_TENTHS):
+            # A window on an edge belongs to both sides in part.
+            count = self._until((index + 1) * tenth_s) - self._until(index * tenth_s)
+            spans.append(RateSpan(index * tenth_s, (index + 1) * tenth_s, count / tenth_s))
+        slowest = min(spans, key=lambda one: one.rate_per_s)
+        fastest = max(spans, key=lambda one: one.rate_per_s)
+        mean = total / duration_s
+        steady = slowest.rate_per_s >= mean / 2 and fastest.rate_per_s <= mean * 2
+        return slowest, fastest, steady
+
+    def _until(self, time_s: float) -> float:
+        whole, part = divmod(time_s / self._width_s, 1.0)
+        at = min(int(whole), _WINDOWS)
+        return sum(self._counts[:at]) + (self._counts[at] * part if at < _WINDOWS else 0.0)

@@ -6,6 +6,7 @@ from typing import Any
 from xxhash import xxh3_64_intdigest
 
 from forebay.traces.formats.table import ReadOptions
+from forebay.traces.formats.usage import whole_usage
 from forebay.traces.reading.reader import Ended
 from forebay.traces.rows import RowError, SourceRow, decoded, shown
 from forebay.traces.schema import TraceRequest
@@ -129,10 +130,8 @@ def answer_tokens(answer: Any, options: ReadOptions) -> int | None:
     if not isinstance(answer, dict):
         return None
     usage = answer.get("usage")
-    if isinstance(usage, dict):
-        for key in ("completion_tokens", "output_tokens"):
-            if type(usage.get(key)) is int:
-                return int(usage[key])
+    if isinstance(usage, dict) and (counted := whole_usage(usage).answer) is not None:
+        return counted
     text = answer.get("content")
     for choice in answer.get("choices") or ():
         if isinstance(choice, dict):

@@ -12,6 +12,7 @@ from typing import Any, Final
 from forebay.traces.errors import InputError
 from forebay.traces.formats.body import build, message_list
 from forebay.traces.formats.table import COMPLETION, ReadOptions, TraceFormat
+from forebay.traces.formats.usage import usage_of
 from forebay.traces.reading.reader import Ended, ParseRow
 from forebay.traces.rows import UNITS, RowError, SourceRow, shown
 
@@ -22,6 +23,7 @@ TARGETS: Final = {
     "input": "input tokens",
     "output": "output tokens",
     "total": "input and output tokens, if there is no `output`",
+    "usage": "object of token counts that add up to input and output; `*` is the row itself",
     "id": "name of the request",
     "session": "conversation",
     "parent": "id of the turn before",
@@ -80,7 +82,7 @@ def parse_map(text: str) -> Mapping:
 def check_map(found: Mapping, source: str) -> None:
     if not {"arrival", "end"} & found.keys():
         raise InputError(f"{source}: no time; add arrival=COLUMN or end=COLUMN")
-    if not {"input", "text", "messages"} & found.keys():
+    if not {"input", "usage", "text", "messages"} & found.keys():
         raise InputError(f"{source}: no prompt length; add input=COLUMN, text=COLUMN or input==N")
 
 
@@ -131,13 +133,7 @@ def _parser(found: Mapping, options: ReadOptions) -> ParseRow:
         if "deadline" in found:
             values["deadline_s"] = _seconds(row, found["deadline"])
         name = _text(row, found, "id") or f"row-{row.number}"
-        input_tokens = _whole(row, found, "input")
-        output = _whole(row, found, "output")
-        total = _whole(row, found, "total")
-        if output is None and total is not None and input_tokens is not None:
-            if total < input_tokens:
-                raise RowError(f"{found['total'].path}: {total} is less than the {input_tokens} in")
-            output = total - input_tokens
+        input_tokens, output = _counted(row, found)
         arrival_s, end_s = _times(row, found)
         request = build(
             row,
@@ -151,6 +147,23 @@ def _parser(found: Mapping, options: ReadOptions) -> ParseRow:
         return Ended(request, end_s)
 
     return parse
+
+
+def _counted(row: SourceRow, found: Mapping) -> tuple[int | None, int | None]:
+    """Read the lengths of prompt and answer, None where no column tells."""
+    input_tokens = _whole(row, found, "input")
+    output = _whole(row, found, "output")
+    total = _whole(row, found, "total")
+    if output is None and total is not None and input_tokens is not None:
+        if total < input_tokens:
+            raise RowError(f"{found['total'].path}: {total} is less than the {input_tokens} in")
+        output = total - input_tokens
+    if "usage" in found:
+        path = found["usage"].path
+        usage = usage_of(row) if path == "*" else usage_of(row, path, flat=False)
+        input_tokens = usage.prompt if input_tokens is None else input_tokens
+        output = usage.answer if output is None else output
+    return input_tokens, output
 
 
 def _times(row: SourceRow, found: Mapping) -> tuple[float, float | None]:

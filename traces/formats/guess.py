@@ -4,12 +4,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
 from forebay.traces.errors import InputError
 from forebay.traces.formats.columns import MappedColumn, Mapping, check_map
-from forebay.traces.reading.containers import open_input, table_rows
+from forebay.traces.formats.totals import AGGREGATES, only_totals, refuse_totals
+from forebay.traces.formats.usage import BESIDE, PARTS_OF_PROMPT
+from forebay.traces.reading.containers import table_rows
+from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import FileFacts, RowError, SourceRow, decoded, unit_of
 
 SAMPLE_ROWS: Final = 200
@@ -24,7 +28,11 @@ STARTS: Final = {"timestamp", "ts", "time", "start", "started", "created", "rece
                  "arrived", "date", "datetime", "begin", "submitted", "enqueued", "requested",
                  "when", "at"}  # fmt: skip
 ENDS: Final = {"end", "ended", "finish", "finished", "complete", "completed", "logged", "done"}
-NOT_STARTS: Final = {"first", "ttft", "latency", "duration", "elapsed", "took", "last", "updated",
+# What is counted over many requests or over time is no length and no time of one request.
+NOT_OF_ONE: Final = {*AGGREGATES, "rate", "per", "second", "sum", "count", "min", "max",
+                     "concurrency"}  # fmt: skip
+NOT_STARTS: Final = {*NOT_OF_ONE, "num", "requests", "tokens", "total",
+                     "first", "ttft", "latency", "duration", "elapsed", "took", "last", "updated",
                      "queue", "expires", "prefill", "decode", "itl", "tpot"}  # fmt: skip
 DURATIONS: Final = {"latency", "duration", "elapsed", "took", "rt", "runtime"}
 SUFFIXES: Final = {"ms": "ms", "millis": "ms", "msec": "ms", "us": "us", "micros": "us",
@@ -50,14 +58,14 @@ class Sampled:
 
     @property
     def numbers(self) -> list[float] | None:
-        """Return the values as numbers, None if one is not."""
+        """Return the values as numbers, None if one is not a finite one."""
         found = []
         for value in self.values:
             try:
                 found.append(float(value))
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 return None
-        return found
+        return found if all(map(isfinite, found)) else None
 
     def all(self, test: Callable[[Any], bool]) -> bool:
         return all(map(test, self.values))
@@ -66,11 +74,14 @@ class Sampled:
 def sample(path: str | Path) -> list[Sampled]:
     """Read the columns of the first rows of a table; InputError if it is none."""
     columns: dict[str, list[Any]] = {}
+    why: object = "no table in it; name its format (forebay traces formats)"
     try:
         with open_input(str(path)) as file:
-            facts = FileFacts()
+            facts = FileFacts(path=str(path))
             for _, row in islice(table_rows(file, facts), SAMPLE_ROWS):
-                if isinstance(row, SourceRow):
+                if isinstance(row, RowError):
+                    why = row
+                else:
                     for name, value in _flat(row.values):
                         if facts.decimal_comma and re.fullmatch(r"[0-9]+,[0-9]+", str(value)):
                             value = value.replace(",", ".")
@@ -80,7 +91,7 @@ def sample(path: str | Path) -> list[Sampled]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     if not columns:
-        raise InputError(f"{path}: no table in it; name its format (forebay traces formats)")
+        raise InputError(f"{path}: {why}")
     return [Sampled(name, _words(name), values) for name, values in columns.items()]
 
 
@@ -106,6 +117,7 @@ def guess(path: str | Path) -> Mapping:
     Raises:
         InputError: no column can be a time or a prompt; the message lists the columns.
     """
+    refuse_totals(path)
     columns = sample(path)
     found: Mapping = {}
     taken: set[str] = set()
@@ -117,12 +129,31 @@ def guess(path: str | Path) -> Mapping:
         if best is not None:
             taken.add(best.path)
             found[target] = MappedColumn(best.path)
+    _add_up(columns, found)
     try:
         check_map(found, str(path))
     except InputError as error:
+        if sum(bool(AGGREGATES & set(one.words)) for one in columns) > 1:
+            remedy = "give the file of the same run that has a row for each request"
+            raise InputError(f"{path}: {only_totals('', remedy)}") from None
         listed = ", ".join(one.path for one in columns)[:300]
         raise InputError(f"{error} with --map; the columns are {listed}") from None
     return found
+
+
+def _add_up(columns: list[Sampled], found: Mapping) -> None:
+    """Take the whole usage where cached tokens stand beside the column that was found."""
+    prompt = found.get("input")
+    if prompt is None:
+        return
+    above, _, name = prompt.path.rpartition(".")
+    beside = (one.path.rpartition(".") for one in columns)
+    if name in PARTS_OF_PROMPT and any(
+        place == above and BESIDE.fullmatch(last) for place, _, last in beside
+    ):
+        for target in ("input", "output", "total"):
+            found.pop(target, None)
+        found["usage"] = MappedColumn(above or "*")
 
 
 def _candidates(columns: list[Sampled]) -> Iterator[tuple[str, Iterable[Sampled]]]:
@@ -228,7 +259,10 @@ def _lengths(columns: list[Sampled], side: set[str]) -> Iterator[Sampled]:
     for one in columns:
         words = set(one.words)
         glued = "".join(one.words)
-        if NOT_SIZES & words or not side & (words | _split_glued(glued)):
+        over_many = NOT_OF_ONE - SIZES | (set() if "total" in side else {"total"})
+        if (NOT_SIZES | over_many) & words or not side & (words | _split_glued(glued)):
+            continue
+        if "total" in side and (IN | OUT) & words:
             continue
         numbers = one.numbers
         if numbers is None or any(n < 0 or n != int(n) for n in numbers):

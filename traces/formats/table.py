@@ -4,7 +4,6 @@ A format is a description and a function from rows to requests. Those of Forebay
 a plug-in adds its own through the entry point group `forebay.traces` (docs/reference/formats.md).
 """
 
-import csv
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,10 +17,12 @@ from typing import Any, Final
 import orjson
 
 from forebay.traces.errors import InputError
-from forebay.traces.reading.containers import DELIMITERS, Rows, read_head, table_rows, unpacked
+from forebay.traces.reading.columnar import PARQUET, column_names
+from forebay.traces.reading.containers import Rows, csv_header, table_rows, unpacked
 from forebay.traces.reading.jsonl import read_trace
 from forebay.traces.reading.reader import REORDER_ROWS, Order, ParseRow, TraceReader
-from forebay.traces.rows import FileFacts
+from forebay.traces.reading.unpack import read_head
+from forebay.traces.rows import FileFacts, RowError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.tokens import DEFAULT_ENCODING, TokenCounter, counter
 
@@ -44,6 +45,7 @@ class ReadOptions:
         sort: sort all rows by arrival, in memory.
         mode: whether later turns hold the whole history (cumulative) or only what is new (delta).
         input_tokens, output_tokens: for rows whose log does not tell them.
+        block_tokens: tokens of a block of `hash_ids`; None for the format's own size.
         tokens: encoding to count the tokens of text with, where the file does not.
         session_gap_s, longest_pause_s: for sessions without a time of their own.
         start_s, duration_s, seed: for formats that describe traffic instead of listing it.
@@ -54,6 +56,7 @@ class ReadOptions:
     mode: str = "auto"
     input_tokens: int | None = None
     output_tokens: int | None = None
+    block_tokens: int | None = None
     tokens: str = DEFAULT_ENCODING
     session_gap_s: float = 30.0
     longest_pause_s: float = 120.0
@@ -221,8 +224,11 @@ def trace_format(name: str) -> TraceFormat:
 
 def head_of(path: str | Path) -> Head:
     """Look at the first bytes of `path`; nothing of standard input (`-`) is consumed."""
-    text = read_head(path).decode("utf-8", "replace").lstrip()
-    line = text.partition("\n")[0].strip()
+    content = read_head(path)
+    if content.startswith(PARQUET):
+        return Head("", column_names(path), {})
+    text = content.decode("utf-8", "replace").lstrip()
+    line = re.split(r"[\r\n]", text, maxsplit=1)[0].strip()
     first: Any = None
     if text[:1] in ("{", "["):
         try:
@@ -234,9 +240,10 @@ def head_of(path: str | Path) -> Head:
         if isinstance(first, dict):
             return Head(line, frozenset(first), first)
         return Head(line, frozenset(re.findall(r'"([^"\\]{1,80})"\s*:', text)), {})
-    delimiter = max(DELIMITERS, key=line.count)
-    header = [one.strip() for one in next(csv.reader([line], delimiter=delimiter), [])]
-    return Head(line, frozenset(header), {})
+    try:
+        return Head(line, frozenset(csv_header(line)[0] if line else ()), {})
+    except RowError:  # no table; who reads on reports it
+        return Head(line, frozenset(), {})
 
 
 def _first_item(text: str) -> Any:
@@ -245,7 +252,7 @@ def _first_item(text: str) -> Any:
 
     try:
         return json.JSONDecoder().raw_decode(text.lstrip("[ \t\r\n"))[0]
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -275,8 +282,14 @@ def open_trace(
 
     A file that no format recognises counts as Forebay's own, whose reader reports the error.
     """
-    name = format_name or detect(path) or FOREBAY
+    name, doubt = format_name or detect(path), ""
+    if name is None:
+        from forebay.traces.formats.totals import refuse_totals
+
+        refuse_totals(path)
+        name, doubt = FOREBAY, "; traces import auto makes a trace of a table"
     if name == FOREBAY:
         sort = options is not None and options.sort
-        return read_trace(path, skip_bad=skip_bad or bool(options and options.skip_bad), sort=sort)
+        skip_bad = skip_bad or bool(options and options.skip_bad)
+        return read_trace(path, skip_bad=skip_bad, sort=sort, doubt=doubt)
     return trace_format(name).open(path, options or ReadOptions(skip_bad=skip_bad))

@@ -1,22 +1,26 @@
-"""Read a file of any container as numbered rows: CSV, JSON, JSON lines, Parquet or lines of text.
+"""Cut a file of any container into numbered rows: CSV, JSON, JSON lines, Parquet or lines of text.
 
-Gzip, byte order marks, delimiters and decimal commas are settled here. One row is kept at a time.
+A container is known by its first bytes, then by the suffix of its name, and else it is text. Byte
+order marks, delimiters and decimal commas are settled here. One row is kept at a time.
 """
 
+import codecs
 import csv
-import gzip
 import json
-import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import orjson
 
-from forebay.traces.errors import InputError
+from forebay.traces.reading.columnar import (
+    ARROW,
+    ARROW_STREAM,
+    MOST_COLUMNS,
+    PARQUET,
+    columnar_rows,
+)
+from forebay.traces.reading.unpack import BOM, FOREIGN, HEAD_BYTES, Prefixed
 from forebay.traces.rows import (
     SHAPE_ERRORS,
     FileFacts,
@@ -29,62 +33,14 @@ from forebay.traces.rows import (
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 """A longer line is an error: no prompt is that long, and a file without newlines fills memory."""
 MAX_DOCUMENT_BYTES: Final = 4 * MAX_LINE_BYTES  # one JSON document, which is parsed as a whole
-HEAD_BYTES: Final = 1 << 16
-BOM: Final = b"\xef\xbb\xbf"
+MOST_JSON_VALUES: Final = 10_000_000
+"""More of them in a line or document take gigabytes when they are decoded."""
+START_BYTES: Final = 16
 DELIMITERS: Final = ",;\t|"
 csv.field_size_limit(MAX_LINE_BYTES)
 
 Rows = Callable[[BinaryIO, FileFacts], Iterator[tuple[int, Any]]]
 """Reads a file as numbered items; an item is a row, bytes, or a RowError in its place."""
-
-
-@contextmanager
-def open_input(path: str) -> Iterator[BinaryIO]:
-    """Open `path` for reading bytes, unpacked if it is gzip; `-` is standard input.
-
-    Raises:
-        InputError: the gzip stream is cut short or damaged.
-    """
-    name = "standard input" if path == "-" else path
-    raw = sys.stdin.buffer if path == "-" else open(path, "rb", buffering=1 << 20)  # noqa: SIM115
-    try:
-        peek = getattr(raw, "peek", None)
-        packed = peek is not None and peek(2)[:2] == b"\x1f\x8b"
-        yield gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[misc]
-    except EOFError as error:
-        raise InputError(
-            f"{name}: the gzip file is cut short; copy it again, or keep what is there with "
-            f"zcat {'FILE' if path == '-' else name} > part and read that with --skip-bad"
-        ) from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{name}: damaged gzip file ({error}); copy it again") from error
-    finally:
-        if path != "-":
-            raw.close()
-
-
-def read_head(path: str | Path) -> bytes:
-    """Return the first bytes of `path`, unpacked; of a pipe or `-`, nothing is consumed."""
-    if str(path) == "-":
-        peek = getattr(sys.stdin.buffer, "peek", None)  # a replaced standard input may lack it
-        head = peek(HEAD_BYTES)[:HEAD_BYTES] if peek else b""
-    elif Path(path).is_file():  # reading here would take bytes from a pipe
-        try:
-            with open(path, "rb") as file:
-                head = file.read(HEAD_BYTES)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    else:
-        head = b""
-    if head[:2] == b"\x1f\x8b":
-        with gzip.GzipFile(fileobj=BytesIO(head)) as file:
-            head = b""
-            try:
-                while len(head) < HEAD_BYTES and (more := file.read1(HEAD_BYTES)):
-                    head += more
-            except (EOFError, OSError, zlib.error):
-                pass  # the head of a file ends where it was cut
-    return head.removeprefix(BOM)
 
 
 def raw_lines(
@@ -114,18 +70,28 @@ def text_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
 
 
 def table_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
-    """Read CSV, JSON lines, a JSON array, one JSON document or Parquet, by the first byte."""
-    start = b""
-    while not start.strip(b" \t\r\n"):
-        more = file.read(4)
+    """Read CSV, JSON lines, a JSON array, one JSON document, Parquet or Arrow, by the first bytes.
+
+    Raises:
+        RowError: the file is of another kind, or not what its suffix says.
+    """
+    start = file.read(START_BYTES)
+    if start.startswith((PARQUET, ARROW, ARROW_STREAM)):
+        yield from columnar_rows(file, start, facts)
+        return
+    if why := _not_text(start, Path(facts.path).suffix.lower()):
+        raise RowError(why, fatal=True)
+    start = start.removeprefix(BOM)
+    more = start
+    while not more.strip(b" \t\r\n"):
+        more = file.read(START_BYTES)
         if not more:
             return
         start += more
-        start = start.removeprefix(BOM)
-    rest = _Prefixed(start, file)
+        if len(start) > HEAD_BYTES:
+            raise RowError(f"no text in the first {HEAD_BYTES:,} bytes", fatal=True)
+    rest = Prefixed(start, file)
     match start.lstrip()[:1]:
-        case b"P" if start == b"PAR1":
-            yield from _parquet_rows(rest, facts)
         case b"[":
             yield from _array_rows(rest, facts)
         case b"{":
@@ -139,26 +105,22 @@ def table_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
             yield from _csv_rows(rest, facts)
 
 
-class _Prefixed(BytesIO):
-    """A file whose first bytes were already read."""
-
-    def __init__(self, start: bytes, file: BinaryIO) -> None:
-        super().__init__()
-        self._start = start
-        self._file = file
-
-    def readline(self, size: int | None = -1, /) -> bytes:
-        start, self._start = self._start, b""
-        if b"\n" in start:
-            line, end, self._start = start.partition(b"\n")
-            return line + end
-        return start + self._file.readline(-1 if size is None else size)
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        start, self._start = self._start, b""
-        if size is None or size < 0:
-            return start + self._file.read()
-        return start + self._file.read(max(size - len(start), 0))
+def _not_text(start: bytes, suffix: str) -> str:
+    """Say why a file that begins with `start` cannot be read as text, "" if it can."""
+    for magic, what in FOREIGN:
+        if start.startswith(magic):
+            return f"this is {what}; convert it to Parquet, CSV or JSON lines"
+    if start.startswith(b"PARE"):
+        return "this Parquet file is encrypted; write it without a key"
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "this is text in UTF-16; convert it with iconv -f UTF-16 -t UTF-8"
+    if start.startswith(b"version https://"):
+        return "this is a pointer of Git LFS, not the file itself; run git lfs pull"
+    if b"\0" in start:
+        return "this is a binary file of an unknown kind; convert it to Parquet, CSV or JSON lines"
+    if suffix in (".parquet", ".pq", ".arrow", ".feather") and start[:1] not in b"<{[":
+        return f"named {suffix}, but the file does not begin as such files do; copy it again"
+    return ""
 
 
 def _json_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
@@ -168,13 +130,14 @@ def _json_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
             yield number, line
             continue
         try:
-            values = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
+            values = json_value(line)
+        except ValueError as error:
             if number == 1 and line[-1:] in b"{[,":  # one document over several lines
                 whole = line + file.read(MAX_DOCUMENT_BYTES)
                 yield 1, _document(whole, facts)
                 return
-            yield number, RowError(f"not JSON ({error}); each line must hold one JSON object")
+            why = _json_error(error)
+            yield number, RowError(f"not JSON ({why}); each line must hold one JSON object")
             continue
         yield number, _row(number, values, facts)
 
@@ -183,34 +146,77 @@ def _document(whole: bytes, facts: FileFacts) -> Any:
     if len(whole) > MAX_DOCUMENT_BYTES:
         return RowError(f"one JSON document over {MAX_DOCUMENT_BYTES >> 20} MiB", fatal=True)
     try:
-        return _row(1, orjson.loads(whole), facts)
-    except orjson.JSONDecodeError as error:
-        return RowError(f"not JSON ({error}); is the file whole?", fatal=True)
+        return _row(1, json_value(whole), facts)
+    except ValueError as error:
+        return RowError(f"not JSON ({_json_error(error)}); is the file whole?", fatal=True)
+
+
+def json_value(data: bytes) -> Any:
+    """Decode JSON; also NaN and Infinity, which Python's own encoder writes.
+
+    Raises:
+        ValueError: it is no JSON, nested too deeply, or has too many values.
+    """
+    check_values(data)
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        if b"NaN" not in data and b"Infinity" not in data:
+            raise
+    try:
+        values = json.loads(data)
+        orjson.dumps(values)  # raises TypeError for what a trace cannot hold
+    except (RecursionError, TypeError) as error:
+        raise ValueError(str(error)) from error
+    return values
+
+
+def check_values(data: bytes | str) -> None:
+    """Raise ValueError if `data` has more values than JSON may have here."""
+    if len(data) > MOST_JSON_VALUES:
+        signs = (b",", b"[", b"{") if isinstance(data, bytes) else (",", "[", "{")
+        if sum(map(data.count, signs)) > MOST_JSON_VALUES:  # type: ignore[arg-type]
+            raise ValueError(f"more than {MOST_JSON_VALUES:,} values")
+
+
+def _json_error(error: ValueError) -> str:
+    return str(error)[:120]
 
 
 def _row(number: int, values: Any, facts: FileFacts) -> Any:
-    if isinstance(values, dict):
-        return SourceRow(number, values, facts)
-    return RowError(f"{shown(values)} is not a JSON object; each row must be one")
+    if not isinstance(values, dict):
+        return RowError(f"{shown(values)} is not a JSON object; each row must be one")
+    return _too_wide(len(values)) or SourceRow(number, values, facts)
+
+
+def _too_wide(columns: int) -> RowError | None:
+    if columns <= MOST_COLUMNS:
+        return None
+    return RowError(f"{columns:,} columns, over the limit of {MOST_COLUMNS:,}", fatal=True)
 
 
 def _array_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
     """Read the objects of one JSON array, a piece of the file at a time."""
     decode = json.JSONDecoder().raw_decode
-    buffer = file.read(HEAD_BYTES).decode("utf-8", "replace").lstrip().removeprefix("[")
-    pending, at, number = b"", 0, 0
+    text_of = codecs.getincrementaldecoder("utf-8")("replace").decode
+    buffer = text_of(file.read(HEAD_BYTES)).lstrip().removeprefix("[")
+    at = number = 0
     while True:
         while at < len(buffer) and buffer[at] in " \t\r\n,":
             at += 1
         if buffer[at : at + 1] == "]":
             return
+        start = at
         try:
-            values, at = decode(buffer, at) if at < len(buffer) else (None, -1)
+            check_values(buffer)
+            at = decode(buffer, at)[1] if at < len(buffer) else -1
         except json.JSONDecodeError:
-            values, at = None, -1 - at
+            at = -1 - at
+        except (RecursionError, ValueError) as error:
+            raise RowError(f"item {number + 1}: not JSON ({error})", fatal=True) from error
         if at >= 0:
             number += 1
-            yield number, _row(number, values, facts)
+            yield number, _item(number, buffer[start:at], facts)
             continue
         buffer = buffer[-1 - at :]
         at = 0
@@ -218,31 +224,70 @@ def _array_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
         if not more or len(buffer) > MAX_LINE_BYTES:
             why = "the array ends inside it" if not more else f"over {MAX_LINE_BYTES} bytes"
             raise RowError(f"item {number + 1}: not JSON ({why}); is the file whole?", fatal=True)
-        pending += more
-        text = pending.decode("utf-8", "ignore")
-        pending = pending[len(text.encode()) :] if pending[-1] >= 0x80 else b""
-        buffer += text
+        buffer += text_of(more)
+
+
+def _item(number: int, text: str, facts: FileFacts) -> Any:
+    """Decode an item by the rules of all other JSON: a number of 400 digits is none."""
+    try:
+        return _row(number, json_value(text.encode()), facts)
+    except ValueError as error:
+        return RowError(f"not JSON ({_json_error(error)}); correct the item")
+
+
+def csv_header(line: str) -> tuple[list[str], str]:
+    """Split the first line of a CSV file; returns its columns and their delimiter.
+
+    Raises:
+        RowError: the line is no header.
+    """
+    delimiter = max(DELIMITERS, key=line.count)
+    if error := _too_wide(line.count(delimiter) + 1):
+        raise error
+    if "\0" in line:
+        raise RowError("this is a binary file, not a table; name its format", fatal=True)
+    try:
+        return [one.strip() for one in next(csv.reader([line], delimiter=delimiter))], delimiter
+    except csv.Error as error:
+        raise RowError(f"not CSV ({error}) in the header", fatal=True) from error
+
+
+def _lines_of_any_end(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
+    """Number the lines of a file whose lines end with LF, CR LF or CR alone (old Macs)."""
+    number = 0
+    for _, line in raw_lines(file, facts, whole=True):
+        for piece in line.splitlines(keepends=True) if isinstance(line, bytes) else [line]:
+            number += 1
+            yield number, piece
 
 
 def _csv_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
     broken: list[tuple[int, RowError]] = []
-    first = next(raw_lines(file, facts), (1, b""))[1]
+    source = _lines_of_any_end(file, facts)
+    first: Any = b""
+    while isinstance(first, bytes) and not first.strip():
+        first = next(source)[1]  # `table_rows` has seen text
     if isinstance(first, RowError):
         raise first
-    header_text = first.decode("utf-8", "replace")
-    delimiter = max(DELIMITERS, key=header_text.count)
+    header, delimiter = csv_header(first.decode("utf-8", "replace").strip())
     facts.decimal_comma = delimiter == ";"
-    header = [one.strip() for one in next(csv.reader([header_text], delimiter=delimiter))]
+    fed = 0
 
     def lines() -> Iterator[str]:
         """Feed the CSV reader, which joins the lines of a quoted field."""
-        for number, line in raw_lines(file, facts, whole=True):
+        nonlocal fed
+        for number, line in source:
             if isinstance(line, RowError):
-                broken.append((number + 1, line))
+                broken.append((number, line))
                 yield ""
-            else:
-                numbers.append(number + 1)
-                yield line.decode("utf-8", "replace")
+                continue
+            numbers.append(number)
+            fed += len(line)
+            if fed > MAX_LINE_BYTES:
+                raise RowError(
+                    f"row over {MAX_LINE_BYTES} bytes; is a quote left open?", fatal=True
+                )
+            yield line.decode("utf-8", "replace")
 
     numbers: list[int] = []
     rows = csv.reader(lines(), delimiter=delimiter, strict=True)
@@ -256,6 +301,7 @@ def _csv_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
             why = f"not CSV ({error}); is a quotation mark left open or not doubled?"
         number = numbers[0] if numbers else 1
         numbers.clear()
+        fed = 0
         yield from broken
         broken.clear()
         if why:
@@ -266,21 +312,6 @@ def _csv_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
             shown_header = ", ".join(header)[:60]
             why = f"{len(fields)} fields, the header has {len(header)} ({shown_header})"
             yield number, RowError(why)
-
-
-def _parquet_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
-    from pyarrow import ArrowInvalid, BufferReader
-    from pyarrow.parquet import ParquetFile
-
-    try:  # its index is at the end: a file in a pipe has to be in memory
-        table = ParquetFile(BufferReader(file.read()))
-        number = 0
-        for batch in table.iter_batches():
-            for values in batch.to_pylist():
-                number += 1
-                yield number, SourceRow(number, values, facts)
-    except ArrowInvalid as error:
-        raise RowError(f"not Parquet ({error}); is the file whole?", fatal=True) from error
 
 
 def unpacked(

@@ -37,7 +37,8 @@ from typing import Any, BinaryIO
 import orjson
 
 from forebay.traces.errors import InputError
-from forebay.traces.reading.reader import Order, TraceReader
+from forebay.traces.reading.containers import check_values
+from forebay.traces.reading.reader import Order, TraceReader, time_text
 from forebay.traces.rows import RowError, shown
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.whole_file import whole_file
@@ -50,10 +51,12 @@ _CLASSES = (None, "interactive", "standard", "batch")
 MAX_BLOCK_ID = 2**64 - 1
 
 
-def read_trace(path: str | Path, *, skip_bad: bool = False, sort: bool = False) -> TraceReader:
+def read_trace(
+    path: str | Path, *, skip_bad: bool = False, sort: bool = False, doubt: str = ""
+) -> TraceReader:
     """Open `path` (`-`: standard input) as a stream of requests; for errors see `TraceReader`."""
     order = Order(held=maxsize if sort else 0)
-    return TraceReader(path, parse_row, skip_bad=skip_bad, order=order)
+    return TraceReader(path, parse_row, skip_bad=skip_bad, order=order, doubt=doubt)
 
 
 def parse_row(line: bytes) -> TraceRequest:
@@ -132,8 +135,9 @@ def _list_of(row: dict[str, Any], key: str, kind: type[Any], words: str) -> tupl
 def parse_object(line: bytes) -> dict[str, Any]:
     """Read one line as a JSON object; raises RowError."""
     try:
+        check_values(line)
         row = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
+    except ValueError as error:
         raise RowError(f"not JSON ({error}); each line must hold one JSON object") from error
     if not isinstance(row, dict):
         raise RowError(f"{shown(row)} is not a JSON object; each line must hold one")
@@ -215,11 +219,17 @@ def write_rows(file: BinaryIO, rows: Iterable[TraceRequest], path: str | Path) -
     for request in rows:
         if request.arrival_s < last_s:
             raise InputError(
-                f"{path}: time goes back from {last_s:.6f} s to "
-                f"{request.arrival_s:.6f} s at request {request.id!r}; sort them by arrival"
+                f"{path}: time goes back from {time_text(last_s)} s to "
+                f"{time_text(request.arrival_s)} s at request {request.id[:60]!r}; "
+                "sort them by arrival"
             )
         last_s = request.arrival_s
-        file.write(row_bytes(request))
+        try:
+            file.write(row_bytes(request))
+        except TypeError as error:  # of orjson, for JSON that is nested over 254 deep and the like
+            raise InputError(
+                f"{path}: request {request.id[:60]!r} cannot be written ({error}); correct its row"
+            ) from error
         count += 1
     file.flush()
     return count

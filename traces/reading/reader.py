@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, Self
 from xxhash import xxh3_64_intdigest
 
 from forebay.traces.errors import InputError
-from forebay.traces.reading.containers import Rows, open_input, raw_lines
+from forebay.traces.reading.containers import Rows, raw_lines
+from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import SHAPE_ERRORS, FileFacts, NotARequestError, RowError, shape_error
 from forebay.traces.schema import TraceRequest
 
@@ -164,7 +165,7 @@ class TraceReader(Iterator[TraceRequest]):
         last_s: float | None = None
         try:
             with open_input(self.path) as file:
-                facts = FileFacts(notes=self.notes)
+                facts = FileFacts(path=self.path, notes=self.notes)
                 items = self._items(file, facts)
                 number = 0
                 while True:
@@ -212,9 +213,9 @@ class TraceReader(Iterator[TraceRequest]):
 
     def _check(self, request: TraceRequest, least_s: float | None) -> None:
         if least_s is not None and request.arrival_s < least_s:
+            back = f"from {time_text(least_s)} s to {time_text(request.arrival_s)} s"
             raise RowError(
-                f"time goes back from {least_s:.6f} s to {request.arrival_s:.6f} s; sort the rows "
-                "by arrival (traces import --sort)"
+                f"time goes back {back}; sort the rows by arrival (traces import --sort)"
             )
         if (
             self._order.rebase
@@ -224,7 +225,7 @@ class TraceReader(Iterator[TraceRequest]):
             and not self._order.held
         ):
             raise RowError(
-                f"{(request.arrival_s - least_s) / 86_400:,.0f} days after the row before; are "
+                f"{_days(request.arrival_s - least_s)} days after the row before; are "
                 "units of time mixed? convert them to one"
             )
         if max(request.input_tokens, request.output_tokens) > MOST_TOKENS:
@@ -239,6 +240,15 @@ class TraceReader(Iterator[TraceRequest]):
             reasons = ", ".join(f"{count} {why}" for why, count in self.ignored.most_common(3))
             return f": {reasons}; check that it is the right file"
         return "; check that it is the right file"
+
+
+def time_text(moment_s: float) -> str:
+    """Write a time to the microsecond, or shortly where it is absurd."""
+    return f"{moment_s:.6f}" if abs(moment_s) < 1e12 else f"{moment_s:.6g}"
+
+
+def _days(gap_s: float) -> str:
+    return f"{gap_s / 86_400:,.0f}" if gap_s < 1e15 else f"{gap_s / 86_400:.3g}"
 
 
 class _Turns:

@@ -183,3 +183,41 @@ def test_published_files_are_described_as_they_were_measured(name: str) -> None:
         assert found.interarrival_cv == pytest.approx(13.15, abs=5e-3)
         assert (found.peak_rate_1s, round(found.peak_rate_60s or 0, 2)) == (67, 10.53)
         assert found.dispersion_60s == pytest.approx(164, rel=5e-3)
+
+
+def test_a_ramp_is_not_steady_and_the_tenths_say_where() -> None:
+    """As the head of BurstGPT: the rate grows 90-fold."""
+    times, now = [], 0.0
+    while now < 10_000:
+        times.append(now)
+        now += 1 / (0.05 * 90 ** (now / 10_000))
+    found = describe(lengths_only(one) for one in times)
+    assert found.steady is False
+    assert found.slowest_tenth is not None
+    assert found.fastest_tenth is not None
+    assert (found.slowest_tenth.from_s, found.slowest_tenth.to_s) == pytest.approx(
+        (0.0, 1000.0), rel=1e-3
+    )
+    assert found.fastest_tenth.from_s == pytest.approx(9000, rel=1e-3)
+    assert found.slowest_tenth.rate_per_s == pytest.approx(0.063, rel=0.1)
+    assert found.fastest_tenth.rate_per_s == pytest.approx(3.6, rel=0.1)
+
+
+def test_poisson_arrivals_are_steady_and_few_requests_tell_nothing() -> None:
+    dice = Random(1)
+    now, times = 0.0, []
+    for _ in range(500):
+        now += dice.expovariate(3.0)
+        times.append(now)
+    assert describe(lengths_only(one) for one in times).steady is True
+    assert describe(lengths_only(one) for one in times[:499]).steady is None
+
+
+@needs_data
+def test_published_traces_say_where_their_rate_changes() -> None:
+    code = describe(open_trace(TRACES / "AzureLLMInferenceTrace_code.csv"))
+    assert code.steady is False
+    assert code.slowest_tenth is not None
+    assert code.slowest_tenth.from_s == pytest.approx(2749, abs=1)  # minutes 45 to 50 have 0.11/s
+    chat = describe(open_trace(TRACES / "mooncake_conversation_head.jsonl"))
+    assert chat.steady is True

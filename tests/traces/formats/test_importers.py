@@ -11,7 +11,7 @@ import pytest
 from paths import DATA, SHARED
 
 from forebay.traces.errors import InputError
-from forebay.traces.formats import detect, open_trace, trace_format
+from forebay.traces.formats import ReadOptions, detect, open_trace, trace_format
 from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.reading.reader import TraceReader
 from forebay.traces.schema import TraceRequest
@@ -257,3 +257,34 @@ def test_a_tick_that_is_early_is_not_overtaken(seed: int) -> None:
 def _variation(times: list[float]) -> float:
     gaps = [two - one for one, two in pairwise(times)]
     return pstdev(gaps) / fmean(gaps)
+
+
+SMALL_BLOCKS = (
+    b'{"timestamp": 0, "input_length": 48, "output_length": 1, "hash_ids": [1, 2, 3]%s}\n'
+)
+NO_BLOCKS = b'{"timestamp": 9, "input_length": 48, "output_length": 1}\n'
+
+
+@pytest.mark.parametrize("more", [b"", b', "session_id": "s"'])
+def test_blocks_of_another_size_need_an_option_that_the_error_names(
+    more: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(SMALL_BLOCKS % more)
+    if not more:
+        with pytest.raises(InputError, match="if they have another size, add --block-tokens 16"):
+            list(open_trace(path))
+    (found,) = open_trace(path, options=ReadOptions(block_tokens=16))
+    assert (found.blocks, found.block_tokens) == ((1, 2, 3), 16)
+    with pytest.raises(InputError, match=r"blocks of 7 tokens make 7; if they have another size"):
+        list(open_trace(path, options=ReadOptions(block_tokens=7)))
+
+
+@pytest.mark.parametrize("empty", [b"", b', "hash_ids": []', b', "hash_ids": null'])
+def test_rows_without_hash_ids_have_lengths_only(empty: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(MOONCAKE + NO_BLOCKS.replace(b"}", empty + b"}"))
+    reader = open_trace(path)
+    first, second = reader
+    assert (first.blocks, second.blocks, second.input_tokens) == ((0,), None, 48)
+    assert reader.notes == {"rows without hash_ids, whose prompts share nothing": 1}

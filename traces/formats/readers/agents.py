@@ -7,11 +7,12 @@ from typing import Any
 from forebay.traces.errors import InputError
 from forebay.traces.formats.readers.kv_cache_tester import interleaved, session_requests
 from forebay.traces.formats.table import Head, ReadOptions, TraceFormat
-from forebay.traces.reading.containers import open_input, table_rows
+from forebay.traces.reading.containers import table_rows
+from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import SHAPE_ERRORS, FileFacts, RowError, SourceRow, shape_error
 from forebay.traces.schema import TraceRequest
 
-SUFFIXES = (".json", ".jsonl", ".parquet", ".gz")
+SUFFIXES = (".json", ".jsonl", ".parquet", ".gz", ".bz2", ".xz", ".zst")
 
 
 def _sessions(path: Path, options: ReadOptions) -> Iterator[list[TraceRequest]]:
@@ -22,7 +23,7 @@ def _sessions(path: Path, options: ReadOptions) -> Iterator[list[TraceRequest]]:
     for file in files or [path]:
         try:
             with open_input(str(file)) as opened:
-                for line, row in table_rows(opened, FileFacts()):
+                for line, row in table_rows(opened, FileFacts(path=str(file))):
                     try:
                         if isinstance(row, RowError):
                             raise row

@@ -22,6 +22,7 @@ import orjson
 
 from forebay.traces.errors import InputError
 from forebay.traces.formats.table import Head, ReadOptions, TraceFormat
+from forebay.traces.rows import SHAPE_ERRORS
 from forebay.traces.schema import TraceRequest
 
 WINDOW_S = 600.0
@@ -86,6 +87,8 @@ def _windows(file: Path) -> Iterator[_Window]:
         rows = list(csv.reader(file.read_text("utf-8", "replace").splitlines()))
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error.strerror})") from error
+    except csv.Error as error:
+        raise InputError(f"{file}: not CSV ({error}); fetch it again") from error
     for number, row in enumerate(rows, 1):
         try:
             time_s, rate = float(row[0]), float(row[1])
@@ -95,9 +98,8 @@ def _windows(file: Path) -> Iterator[_Window]:
             if rate and row[3] and not shape > 0:
                 raise ValueError(row[4])
         except (ValueError, IndexError) as error:
-            raise InputError(
-                f"{file}:{number}: not time, rate, cv, distribution and two parameters ({error})"
-            ) from error
+            why = f"not time, rate, cv, distribution and two parameters ({str(error)[:80]})"
+            raise InputError(f"{file}:{number}: {why}") from error
         yield _Window(time_s, rate, row[3], shape)
 
 
@@ -141,8 +143,9 @@ def _datasets(file: Path, options: ReadOptions) -> list[tuple[float, _Lengths, _
             outputs = ast.literal_eval(values["output_tokens"])
             if inputs and outputs:
                 found.append((float(time_s), _lengths(inputs), _lengths(outputs)))
-    except (OSError, ValueError, KeyError, TypeError, SyntaxError) as error:
-        raise InputError(f"{file}: not a ServeGen dataset ({error}); fetch it again") from error
+    except (OSError, SyntaxError, MemoryError, *SHAPE_ERRORS) as error:
+        why = str(error)[:80]
+        raise InputError(f"{file}: not a ServeGen dataset ({why}); fetch it again") from error
     if not found:
         raise InputError(f"{file}: no distribution of lengths; leave this client out")
     return sorted(found, key=lambda one: one[0])

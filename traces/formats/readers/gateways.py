@@ -15,12 +15,15 @@ from forebay.traces.formats.body import (
     of_body,
 )
 from forebay.traces.formats.table import COMPLETION, Head, ReadOptions, TraceFormat
+from forebay.traces.formats.usage import usage_of
 from forebay.traces.reading.reader import Ended, ParseRow
 from forebay.traces.rows import NotARequestError, RowError, SourceRow, decoded
 
 NO_TEXT = ("embedding", "rerank", "moderation", "image", "audio", "speech", "transcription")
+USAGES = ("usage", "response.usage", "response.body.usage", "response_body.usage",
+          "usageMetadata", "response.usageMetadata", "response_body.usageMetadata")  # fmt: skip
 STARTS = ("timestamp", "start_time", "startTime", "request_time", "created_at", "time", "ts",
-          "created", "@timestamp", "date")  # fmt: skip
+          "created", "@timestamp", "date", "request_created_at")  # fmt: skip
 
 
 def _openai_log(options: ReadOptions) -> ParseRow:
@@ -45,20 +48,15 @@ def _openai_log(options: ReadOptions) -> ParseRow:
         found["tenant"] = found.get("tenant") or row.text("user", "user_id", "tenant", "api_key_id")
         name = row.text("request_id", "id", "response.id") or f"request-{row.number}"
         found["session"] = row.text("session_id", "conversation_id", "thread_id", "session")
-        usage = ("usage", "response.usage", "response.body.usage", "response_body.usage")
+        usage = usage_of(row, *USAGES)
         request = build(
             row,
             found,
             options,
             name=name,
             arrival_s=row.moment(*STARTS),
-            input_tokens=row.whole_or(
-                None,
-                *(f"{one}.{key}" for one in usage for key in ("prompt_tokens", "input_tokens")),
-                "prompt_tokens",
-                "input_tokens",
-            ),
-            output_tokens=_output(row, usage, answer, options),
+            input_tokens=usage.prompt,
+            output_tokens=answer_tokens(answer, options) if usage.answer is None else usage.answer,
         )
         return ended(row, request, ("end_time", "endTime", "completed_at", "end"))
 
@@ -68,18 +66,6 @@ def _openai_log(options: ReadOptions) -> ParseRow:
 def _is_code(row: SourceRow) -> bool:
     value = row.get("status", "status_code", "response.status_code", "response.status")
     return type(value) is int or (isinstance(value, str) and value.isdecimal())
-
-
-def _output(
-    row: SourceRow, usage: tuple[str, ...], answer: Any, options: ReadOptions
-) -> int | None:
-    counted = row.whole_or(
-        None,
-        *(f"{one}.{key}" for one in usage for key in ("completion_tokens", "output_tokens")),
-        "completion_tokens",
-        "output_tokens",
-    )
-    return answer_tokens(answer, options) if counted is None else counted
 
 
 def _litellm(options: ReadOptions) -> ParseRow:
@@ -104,15 +90,17 @@ def _litellm(options: ReadOptions) -> ParseRow:
         found["model"] = row.text("model_group", "model") or found.get("model")
         found["session"] = row.text("session_id", "litellm_session_id", "trace_id")
         name = row.text("request_id", "id") or f"litellm-{row.number}"
-        output = row.whole_or(None, "completion_tokens")
+        usage = usage_of(row)
         request = build(
             row,
             found,
             options,
             name=name,
             arrival_s=row.moment("startTime", "start_time"),
-            input_tokens=row.whole_or(None, "prompt_tokens") or None,
-            output_tokens=answer_tokens(row.get("response"), options) if output is None else output,
+            input_tokens=usage.prompt or None,
+            output_tokens=answer_tokens(row.get("response"), options)
+            if usage.answer is None
+            else usage.answer,
         )
         return ended(row, request, ("endTime", "end_time"))
 
@@ -151,19 +139,18 @@ def _langfuse(options: ReadOptions) -> ParseRow:
         found["tenant"] = row.text("user_id", "userId")
         found["model"] = row.text("provided_model_name", "providedModelName", "model")
         found["status"] = 500 if row.get("level") == "ERROR" else None
-        usage = ("usage_details", "usageDetails", "usage")
-        output = row.whole_or(None, *(f"{one}.output" for one in usage), "outputTokens",
-                              "usage.completionTokens", "completionTokens")  # fmt: skip
+        usage = usage_of(row, "usage_details", "usageDetails", "usage")
         request = build(
             row,
             found,
             options,
             name=name,
             arrival_s=row.moment("start_time", "startTime"),
-            input_tokens=row.whole_or(None, *(f"{one}.input" for one in usage), "inputTokens",
-                                      "usage.promptTokens", "promptTokens") or None,
-            output_tokens=answer_tokens(row.get("output"), options) if output is None else output,
-        )  # fmt: skip
+            input_tokens=usage.prompt or None,
+            output_tokens=answer_tokens(row.get("output"), options)
+            if usage.answer is None
+            else usage.answer,
+        )
         return ended(row, request, ("end_time", "endTime"))
 
     return parse
@@ -194,55 +181,85 @@ def _value(value: dict[str, Any]) -> Any:
 
 
 def _otel(options: ReadOptions) -> ParseRow:
-    """Read GenAI spans; a span of an agent or a tool is no request to a model."""
+    """Read spans of requests to a model; a span of an agent or a tool is none.
+
+    The names are those of OpenTelemetry (old ones too), OpenInference, or Claude Code.
+    """
 
     def parse(row: SourceRow) -> Ended:
         about = row.object("attributes")
+        usage = usage_of(row.with_values(about))
         operation = about.get("gen_ai.operation.name")
-        counts = row.with_values(about)
-        usage = [
-            counts.whole_or(None, *(f"gen_ai.usage.{one}" for one in names))
-            for names in (("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens"))
-        ]
-        _only_genai(operation, usage)
-        span = row.text("spanId") or f"span-{row.number}"
-        conversation = about.get("gen_ai.conversation.id")
-        session = str(conversation) if conversation else row.text("traceId")
-        parameters = {
-            key: about[f"gen_ai.request.{name}"]
-            for key, name in (("temperature", "temperature"), ("top_p", "top_p"),
-                              ("stop", "stop_sequences"), ("seed", "seed"))
-            if about.get(f"gen_ai.request.{name}") is not None
-        }  # fmt: skip
-        messages = decoded(about.get("gen_ai.input.messages"))
-        found: dict[str, Any] = {
-            "model": counts.text("gen_ai.request.model"),
-            "session": session,
-            "parameters": parameters or None,
-            "output_tokens": counts.whole_or(None, "gen_ai.request.max_tokens"),
-            "status": _status(row, about),
-            "messages": _parts(messages) if isinstance(messages, list) and messages else None,
-        }
-        found = {key: value for key, value in found.items() if value is not None}
+        _only_requests(about, usage.prompt is not None or usage.answer is not None)
+        found = _of_span(row, about)
+        if not usage.prompt and not {"messages", "status"} & found.keys() and (
+            options.input_tokens is None
+        ):  # fmt: skip
+            raise RowError(
+                "no attribute gen_ai.usage.input_tokens, llm.token_count.prompt or input_tokens in "
+                f"this span of operation {operation or 'LLM'}; record it, or give --input-tokens"
+            )
         request = build(
             row,
             found,
             options,
-            name=span,
+            name=row.text("spanId") or f"span-{row.number}",
             arrival_s=row.moment("startTimeUnixNano", unit="ns"),
-            input_tokens=usage[0],
-            output_tokens=usage[1],
+            input_tokens=usage.prompt,
+            output_tokens=usage.answer,
         )
         return ended(row, request, ("endTimeUnixNano",))
 
     return parse
 
 
-def _only_genai(operation: Any, usage: list[Any]) -> None:
-    if operation is None and not any(one is not None for one in usage):
+def _of_span(row: SourceRow, about: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the request that the attributes of its span give."""
+    counts = row.with_values(about)
+    parameters = {
+        key: about[f"gen_ai.request.{name}"]
+        for key, name in (("temperature", "temperature"), ("top_p", "top_p"),
+                          ("stop", "stop_sequences"), ("seed", "seed"))
+        if about.get(f"gen_ai.request.{name}") is not None
+    }  # fmt: skip
+    messages = decoded(about.get("gen_ai.input.messages")) or _flat_messages(about)
+    found: dict[str, Any] = {
+        "model": counts.text("gen_ai.request.model", "llm.model_name", "model"),
+        "session": counts.text("gen_ai.conversation.id", "session.id") or row.text("traceId"),
+        "tenant": counts.text("user.id"),
+        "parameters": parameters or None,
+        "output_tokens": counts.whole_or(None, "gen_ai.request.max_tokens"),
+        "status": _status(row, about),
+        "messages": _parts(messages) if isinstance(messages, list) and messages else None,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _only_requests(about: dict[str, Any], counted: bool) -> None:
+    """Leave out spans that are no request; those of agents repeat the counts of their requests."""
+    operation = about.get("gen_ai.operation.name")
+    kind = about.get("openinference.span.kind", about.get("span.type"))
+    if kind is not None and str(kind).lower() not in ("llm", "llm_request"):
+        raise NotARequestError(f"spans of kind {str(kind)[:40]}")
+    if operation is None and kind is None and not counted:
         raise NotARequestError("spans of other kinds than GenAI requests")
     if operation not in (None, "chat", "text_completion", "generate_content"):
-        raise NotARequestError(f"spans of operation {operation}")
+        raise NotARequestError(f"spans of operation {str(operation)[:40]}")
+
+
+def _flat_messages(about: dict[str, Any]) -> list[dict[str, Any]]:
+    """Collect OpenInference's messages, whose parts are attributes with numbered names."""
+    found: list[dict[str, Any]] = []
+    while (
+        role := about.get(f"{(at := f'llm.input_messages.{len(found)}.message')}.role")
+    ) is not None:
+        content = about.get(f"{at}.content")
+        part = 0
+        while (text := about.get(f"{at}.contents.{part}.message_content.text")) is not None:
+            content = f"{content or ''}{text}"
+            part += 1
+        found.append({"role": role, "content": content})
+    return found
 
 
 def _status(row: SourceRow, about: dict[str, Any]) -> int | None:
@@ -309,8 +326,10 @@ FORMATS = (
     ),
     TraceFormat(
         name="otel",
-        what="OpenTelemetry GenAI spans as OTLP JSON, one export a line or a document",
-        keeps="messages, model, parameters, conversation or trace as session, status",
+        what="spans as OTLP JSON, one export a line or a document: OpenTelemetry GenAI, "
+        "OpenInference, Claude Code",
+        keeps="messages, model, parameters, conversation or trace as session, user as tenant, "
+        "status",
         recognise=lambda head: head.has("resourceSpans"),
         parser=_otel,
         unpack=_spans,

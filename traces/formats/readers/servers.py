@@ -9,7 +9,7 @@ import orjson
 
 from forebay.traces.formats.body import build, of_body
 from forebay.traces.formats.table import COMPLETION, Head, ReadOptions, TraceFormat
-from forebay.traces.reading.containers import text_rows
+from forebay.traces.reading.containers import json_value, text_rows
 from forebay.traces.reading.jsonl import block_ids
 from forebay.traces.reading.reader import ParseRow
 from forebay.traces.rows import NotARequestError, RowError, SourceRow, shown
@@ -55,13 +55,13 @@ def _vllm(options: ReadOptions) -> ParseRow:
         values: dict[str, Any] = _params(found["params"])
         input_tokens = None
         if found["ids"] not in ("None", "[]"):
-            ids = of_body({"prompt": ast.literal_eval(found["ids"])}, options)
+            ids = of_body({"prompt": json_value(found["ids"].encode())}, options)
             input_tokens = ids["input_tokens"]
             values |= ids
         if found["prompt"] not in ("None", "''"):
             try:
                 values["text"] = ast.literal_eval(found["prompt"])
-            except (SyntaxError, ValueError) as error:
+            except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
                 raise RowError(f"prompt: {shown(found['prompt'])} is cut short") from error
             values.pop("blocks", None)
             values.pop("block_tokens", None)
@@ -89,7 +89,7 @@ def _params(text: str) -> dict[str, Any]:
             continue
         try:
             value = ast.literal_eval(match[1])
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
             continue  # cut short by --max-log-len, or the repr of an object
         if key == "max_tokens":
             found["output_tokens"] = value

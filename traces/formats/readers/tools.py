@@ -10,7 +10,8 @@ from itertools import count
 from typing import Any
 
 from forebay.traces.formats.body import answer_tokens, build, of_body
-from forebay.traces.formats.table import COMPLETION, ReadOptions, TraceFormat
+from forebay.traces.formats.table import COMPLETION, Head, ReadOptions, TraceFormat
+from forebay.traces.formats.totals import NO_TIMES, is_sglang, only_totals, tool_of
 from forebay.traces.reading.reader import ParseRow
 from forebay.traces.rows import NotARequestError, RowError, SourceRow, decoded
 from forebay.traces.schema import TraceRequest
@@ -21,8 +22,12 @@ def _vllm_rows(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
     inputs, outputs = document.get("input_lens"), document.get("output_lens")
     starts = document.get("start_times")
     if not isinstance(inputs, list) or not isinstance(outputs, list):
-        raise RowError("no input_lens and output_lens; run vllm bench with --save-detailed")
+        tool = tool_of(Head("", frozenset(document), document))
+        remedy = "repeat the run with --save-result --save-detailed"
+        raise RowError(only_totals(*(tool or ("vllm bench serve", remedy))), fatal=True)
     if not isinstance(starts, list):
+        if is_sglang(document):
+            raise RowError(f"no start_times; {NO_TIMES}", fatal=True)
         raise RowError(
             "no start_times, so arrivals are not known; repeat the run with --save-detailed of a "
             "vLLM that writes them"
@@ -60,8 +65,9 @@ def _guidellm_rows(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
         raise RowError("benchmarks: not a list")
     for benchmark in benchmarks:
         groups = benchmark.get("requests") if isinstance(benchmark, dict) else None
-        if not isinstance(groups, dict):
-            raise RowError("requests: missing; write benchmarks.json with all requests")
+        if not isinstance(groups, dict) or not any(groups.values()):
+            remedy = "write benchmarks.json with all requests"
+            raise RowError(only_totals("guidellm", remedy), fatal=True)
         for outcome in ("successful", "incomplete", "errored"):
             for one in groups.get(outcome) or ():
                 yield {**one, "outcome": outcome}

@@ -35,10 +35,29 @@ def _mooncake(options: ReadOptions) -> ParseRow:
             arrival_s=arrival_s,
             input_tokens=input_tokens,
             output_tokens=row.whole("output_length"),
-            blocks=block_ids(row.values, "hash_ids", input_tokens, BLOCK_TOKENS),
+            **_blocks(row, input_tokens, options.block_tokens or BLOCK_TOKENS),
         )
 
     return parse
+
+
+def _blocks(row: SourceRow, input_tokens: int, size: int) -> dict[str, Any]:
+    """Read `hash_ids` as blocks of `size` tokens; a row without them has its lengths only."""
+    ids = row.get("hash_ids")
+    if ids is None or ids == []:
+        row.note("rows without hash_ids, whose prompts share nothing")
+        return {}
+    try:
+        return {
+            "blocks": block_ids(row.values, "hash_ids", input_tokens, size),
+            "block_tokens": size,
+        }
+    except RowError as error:
+        if not isinstance(ids, list) or -(-input_tokens // size) == len(ids):
+            raise
+        fits = (one for one in BLOCK_SIZES if -(-input_tokens // one) == len(ids))
+        option = f"--block-tokens {next(fits, 'N')}"
+        raise RowError(f"{error}; if they have another size, add {option}") from error
 
 
 @dataclass(slots=True)
@@ -115,11 +134,8 @@ class _MooncakeSessions:
         if text is not None:
             return {"text": text, "input_tokens": text_tokens(text, self._options)}
         input_tokens = row.whole("input_length", least=1)
-        if row.get("hash_ids") is None:
-            return {"input_tokens": input_tokens}
-        size = self._size(row.get("hash_ids"), input_tokens)
-        blocks = block_ids(row.values, "hash_ids", input_tokens, size)
-        return {"input_tokens": input_tokens, "blocks": blocks, "block_tokens": size}
+        size = self._options.block_tokens or self._size(row.get("hash_ids"), input_tokens)
+        return {"input_tokens": input_tokens, **_blocks(row, input_tokens, size)}
 
     def _size(self, ids: Any, input_tokens: int) -> int:
         """Find the size of a block from the first row that has only one possible size."""
@@ -195,15 +211,13 @@ def _bailian(options: ReadOptions) -> ParseRow:
         parent = None if above is None or int(above) < 0 else int(above)
         root = chat if parent is None else roots.get(parent, parent)
         input_tokens = row.whole("input_length", least=1)
-        ids = "hash_ids" if row.get("hash_ids") is not None else None
         kind = row.text("type")
         request = TraceRequest(
             id=str(chat),
             arrival_s=row.seconds("timestamp"),
             input_tokens=input_tokens,
             output_tokens=row.whole("output_length"),
-            blocks=block_ids(row.values, ids, input_tokens, BAILIAN_TOKENS) if ids else None,
-            block_tokens=BAILIAN_TOKENS if ids else BLOCK_TOKENS,
+            **_blocks(row, input_tokens, options.block_tokens or BAILIAN_TOKENS),
             session=str(root),
             parent=str(parent) if parent in roots else None,
             tenant=kind,

@@ -16,8 +16,8 @@ from random import Random
 import orjson
 
 from forebay.traces.errors import InputError
-from forebay.traces.reading.containers import open_input
 from forebay.traces.reading.jsonl import parse_object
+from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import RowError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.arrivals import arrival_times

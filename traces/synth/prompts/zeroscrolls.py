@@ -18,8 +18,10 @@ from typing import Any, BinaryIO
 from forebay.traces.errors import InputError
 from forebay.traces.reading.containers import MAX_LINE_BYTES
 from forebay.traces.reading.jsonl import parse_object
+from forebay.traces.reading.unpack import check_member, printable_size
 from forebay.traces.rows import RowError
 
+MOST_TASK_BYTES = 512 << 20  # three times the longest task, narrative_qa
 SPLITS = ("test", "validation")
 
 # Raised by zipfile for a file that is cut short, corrupt, encrypted or compressed in another way.
@@ -128,8 +130,14 @@ def read_task(
         if zipfile.is_zipfile(place):
             with zipfile.ZipFile(place) as archive:
                 member = _member(archive, place, task, split)
+                check_member(archive.getinfo(member), str(place), MOST_TASK_BYTES)
                 with archive.open(member) as file:
                     return _read(place, file, PurePosixPath(member), task, split, skip_bad)
+        if place.stat().st_size > MOST_TASK_BYTES:
+            raise InputError(
+                f"{place}: over the limit of {printable_size(MOST_TASK_BYTES)} for a task, which "
+                "is kept in memory; check that it is the right file"
+            )
         with open(place, "rb") as file:
             return _read(place, file, PurePosixPath(place.as_posix()), task, split, skip_bad)
     except OSError as error:

@@ -339,3 +339,13 @@ def test_the_official_layout(task: str, split: str, rows: int, documents: int) -
         assert one.input[one.query_start :].startswith(("Question:\n", "Query:\n"))
         assert one.input[one.query_end :].strip() == "Answer:"
         assert len(one.document) > 10_000
+
+
+def test_a_zip_that_gets_too_long_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zeroscrolls, "MOST_TASK_BYTES", 1 << 20)
+    with zipfile.ZipFile(tmp_path / "squality.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("squality/test.jsonl", bytes(3 << 20))
+    with pytest.raises(InputError, match="3 MiB when it is unpacked, over the limit of 1 MiB"):
+        read_task(tmp_path / "squality.zip")

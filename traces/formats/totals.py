@@ -1,0 +1,100 @@
+"""Recognise files that hold totals of a load test, not its requests, and say what to import."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.traces.errors import InputError
+from forebay.traces.formats.table import Head, head_of
+
+NO_TIMES: Final = (
+    "SGLang's benchmark keeps no times of requests: import the data set that it sent, or record "
+    "the traffic with forebay proxy (capture)"
+)
+TOOLS: Final[tuple[tuple[str, tuple[frozenset[str], ...], str], ...]] = (
+    (
+        "inference-perf",
+        (frozenset({"load_summary"}), frozenset({"successes", "failures"})),
+        "import its per_request_lifecycle_metrics.json (report: request_lifecycle: per_request)",
+    ),
+    (
+        "aiperf",
+        (frozenset({"aiperf_version"}), frozenset({"request_throughput", "benchmark_id"})),
+        "import its profile_export.jsonl (--export-level records)",
+    ),
+    (
+        "genai-perf",
+        (
+            frozenset({"request_throughput", "input_config"}),
+            frozenset({"request_latency", "output_sequence_length"}),
+            frozenset({"Metric", "avg", "min", "max"}),
+        ),
+        "import its profile_export.json",
+    ),
+    (
+        "llm-optimizer",
+        (
+            frozenset({"server_args", "client_args"}),
+            frozenset({"server_cmd", "client_cmd"}),
+            frozenset({"llm_optimizer_version"}),
+        ),
+        "it keeps no requests: import the data set that it sent",
+    ),
+    (
+        "SGLang's bench_serving",
+        (
+            frozenset({"request_throughput", "total_output_tokens_retokenized"}),
+            frozenset({"request_throughput", "sharegpt_output_len"}),
+            frozenset({"request_throughput", "random_input_len"}),
+            frozenset({"request_throughput", "mean_e2e_latency_ms", "concurrency"}),
+        ),
+        NO_TIMES,
+    ),
+    (
+        "vllm bench serve",
+        (frozenset({"request_throughput", "total_input_tokens"}),),
+        "repeat the run with --save-result --save-detailed",
+    ),
+    (
+        "guidellm",
+        (frozenset({"benchmarks", "metrics"}), frozenset({"run_stats", "metrics"})),
+        "import its benchmarks.json with all requests",
+    ),
+)
+AGGREGATES: Final = {"mean", "median", "avg", "average", "std", "stddev", "p50", "p75", "p90",
+                     "p95", "p99", "p999", "throughput", "goodput", "percentile",
+                     "percentiles"}  # fmt: skip
+
+
+def only_totals(what: str, remedy: str) -> str:
+    return f"holds no requests, only totals{f' of {what}' if what else ''}; {remedy}"
+
+
+def refuse_totals(path: str | Path) -> None:
+    """Raise InputError if `path` is the summary of a load tool; nothing of `-` is consumed."""
+    tool = tool_of(head_of(path))
+    if tool is not None:
+        raise InputError(f"{path}: {only_totals(*tool)}")
+
+
+def tool_of(head: Head) -> tuple[str, str] | None:
+    """Return the tool that wrote a summary, and the remedy; None for any other file."""
+    keys = head.columns | set(_keys(head.first))
+    if keys & {"input_lens", "output_lens", "requests"}:
+        return None
+    found = ((tool, remedy) for tool, signs, remedy in TOOLS if any(one <= keys for one in signs))
+    return next(found, None)
+
+
+def _keys(value: Any, levels: int = 3) -> Iterable[str]:
+    if isinstance(value, dict) and levels:
+        for key, inside in value.items():
+            yield key
+            yield from _keys(inside, levels - 1)
+
+
+def is_sglang(document: dict[str, Any]) -> bool:
+    """Tell SGLang's detailed results, which have no times, from vLLM's of the same names."""
+    backend = str(document.get("backend", ""))
+    marks = {"total_output_tokens_retokenized", "sharegpt_output_len", "random_input_len"}
+    return backend.startswith("sglang") or bool(marks & document.keys())
