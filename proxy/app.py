@@ -16,16 +16,15 @@ from forebay.proxy.api.block_hashes import LARGE_BYTES
 from forebay.proxy.api.body import ParsedBody, parse_any, read_fields
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS, DIALECTS, MESSAGES, RESPONSES, Dialect
 from forebay.proxy.api.large_json import LargeBodies
-from forebay.proxy.api.token_estimate import TokenEstimate
+from forebay.proxy.api.public_paths import methods_of
 from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.backends.hold import HeldRequests
 from forebay.proxy.backends.models import Wanted
-from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.served_models import must_be_home
 from forebay.proxy.config.paths import ENGINELESS, MODELS, kept_response
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Request
-from forebay.proxy.driver import Driver, Rejected
+from forebay.proxy.driver import Rejected
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import ApiError
@@ -35,57 +34,35 @@ from forebay.proxy.http1.server.client_body import read_client_body
 from forebay.proxy.http1.server.cross_origin import Cors
 from forebay.proxy.http1.server.request_checks import answer_target
 from forebay.proxy.http1.server.server import cannot_go_on, client_of
-from forebay.proxy.public_paths import methods_of
-from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.delivery import Opening, large_bytes, send_whole, wait_taken
-from forebay.proxy.relay.relay import Relay, ShapedRequest
-from forebay.proxy.relay.timeouts import Watchdog
-from forebay.proxy.relay.unshaped import UnshapedRelay
-from forebay.proxy.runtime.load_shedding import Protection
+from forebay.proxy.relay.relay import ShapedRequest
 from forebay.proxy.runtime.memory import request_bytes
-from forebay.proxy.security.guards import Security
-from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
-from forebay.proxy.telemetry.observers import Telemetry
+from forebay.proxy.services import Services
 from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 
 
 class App:
     """Handles every request of the public port."""
 
-    def __init__(
-        self,
-        config: Config,
-        driver: Driver,
-        backends: Backends,
-        attempts: Attempts,
-        relay: Relay,
-        unshaped: UnshapedRelay,
-        watchdog: Watchdog,
-        metrics: ProxyMetrics,
-        estimate: TokenEstimate,
-        telemetry: Telemetry,
-        protection: Protection,
-        security: Security,
-    ) -> None:
+    def __init__(self, config: Config, services: Services) -> None:
         self._config = config
-        self._driver = driver
-        self._backends = backends
-        self._attempts = attempts
-        self._relay = relay
-        self._unshaped = unshaped
-        self._watchdog = watchdog
-        self._metrics = metrics
-        self._estimate = estimate
-        self._telemetry = telemetry
-        self._protection = protection
-        self._security = security
+        self._port = services.port
+        self._driver = services.driver
+        self._backends = services.backends
+        self._attempts = services.attempts
+        self._relay = services.relay
+        self._unshaped = services.unshaped
+        self._watchdog = services.watchdog
+        self._metrics = services.metrics
+        self._estimate = services.estimate
+        self._telemetry = services.telemetry
+        self._protection = services.protection
+        self._security = services.security
         self._budget = ByteBudget(request_bytes(config.limits), config.reject_status)
         self._parsing = LargeBodies()
         self._cors = Cors(config.cors_origins)
         self._parsed_count = 0
-        self.held = HeldRequests(backends.models, lambda: self._config.hold.max_requests)
-        relay.keeps = lambda: self.held.on
-        self.rejecting_s = 0.0  # taken by requests that were rejected before their body was read
+        self.held = HeldRequests(services.backends.models, lambda: self._config.hold.max_requests)
         self.leaving = False  # lame duck: requests are taken, but connections are told to close
         self.draining = False  # no more requests are taken
         self.active = 0
@@ -143,7 +120,7 @@ class App:
             response = error_response(error, id_, headers, typed=typed)
             status = response.status
             if not memory.holder:  # nothing was awaited until here
-                self.rejecting_s += perf_counter() - began
+                self._port.rejecting_s += perf_counter() - began
         except asyncio.CancelledError:
             status = CLIENT_GONE
             raise
@@ -250,7 +227,7 @@ class App:
                 async with self._driver.slot(parsed.request) as grant:
                     granted = True
                     record.sent(grant.send, self._driver.clock())
-                    return await self._relay.serve(shaped, grant)
+                    return await self._relay.serve(shaped, grant, self.held)
             except Rejected as rejected:
                 lost = rejected.action.reason == "no_backend_available"
                 if lost and await self._until_up(parsed, record, deadline, refused=granted):

@@ -4,7 +4,6 @@ An attempt is limited in time. Every way in which it can fail becomes a `Failure
 which says whether another backend may be asked.
 """
 
-import asyncio
 from collections.abc import Awaitable
 from types import TracebackType
 from typing import Literal, TypeVar
@@ -126,10 +125,8 @@ class Attempts:
         # In order of start: the oldest are the first to be retried when a backend hangs.
         self._active: dict[Attempt, None] = {}
         self._draining = False
-        self._loop = asyncio.get_running_loop()
-        self._clock = self._loop.time
+        self._clock = watchdog.clock
         backends.on_hang = self._end_hanging
-        watchdog.on_tick = self._end_late
 
     def reconfigure(self, config: Config) -> None:
         """Use this configuration for attempts that start from now on."""
@@ -139,7 +136,7 @@ class Attempts:
         """Make an attempt for a request that is not shaped; raises ApiError during a drain."""
         if self._draining:
             raise errors.draining()
-        limit = Limit(self._clock() + self._config.timeouts.first_token, self._loop)
+        limit = self._watchdog.limit(self._config.timeouts.first_token)
         return Attempt(upstream, tries, limit, self._active, model)
 
     def start_shaped(
@@ -155,7 +152,7 @@ class Attempts:
         self._backends.sent(grant.send, shows_first_token=shows_first_token)
         timeouts = self._config.timeouts
         limit_s = timeouts.first_token if shows_first_token else timeouts.whole_answer
-        limit = Limit(self._clock() + limit_s, self._loop)
+        limit = self._watchdog.limit(limit_s)
         request = grant.send.request
         return ShapedAttempt(upstream, tries, limit, self._active, self._backends, request)
 
@@ -215,11 +212,6 @@ class Attempts:
         for attempt in self._active:
             attempt.end("draining")
         self._watchdog.end_all("the proxy is shutting down")
-
-    def _end_late(self, now: float) -> None:
-        for attempt in self._active:
-            if now > attempt.limit.at:
-                attempt.limit.end()
 
     def _end_hanging(self, upstream: Upstream) -> None:
         """End attempts at a backend that hangs, as far as another one may be asked instead."""

@@ -17,6 +17,7 @@ from forebay.proxy.api.body import ParsedBody
 from forebay.proxy.api.dialects import RESPONSES
 from forebay.proxy.api.members import with_member
 from forebay.proxy.api.token_estimate import TokenEstimate
+from forebay.proxy.backends.hold import HeldRequests
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.driver import Grant, Rejected
@@ -71,7 +72,6 @@ class Relay:
     Attributes:
         translator: is offered each prompt that a backend has computed.
         kept: responses that later requests may go on from.
-        keeps: whether requests wait where no backend is up.
     """
 
     def __init__(
@@ -85,7 +85,6 @@ class Relay:
     ) -> None:
         self.translator = translator
         self.kept = KeptResponses()
-        self.keeps: Callable[[], bool] = lambda: False
         self._attempts = attempts
         self._backends = backends
         self._watchdog = watchdog
@@ -93,8 +92,12 @@ class Relay:
         self._estimate = estimate
         self._clock = asyncio.get_running_loop().time
 
-    async def serve(self, shaped: ShapedRequest, grant: Grant) -> web.StreamResponse:
+    async def serve(
+        self, shaped: ShapedRequest, grant: Grant, held: HeldRequests
+    ) -> web.StreamResponse:
         """Serve a request that has a slot; raises ApiError.
+
+        Raises Rejected where every backend refused the connection and `held` can keep the request.
 
         Returns the response: a stream that has been sent, or a whole one that is yet to be sent.
         """
@@ -119,7 +122,7 @@ class Relay:
                     try:
                         send = await grant.retry(refused=failure.retry == "refused")
                     except Rejected:  # no other backend: the first one's response stands
-                        if failure.retry == "refused" and self.keeps():
+                        if failure.retry == "refused" and held.on:
                             raise  # it may be up again soon
                         return failure.result()
                     shaped.record.sent(send, self._clock())
