@@ -14,7 +14,7 @@ from aiohttp import web
 
 from forebay.proxy.api.block_hashes import LARGE_BYTES
 from forebay.proxy.api.body import ParsedBody, parse_any, read_fields
-from forebay.proxy.api.dialects import CHAT, COMPLETIONS, DIALECTS, MESSAGES, RESPONSES, Dialect
+from forebay.proxy.api.dialects import DIALECTS, Dialect, dialect_of, types_errors
 from forebay.proxy.api.large_json import LargeBodies
 from forebay.proxy.api.public_paths import methods_of
 from forebay.proxy.api.unshaped_body import prepared
@@ -116,8 +116,7 @@ class App:
             headers = self._cors.answer(request.headers) | record.decision_headers(
                 debug=self._config.debug_headers
             )
-            typed = request.path.startswith(MESSAGES.path)
-            response = error_response(error, id_, headers, typed=typed)
+            response = error_response(error, id_, headers, typed=types_errors(request.path))
             status = response.status
             if not memory.holder:  # nothing was awaited until here
                 self._port.rejecting_s += perf_counter() - began
@@ -236,7 +235,7 @@ class App:
                 record.bucket = rejected.action.bucket or "none"
                 record.queued_s = record.held_s + rejected.action.queued_s
                 receipt = self._telemetry.receipt(parsed.request.id)
-                field, status = parsed.dialect.messages or "prompt", self._config.reject_status
+                field, status = parsed.dialect.prompt_field, self._config.reject_status
                 raise errors.rejected(rejected.action, field, status, receipt) from None
 
     async def _until_up(
@@ -258,8 +257,8 @@ class App:
     async def preview(self, request: web.BaseRequest, tenant: str) -> tuple[Request, str]:
         """Return what the policy would see of a body, and why it would not get that far.
 
-        Nothing is queued, sent or counted. The body is that of a chat if it has `messages`, and for
-        /v1/responses if it has `input`. Raises ApiError, as the public port would.
+        Nothing is queued, sent or counted. The API is that which has such a body. Raises ApiError,
+        as the public port would.
         """
         with RequestMemory(self._budget) as memory:
             memory.holder = client_of(request)
@@ -267,8 +266,7 @@ class App:
             body = await read_client_body(request, limit, patience_s, memory)
             async with self._parsing:
                 fields = await parse_any(body, in_pieces=True)
-                dialect = RESPONSES if "input" in fields else COMPLETIONS
-                dialect = CHAT if "messages" in fields else dialect
+                dialect = dialect_of(fields)
                 asked = self._parsed(fields, request, dialect, "preview", tenant, body).request
         if self.draining:
             return asked, "the proxy is stopping"

@@ -14,8 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from forebay.proxy.api.body import ParsedBody
-from forebay.proxy.api.dialects import RESPONSES
-from forebay.proxy.api.members import with_member
+from forebay.proxy.api.fields import with_member
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends.hold import HeldRequests
 from forebay.proxy.backends.pool import Backends
@@ -35,8 +34,6 @@ from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.relay.whole_answer import LargeAnswer
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.record import RequestRecord
-
-MOST_TOKENS = 1 << 24  # of a prompt or an output; a row of a capture has one number for each 512
 
 
 @dataclass(slots=True)
@@ -220,7 +217,7 @@ class Relay:
     def prompt_computed(self, shaped: ShapedRequest, upstream: Upstream) -> None:
         """Offer a prompt that the engine now holds for translation; the salted body counts."""
         wanted = self._backends.models.named(shaped.parsed.model)
-        if wanted.may_be_adapter or not shaped.parsed.dialect.classic:
+        if wanted.may_be_adapter or not shaped.parsed.dialect.tokenizes:
             return  # the engine keys its blocks by more; /tokenize reads no such body
         self.translator.offer(shaped.body, shaped.parsed, upstream)
 
@@ -228,18 +225,18 @@ class Relay:
         self, shaped: ShapedRequest, grant: Grant, upstream: Upstream, usage: dict[str, Any]
     ) -> None:
         """Learn from the usage of a response; implausible counts teach nothing."""
-        prompt_tokens, cached_tokens, output_tokens = usage_tokens(usage)
+        parsed = shaped.parsed
+        prompt_tokens, cached_tokens, output_tokens = parsed.dialect.usage_tokens(usage)
         if not prompt_tokens:
             return
         grant.report_usage(output_tokens, cached_tokens, prompt_tokens)
         shaped.record.used(prompt_tokens, cached_tokens or 0, output_tokens)
         self._metrics.used(upstream.name, prompt_tokens, shaped.record.cached_tokens)
-        parsed = shaped.parsed
         self._estimate.learn(parsed.prompt_bytes, prompt_tokens, parsed.request.tenant)
 
     def response_kept(self, shaped: ShapedRequest, upstream: Upstream, id_: str) -> None:
         """Note where a response is kept, for requests that go on from it."""
-        if shaped.parsed.dialect is RESPONSES:
+        if shaped.parsed.dialect.keeps_responses:
             record = shaped.record
             tokens = record.prompt_tokens + record.output_tokens
             self.kept.add(id_, shaped.parsed.request, upstream.name, tokens)
@@ -294,35 +291,3 @@ def _request_headers(shaped: ShapedRequest) -> dict[str, str]:
     if record.span is not None:
         headers |= record.span.headers()
     return headers
-
-
-def usage_tokens(usage: object) -> tuple[int, int | None, int]:
-    """Tokens of the prompt, those of it cached (None if not reported), tokens of the output.
-
-    An implausible count is 0 or None. Chats and completions call them prompt and completion tokens;
-    the other APIs input and output tokens. Anthropic's input tokens are without those read from a
-    cache or written to it; where both are 0, vLLM may not report them.
-    """
-    if not isinstance(usage, dict):
-        return 0, None, 0
-    prompt, output = ("input", "output") if "input_tokens" in usage else ("prompt", "completion")
-    prompt_tokens = _count(usage.get(f"{prompt}_tokens"))
-    if prompt_tokens is None:
-        return 0, None, 0
-    details = usage.get(f"{prompt}_tokens_details")
-    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-    read, written = (
-        _count(usage.get(f"cache_{what}_input_tokens")) for what in ("read", "creation")
-    )
-    if read or written:
-        cached = read or 0
-        prompt_tokens += cached + (written or 0)
-    known = None if cached is None else min(cached, prompt_tokens)
-    return prompt_tokens, known, _count(usage.get(f"{output}_tokens")) or 0
-
-
-def _count(value: object) -> int | None:
-    """Return a number of tokens, such as 8 or 8.0; None if it is none that can be."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return value if isinstance(value, int) and 0 <= value <= MOST_TOKENS else None

@@ -88,6 +88,7 @@ class Stream:
         self._hides_usage = hides_usage
         self._until_done = dialect is not None
         self._opens = dialect.opens if dialect is not None else frozenset()
+        self._ping = dialect.ping if dialect is not None else ""
         self._ends = [f'"{kind}"'.encode() for kind in dialect.ends] if dialect is not None else []
         self._upstream = upstream
         self._response = response
@@ -142,9 +143,8 @@ class Stream:
         """Return whether an event says only that the backend is alive: a comment, or a ping."""
         if not payload:
             return raw.startswith(b":")
-        return (
-            "ping" in self._opens and b'"ping"' in payload and parse_event(payload).kind == "ping"
-        )
+        ping = self._ping
+        return bool(ping) and ping.encode() in payload and parse_event(payload).kind == ping
 
     def _all_headers(self) -> dict[str, str]:
         return {**self._headers, **to_client(self._response.headers)}

@@ -27,12 +27,12 @@ from proxy_stage import (
 
 from forebay.proxy.api.body import parse, read_fields
 from forebay.proxy.api.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect
+from forebay.proxy.api.dialects.usage import usage_tokens
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.relay.kept_responses import MOST_KEPT, KeptResponses
-from forebay.proxy.relay.relay import usage_tokens
 
 SHAPED = (RESPONSES, MESSAGES)
 INPUT_USAGE = {
