@@ -6,12 +6,14 @@ path is spelled.
 
 import asyncio
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 from aiohttp import web
 
+from forebay.proxy.api import rejections
 from forebay.proxy.api.block_hashes import LARGE_BYTES
 from forebay.proxy.api.body import ParsedBody, parse_any, read_fields
 from forebay.proxy.api.dialects import DIALECTS, Dialect, dialect_of, types_errors
@@ -23,17 +25,18 @@ from forebay.proxy.backends.models import Wanted
 from forebay.proxy.backends.served_models import must_be_home
 from forebay.proxy.config.paths import ENGINELESS, MODELS, kept_response
 from forebay.proxy.config.schema import Config
-from forebay.proxy.core.model import Request
+from forebay.proxy.core.model import Reject, Request
 from forebay.proxy.driver import Rejected
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import ApiError
-from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id
+from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id, to_backend
 from forebay.proxy.http1.server.byte_budget import ByteBudget, RequestMemory
 from forebay.proxy.http1.server.client_body import read_client_body
 from forebay.proxy.http1.server.cross_origin import Cors
 from forebay.proxy.http1.server.request_checks import answer_target
 from forebay.proxy.http1.server.server import cannot_go_on, client_of
+from forebay.proxy.relay.backend_request import BackendRequest
 from forebay.proxy.relay.delivery import Opening, large_bytes, send_whole, wait_taken
 from forebay.proxy.relay.relay import ShapedRequest
 from forebay.proxy.runtime.memory import request_bytes
@@ -194,7 +197,8 @@ class App:
                 del fields
             await asyncio.sleep(0)  # to decide about so many blocks takes a while, too
         if parsed.previous_id:
-            self._relay.kept.go_on(parsed.request, parsed.previous_id)
+            going_on = self._relay.kept.going_on(parsed.request, parsed.previous_id)
+            parsed = replace(parsed, request=going_on)
             must_be_home(self._backends.upstreams, parsed.request.home)
         body = parsed.body  # so that the received bytes are not kept too
         record.request, record.token_ids = parsed.request, parsed.token_ids
@@ -214,44 +218,52 @@ class App:
 
     async def _granted(self, shaped: ShapedRequest) -> web.StreamResponse:
         """Relay the response to a request once it has a slot; raises ApiError if it gets none."""
-        parsed, record = shaped.parsed, shaped.record
-        deadline = record.arrived_at + parsed.request.timeout_s
-        if self.held.on:
-            await self._until_up(parsed, record, deadline)
-        if self._backends.models.nobody_has(parsed.model):
-            parsed.request.model = await self._backends.search.must_have(parsed.model)
+        record, held = shaped.record, self.held
+        deadline = record.arrived_at + shaped.parsed.request.timeout_s
+        if held.on:
+            await self._until_up(shaped, deadline)
+        if self._backends.models.nobody_has(shaped.parsed.model):
+            shaped.change(model=await self._backends.search.must_have(shaped.parsed.model))
         while True:
             granted = False
             try:
-                async with self._driver.slot(parsed.request) as grant:
+                async with self._driver.slot(shaped.parsed.request) as grant:
                     granted = True
                     record.sent(grant.send, self._driver.clock())
-                    return await self._relay.serve(shaped, grant, self.held)
+                    return await self._relay.serve(shaped, grant, held)
             except Rejected as rejected:
                 lost = rejected.action.reason == "no_backend_available"
-                if lost and await self._until_up(parsed, record, deadline, refused=granted):
+                if lost and await self._until_up(shaped, deadline, refused=granted):
                     continue
-                self._metrics.rejected(rejected.action.bucket, rejected.action.reason)
-                record.bucket = rejected.action.bucket or "none"
-                record.queued_s = record.held_s + rejected.action.queued_s
-                receipt = self._telemetry.receipt(parsed.request.id)
-                field, status = parsed.dialect.prompt_field, self._config.reject_status
-                raise errors.rejected(rejected.action, field, status, receipt) from None
+                raise self._rejection(shaped, rejected.action) from None
+
+    def _rejection(self, shaped: ShapedRequest, action: Reject) -> ApiError:
+        """Record that the policy rejected a request, and return the error for its client."""
+        record, parsed = shaped.record, shaped.parsed
+        self._metrics.rejected(action.bucket, action.reason)
+        record.bucket = action.bucket or "none"
+        record.queued_s = record.held_s + action.queued_s
+        receipt = self._telemetry.receipt(parsed.request.id)
+        field, status = parsed.dialect.prompt_field, self._config.reject_status
+        return rejections.rejected(action, field, status, receipt)
 
     async def _until_up(
-        self, parsed: ParsedBody, record: RequestRecord, deadline: float, *, refused: bool = False
+        self, shaped: ShapedRequest, deadline: float, *, refused: bool = False
     ) -> bool:
         """Wait for a backend of the model, as long as in a queue; return whether one came up."""
-        request = parsed.request
-        bucket = self._driver.shaper.bucket_of(request.prompt_tokens)
+        record, parsed = shaped.record, shaped.parsed
+        bucket = self._driver.shaper.bucket_of(parsed.request.prompt_tokens)
         if bucket is None:
             return False
         until = min(record.arrived_at + bucket.max_wait_s, deadline)
-        came = await self.held.until_up(parsed.model, request.tenant, until, refused=refused)
+        tenant = parsed.request.tenant
+        came = await self.held.until_up(parsed.model, tenant, until, refused=refused)
         now = self._driver.clock()
         record.held_s = now - record.arrived_at if came else record.held_s  # earlier queues, too
-        request.timeout_s = deadline - now  # for its next arrival in the queue
-        request.model = self._backends.models.named(parsed.model).route  # told only now, perhaps
+        shaped.change(
+            timeout_s=deadline - now,  # for its next arrival in the queue
+            model=self._backends.models.named(parsed.model).route,  # told only now, perhaps
+        )
         return came
 
     async def preview(self, request: web.BaseRequest, tenant: str) -> tuple[Request, str]:
@@ -357,7 +369,20 @@ class App:
                 body, wanted = await prepared(body, content_type, record.tenant, salts, models)
         wanted = wanted._replace(route=await self._backends.search.must_have(wanted.name))
         reply = self._stream_headers(record.id, self._cors.answer(request.headers))
-        return await self._unshaped.serve(request, raw, body, wanted, record, reply, memory, home)
+        asked = BackendRequest(
+            incoming=request,
+            # A HEAD request is forwarded as GET; its response is sent without the body.
+            method="POST" if request.method == "POST" else "GET",
+            target=raw,
+            body=body,
+            headers=to_backend(
+                request.headers, record.upstream_id, authorization=not record.tenant
+            ),
+            model=wanted.route,
+            reply_headers=lambda: reply,
+            memory=memory,
+        )
+        return await self._unshaped.serve(asked, wanted=wanted, home=home)
 
     def _charge(self, tenant: str, size: int) -> int:
         """Charge a tenant with a quota for a body that is not parsed; raises ApiError 429.
@@ -370,5 +395,5 @@ class App:
         wait_s = self._driver.shaper.charge_unqueued(tenant, tokens, self._driver.clock())
         if wait_s:
             self._metrics.rejected("", "tenant_quota")
-            raise errors.over_quota(wait_s, self._config.reject_status)
+            raise rejections.over_quota(wait_s, self._config.reject_status)
         return tokens

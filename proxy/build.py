@@ -149,9 +149,16 @@ async def build_services(
         port=build.port,
         protection=protection,
         receipts=build.recorder.receipts,
-        relay=Relay(attempts, backends, watchdog, metrics, estimate, followers.translator),
+        relay=Relay(
+            attempts,
+            backends,
+            watchdog,
+            metrics=metrics,
+            estimate=estimate,
+            translator=followers.translator,
+        ),
         security=security,
         telemetry=telemetry,
-        unshaped=UnshapedRelay(attempts, backends, watchdog, metrics),
+        unshaped=UnshapedRelay(attempts, backends, metrics),
         watchdog=watchdog,
     )

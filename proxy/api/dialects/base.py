@@ -1,4 +1,4 @@
-"""What differs between the APIs whose requests are shaped: fields, events and errors."""
+"""Describe an API whose requests are shaped: its fields, events and errors."""
 
 from typing import Any
 
