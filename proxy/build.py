@@ -118,12 +118,7 @@ class Builder:
 
 
 async def build_services(
-    stack: AsyncExitStack,
-    config: Config,
-    say: Say,
-    *,
-    tracer: Tracer | None = None,
-    links: Sequence[Link] = (),
+    stack: AsyncExitStack, config: Config, say: Say, *, tracer: Tracer | None, links: Sequence[Link]
 ) -> Services:
     """Build and start all services; raises InputError. Arguments as in `start_proxy`."""
     build = Builder(stack, config, say)
