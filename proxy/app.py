@@ -6,86 +6,66 @@ path is spelled.
 
 import asyncio
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 from aiohttp import web
 
+from forebay.proxy.api import rejections
 from forebay.proxy.api.block_hashes import LARGE_BYTES
 from forebay.proxy.api.body import ParsedBody, parse_any, read_fields
-from forebay.proxy.api.dialects import CHAT, COMPLETIONS, DIALECTS, MESSAGES, RESPONSES, Dialect
+from forebay.proxy.api.dialects import DIALECTS, Dialect, dialect_of, types_errors
 from forebay.proxy.api.large_json import LargeBodies
-from forebay.proxy.api.token_estimate import TokenEstimate
+from forebay.proxy.api.public_paths import methods_of
 from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.backends.hold import HeldRequests
 from forebay.proxy.backends.models import Wanted
-from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.served_models import must_be_home
 from forebay.proxy.config.paths import ENGINELESS, MODELS, kept_response
 from forebay.proxy.config.schema import Config
-from forebay.proxy.core.model import Request
-from forebay.proxy.driver import Driver, Rejected
+from forebay.proxy.core.model import Reject, Request
+from forebay.proxy.driver import Rejected
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import ApiError
-from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id
+from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id, to_backend
 from forebay.proxy.http1.server.byte_budget import ByteBudget, RequestMemory
 from forebay.proxy.http1.server.client_body import read_client_body
 from forebay.proxy.http1.server.cross_origin import Cors
 from forebay.proxy.http1.server.request_checks import answer_target
 from forebay.proxy.http1.server.server import cannot_go_on, client_of
-from forebay.proxy.public_paths import methods_of
-from forebay.proxy.relay.attempts import Attempts
+from forebay.proxy.relay.backend_request import BackendRequest
 from forebay.proxy.relay.delivery import Opening, large_bytes, send_whole, wait_taken
-from forebay.proxy.relay.relay import Relay, ShapedRequest
-from forebay.proxy.relay.timeouts import Watchdog
-from forebay.proxy.relay.unshaped import UnshapedRelay
-from forebay.proxy.runtime.load_shedding import Protection
+from forebay.proxy.relay.relay import ShapedRequest
 from forebay.proxy.runtime.memory import request_bytes
-from forebay.proxy.security.guards import Security
-from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
-from forebay.proxy.telemetry.observers import Telemetry
+from forebay.proxy.services import Services
 from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 
 
 class App:
     """Handles every request of the public port."""
 
-    def __init__(
-        self,
-        config: Config,
-        driver: Driver,
-        backends: Backends,
-        attempts: Attempts,
-        relay: Relay,
-        unshaped: UnshapedRelay,
-        watchdog: Watchdog,
-        metrics: ProxyMetrics,
-        estimate: TokenEstimate,
-        telemetry: Telemetry,
-        protection: Protection,
-        security: Security,
-    ) -> None:
+    def __init__(self, config: Config, services: Services) -> None:
         self._config = config
-        self._driver = driver
-        self._backends = backends
-        self._attempts = attempts
-        self._relay = relay
-        self._unshaped = unshaped
-        self._watchdog = watchdog
-        self._metrics = metrics
-        self._estimate = estimate
-        self._telemetry = telemetry
-        self._protection = protection
-        self._security = security
+        self._port = services.port
+        self._driver = services.driver
+        self._backends = services.backends
+        self._attempts = services.attempts
+        self._relay = services.relay
+        self._unshaped = services.unshaped
+        self._watchdog = services.watchdog
+        self._metrics = services.metrics
+        self._estimate = services.estimate
+        self._telemetry = services.telemetry
+        self._protection = services.protection
+        self._security = services.security
         self._budget = ByteBudget(request_bytes(config.limits), config.reject_status)
         self._parsing = LargeBodies()
         self._cors = Cors(config.cors_origins)
         self._parsed_count = 0
-        self.held = HeldRequests(backends.models, lambda: self._config.hold.max_requests)
-        relay.keeps = lambda: self.held.on
-        self.rejecting_s = 0.0  # taken by requests that were rejected before their body was read
+        self.held = HeldRequests(services.backends.models, lambda: self._config.hold.max_requests)
         self.leaving = False  # lame duck: requests are taken, but connections are told to close
         self.draining = False  # no more requests are taken
         self.active = 0
@@ -139,11 +119,10 @@ class App:
             headers = self._cors.answer(request.headers) | record.decision_headers(
                 debug=self._config.debug_headers
             )
-            typed = request.path.startswith(MESSAGES.path)
-            response = error_response(error, id_, headers, typed=typed)
+            response = error_response(error, id_, headers, typed=types_errors(request.path))
             status = response.status
             if not memory.holder:  # nothing was awaited until here
-                self.rejecting_s += perf_counter() - began
+                self._port.rejecting_s += perf_counter() - began
         except asyncio.CancelledError:
             status = CLIENT_GONE
             raise
@@ -218,7 +197,8 @@ class App:
                 del fields
             await asyncio.sleep(0)  # to decide about so many blocks takes a while, too
         if parsed.previous_id:
-            self._relay.kept.go_on(parsed.request, parsed.previous_id)
+            going_on = self._relay.kept.going_on(parsed.request, parsed.previous_id)
+            parsed = replace(parsed, request=going_on)
             must_be_home(self._backends.upstreams, parsed.request.home)
         body = parsed.body  # so that the received bytes are not kept too
         record.request, record.token_ids = parsed.request, parsed.token_ids
@@ -238,51 +218,59 @@ class App:
 
     async def _granted(self, shaped: ShapedRequest) -> web.StreamResponse:
         """Relay the response to a request once it has a slot; raises ApiError if it gets none."""
-        parsed, record = shaped.parsed, shaped.record
-        deadline = record.arrived_at + parsed.request.timeout_s
-        if self.held.on:
-            await self._until_up(parsed, record, deadline)
-        if self._backends.models.nobody_has(parsed.model):
-            parsed.request.model = await self._backends.search.must_have(parsed.model)
+        record, held = shaped.record, self.held
+        deadline = record.arrived_at + shaped.parsed.request.timeout_s
+        if held.on:
+            await self._until_up(shaped, deadline)
+        if self._backends.models.nobody_has(shaped.parsed.model):
+            shaped.change(model=await self._backends.search.must_have(shaped.parsed.model))
         while True:
             granted = False
             try:
-                async with self._driver.slot(parsed.request) as grant:
+                async with self._driver.slot(shaped.parsed.request) as grant:
                     granted = True
                     record.sent(grant.send, self._driver.clock())
-                    return await self._relay.serve(shaped, grant)
+                    return await self._relay.serve(shaped, grant, held)
             except Rejected as rejected:
                 lost = rejected.action.reason == "no_backend_available"
-                if lost and await self._until_up(parsed, record, deadline, refused=granted):
+                if lost and await self._until_up(shaped, deadline, refused=granted):
                     continue
-                self._metrics.rejected(rejected.action.bucket, rejected.action.reason)
-                record.bucket = rejected.action.bucket or "none"
-                record.queued_s = record.held_s + rejected.action.queued_s
-                receipt = self._telemetry.receipt(parsed.request.id)
-                field, status = parsed.dialect.messages or "prompt", self._config.reject_status
-                raise errors.rejected(rejected.action, field, status, receipt) from None
+                raise self._rejection(shaped, rejected.action) from None
+
+    def _rejection(self, shaped: ShapedRequest, action: Reject) -> ApiError:
+        """Record that the policy rejected a request, and return the error for its client."""
+        record, parsed = shaped.record, shaped.parsed
+        self._metrics.rejected(action.bucket, action.reason)
+        record.bucket = action.bucket or "none"
+        record.queued_s = record.held_s + action.queued_s
+        receipt = self._telemetry.receipt(parsed.request.id)
+        field, status = parsed.dialect.prompt_field, self._config.reject_status
+        return rejections.rejected(action, field, status, receipt)
 
     async def _until_up(
-        self, parsed: ParsedBody, record: RequestRecord, deadline: float, *, refused: bool = False
+        self, shaped: ShapedRequest, deadline: float, *, refused: bool = False
     ) -> bool:
         """Wait for a backend of the model, as long as in a queue; return whether one came up."""
-        request = parsed.request
-        bucket = self._driver.shaper.bucket_of(request.prompt_tokens)
+        record, parsed = shaped.record, shaped.parsed
+        bucket = self._driver.shaper.bucket_of(parsed.request.prompt_tokens)
         if bucket is None:
             return False
         until = min(record.arrived_at + bucket.max_wait_s, deadline)
-        came = await self.held.until_up(parsed.model, request.tenant, until, refused=refused)
+        tenant = parsed.request.tenant
+        came = await self.held.until_up(parsed.model, tenant, until, refused=refused)
         now = self._driver.clock()
         record.held_s = now - record.arrived_at if came else record.held_s  # earlier queues, too
-        request.timeout_s = deadline - now  # for its next arrival in the queue
-        request.model = self._backends.models.named(parsed.model).route  # told only now, perhaps
+        shaped.change(
+            timeout_s=deadline - now,  # for its next arrival in the queue
+            model=self._backends.models.named(parsed.model).route,  # told only now, perhaps
+        )
         return came
 
     async def preview(self, request: web.BaseRequest, tenant: str) -> tuple[Request, str]:
         """Return what the policy would see of a body, and why it would not get that far.
 
-        Nothing is queued, sent or counted. The body is that of a chat if it has `messages`, and for
-        /v1/responses if it has `input`. Raises ApiError, as the public port would.
+        Nothing is queued, sent or counted. The API is that which has such a body. Raises ApiError,
+        as the public port would.
         """
         with RequestMemory(self._budget) as memory:
             memory.holder = client_of(request)
@@ -290,8 +278,7 @@ class App:
             body = await read_client_body(request, limit, patience_s, memory)
             async with self._parsing:
                 fields = await parse_any(body, in_pieces=True)
-                dialect = RESPONSES if "input" in fields else COMPLETIONS
-                dialect = CHAT if "messages" in fields else dialect
+                dialect = dialect_of(fields)
                 asked = self._parsed(fields, request, dialect, "preview", tenant, body).request
         if self.draining:
             return asked, "the proxy is stopping"
@@ -382,7 +369,20 @@ class App:
                 body, wanted = await prepared(body, content_type, record.tenant, salts, models)
         wanted = wanted._replace(route=await self._backends.search.must_have(wanted.name))
         reply = self._stream_headers(record.id, self._cors.answer(request.headers))
-        return await self._unshaped.serve(request, raw, body, wanted, record, reply, memory, home)
+        asked = BackendRequest(
+            incoming=request,
+            # A HEAD request is forwarded as GET; its response is sent without the body.
+            method="POST" if request.method == "POST" else "GET",
+            target=raw,
+            body=body,
+            headers=to_backend(
+                request.headers, record.upstream_id, authorization=not record.tenant
+            ),
+            model=wanted.route,
+            reply_headers=lambda: reply,
+            memory=memory,
+        )
+        return await self._unshaped.serve(asked, wanted=wanted, home=home)
 
     def _charge(self, tenant: str, size: int) -> int:
         """Charge a tenant with a quota for a body that is not parsed; raises ApiError 429.
@@ -395,5 +395,5 @@ class App:
         wait_s = self._driver.shaper.charge_unqueued(tenant, tokens, self._driver.clock())
         if wait_s:
             self._metrics.rejected("", "tenant_quota")
-            raise errors.over_quota(wait_s, self._config.reject_status)
+            raise rejections.over_quota(wait_s, self._config.reject_status)
         return tokens

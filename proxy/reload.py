@@ -7,28 +7,19 @@ that need a restart are logged, and the others are applied.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from forebay.proxy.app import App
 from forebay.proxy.backends.discovery import Discovery
-from forebay.proxy.backends.pool import Backends
 from forebay.proxy.config.diff import Changes, changes
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.model import BackendSpec
-from forebay.proxy.driver import Driver
-from forebay.proxy.http1.server.server import HttpServer
-from forebay.proxy.kv_events.follower import Followers
-from forebay.proxy.relay.attempts import Attempts
-from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.routing import live_options
 from forebay.proxy.runtime import systemd
-from forebay.proxy.runtime.load_shedding import Protection
-from forebay.proxy.security.guards import LoadedSecurity, Security
+from forebay.proxy.security.guards import LoadedSecurity
+from forebay.proxy.services import Services
 from forebay.proxy.telemetry.log_events import LogEvent, Say
-from forebay.proxy.telemetry.logs.access_log import AccessLog
-from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.traces.errors import InputError
 
 Result = Literal["applied", "partly", "unchanged", "failed"]
@@ -43,29 +34,13 @@ LOOK_UP_EVERY_S = 5.0  # interval at which the names of `dns` backends are looke
 LEAVE_CHECK_S = 0.1  # interval of the check whether a removed backend is empty
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The objects that hold parts of the configuration."""
-
-    app: App
-    attempts: Attempts
-    backends: Backends
-    driver: Driver
-    watchdog: Watchdog
-    public: HttpServer
-    protection: Protection
-    access: AccessLog
-    metrics: ProxyMetrics
-    security: Security
-    followers: Followers
-
-
 class Reloader:
     """Reloads the configuration; use as a context around the life of the proxy.
 
     Attributes:
         config: the configuration in force, with a backend for each address of a `dns` backend.
         generation: number of reloads that changed something.
+        say: logs a line.
         message: the result of the last reload in one line.
         restart: changed keys that need a restart.
     """
@@ -73,22 +48,25 @@ class Reloader:
     def __init__(
         self,
         config: Config,
-        read: Config,
-        discovery: Discovery,
-        parts: Parts,
+        services: Services,
         say: Say,
+        *,
+        app: App,
+        discovery: Discovery,
+        read: Config,
         load: Callable[[], Config] | None,
         watch: Path | None,
     ) -> None:
-        """Take the configuration in force, with a backend for each DNS address, and as read."""
+        """Take the configuration in force, with a backend for each DNS address, and as `read`."""
         self.config = config
         self._read = read
         self._discovery = discovery
         self.generation = 0
         self.message = "none yet"
         self.restart: tuple[str, ...] = ()
-        self._parts = parts
-        self._say = say
+        self._services = services
+        self._app = app
+        self.say = say
         self._load = load
         self._watch = watch
         self._seen = self._stamps()
@@ -132,9 +110,9 @@ class Reloader:
                 fault = f"internal error: {type(error).__name__}"
                 self.message = f"only partly reloaded: {fault}; restart the proxy"
                 result, event = "failed", LogEvent.RELOAD_BROKEN
-            self._parts.metrics.reloaded(result, self.generation)
+            self._services.metrics.reloaded(result, self.generation)
             if self.message != said:
-                self._say(event, f"configuration {self.message}")
+                self.say(event, f"configuration {self.message}")
             systemd.ready(f"configuration {self.message}")
             return result
 
@@ -166,8 +144,10 @@ class Reloader:
     async def _change_to(self, read: Config) -> Result:
         try:
             found = changes(self.config, self._discovery.expand(read))
-            loaded = self._parts.security.read(found.config)  # even if only the files have changed
-            self._parts.followers.check(found.config)
+            loaded = self._services.security.read(
+                found.config
+            )  # even if only the files have changed
+            self._services.followers.check(found.config)
         except InputError as error:
             return self._failed(error)
         self.restart, self._read = found.restart, read
@@ -183,28 +163,30 @@ class Reloader:
         return "partly" if found.restart else "applied"
 
     async def _apply(self, found: Changes, loaded: LoadedSecurity) -> None:
-        parts, config = self._parts, found.config
+        services, config = self._services, found.config
         specs = {spec.name: spec for spec in config.core_backends()}
-        parts.backends.reconfigure(config)
-        parts.followers.reconfigure(config)
+        services.backends.reconfigure(config)
+        services.followers.reconfigure(config)
         for name in found.removed:  # a backend that replaces it may have the same endpoint
-            parts.followers.leave(name)
+            services.followers.leave(name)
         joining = [self._join(backend, specs[backend.name]) for backend in found.added]
         moving = [self._move(backend, specs[backend.name]) for backend in found.moved]
         following = [self._follow(backend) for backend in found.resized]
         await asyncio.gather(*joining, *moving, *following)
         # No await from here on: no request sees half of the change.
-        parts.backends.models.apply(config.models)  # now that new backends have told theirs
+        services.backends.models.apply(config.models)  # now that new backends have told theirs
         self._renew_security(loaded)
-        parts.metrics.tenant_labels.configure(config.tenants.known)
-        parts.app.reconfigure(config)
-        parts.attempts.reconfigure(config)
-        parts.watchdog.reconfigure(config.timeouts.idle, config.timeouts.client_write)
-        parts.public.client_headers_s = config.timeouts.client_headers
-        parts.public.client_write_s = config.timeouts.client_write
-        parts.public.max_connections = config.max_connections()
-        parts.protection.reconfigure(config.limits)
-        parts.access.reconfigure(config.logs)
+        services.metrics.tenant_labels.configure(config.tenants.known)
+        self._app.reconfigure(config)
+        services.attempts.reconfigure(config)
+        services.watchdog.reconfigure(config.timeouts.idle, config.timeouts.client_write)
+        public = services.port.server
+        assert public is not None
+        public.client_headers_s = config.timeouts.client_headers
+        public.client_write_s = config.timeouts.client_write
+        public.max_connections = config.max_connections()
+        services.protection.reconfigure(config.limits)
+        services.access.reconfigure(config.logs)
         resized = (
             specs
             if {"affinity.kv_tokens", "buckets"} & set(found.keys)
@@ -212,55 +194,55 @@ class Reloader:
         )
         for name in resized:
             self._change(specs[name])
-        parts.driver.change(
+        services.driver.change(
             lambda core, now: core.changes.reconfigure(
-                config.core_buckets(), now, **live_options(config, self._say)
+                config.core_buckets(), now, **live_options(config, self.say)
             )
         )
         for name in found.removed:
             self._leave(name)
 
     def _renew_security(self, loaded: LoadedSecurity) -> None:
-        if self._parts.security.take(loaded):
-            self._parts.security.say_renewed(self._say)
+        if self._services.security.take(loaded):
+            self._services.security.say_renewed(self.say)
 
     async def _join(self, backend: BackendConfig, spec: BackendSpec) -> None:
-        self._parts.driver.change(lambda core, now: core.changes.add_backend(spec, now))
+        self._services.driver.change(lambda core, now: core.changes.add_backend(spec, now))
         await self._follow(backend)
-        await self._parts.backends.join(backend)
+        await self._services.backends.join(backend)
 
     async def _move(self, backend: BackendConfig, spec: BackendSpec) -> None:
-        await self._parts.backends.move(backend)
+        await self._services.backends.move(backend)
         # The events of the old server no longer concern this backend.
-        self._parts.followers.leave(backend.name)
+        self._services.followers.leave(backend.name)
         self._change(spec, moved=True)
         await self._follow(backend)
 
     async def _follow(self, backend: BackendConfig) -> None:
         try:
-            await self._parts.followers.follow(backend)
+            await self._services.followers.follow(backend)
         except InputError as error:  # the endpoint is taken: the rest applies
             line = f"{error}; the cache of backend {backend.name} is estimated instead"
-            self._say(LogEvent.PREFIX_ESTIMATED, line, backend.name)
+            self.say(LogEvent.PREFIX_ESTIMATED, line, backend.name)
 
     def _change(self, spec: BackendSpec, moved: bool = False) -> None:
-        self._parts.driver.change(
+        self._services.driver.change(
             lambda core, now: core.changes.change_backend(spec, now, moved=moved)
         )
 
     def _leave(self, name: str) -> None:
-        self._parts.backends.leave(name)
-        self._parts.driver.change(lambda core, now: core.changes.drain_backend(name, now))
+        self._services.backends.leave(name)
+        self._services.driver.change(lambda core, now: core.changes.drain_backend(name, now))
         self._keep(asyncio.create_task(self._wait_gone(name)))
 
     async def _wait_gone(self, name: str) -> None:
         """Forget a removed backend once nothing runs there, unless it is configured again."""
-        driver = self._parts.driver
+        driver = self._services.driver
         while (backend := driver.shaper.backends.get(name)) and backend.draining:
             if backend.empty:  # other proxies wait for their own requests
-                self._parts.backends.forget(name)
+                self._services.backends.forget(name)
                 driver.change(lambda core, now: core.changes.remove_backend(name, now))
-                self._say(LogEvent.BACKEND_REMOVED, f"backend {name} is removed", name)
+                self.say(LogEvent.BACKEND_REMOVED, f"backend {name} is removed", name)
                 return
             await asyncio.sleep(LEAVE_CHECK_S)
 
@@ -270,16 +252,16 @@ class Reloader:
         return [_stamp(path) for path in paths if path is not None]
 
     async def _run(self) -> None:
-        seen, looked_up_at = self._seen, self._parts.driver.clock()
+        seen, looked_up_at = self._seen, self._services.driver.clock()
         while True:
             try:
                 # `wait_for` loses a cancellation that comes at the same time as the event.
                 async with asyncio.timeout(WATCH_S):
                     await self._requested.wait()
             except TimeoutError:
-                if self._parts.driver.clock() >= looked_up_at + LOOK_UP_EVERY_S:
+                if self._services.driver.clock() >= looked_up_at + LOOK_UP_EVERY_S:
                     await self._follow_names()
-                    looked_up_at = self._parts.driver.clock()
+                    looked_up_at = self._services.driver.clock()
                 before, seen = seen, self._stamps()
                 # No configuration: an editor replaces it. What still changes is half written.
                 replaced = self._watch is not None and seen[0] is None

@@ -17,23 +17,7 @@ ROOMS = sorted(init.parent for folder in FOLDERS for init in (ROOT / folder).rgl
 
 # room: modules that it still has
 CROWDED: dict[str, int] = {}
-WITHOUT_CAPTION = {
-    "proxy",
-    "proxy/api",
-    "proxy/config",
-    "proxy/core",
-    "proxy/core/explain",
-    "proxy/core/learn",
-    "proxy/core/state",
-    "proxy/diagnose",
-    "proxy/http1",
-    "proxy/kv_events",
-    "proxy/relay",
-    "proxy/runtime",
-    "proxy/security",
-    "proxy/share",
-    "proxy/telemetry",
-}
+WITHOUT_CAPTION: set[str] = set()
 
 
 def name_of(room: Path) -> str:

@@ -11,45 +11,28 @@ from typing import Any
 
 import orjson
 from jiter import from_json
-from pydantic import TypeAdapter, ValidationError
 
 from forebay.proxy.api.block_hashes import LARGE_BYTES, BlockHashes, chain, identity
 from forebay.proxy.api.cache_salt import FIELD, CacheSalts, with_salt
-from forebay.proxy.api.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Dialect
+from forebay.proxy.api.dialects import DIALECTS, Dialect
+from forebay.proxy.api.fields import integer, typed, with_member
 from forebay.proxy.api.large_json import (
     FaultyJson,
-    LongText,
     RepeatedKey,
     TooMuchJson,
     is_dense,
     loads_in_steps,
 )
-from forebay.proxy.api.members import with_member
-from forebay.proxy.api.prompt_text import (
-    PromptText,
-    anthropic_text,
-    chat_text,
-    completion_text,
-    responses_text,
-)
-from forebay.proxy.api.special_work import batch_of, is_pure
+from forebay.proxy.api.prompt_text import PromptText
 from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
 from forebay.proxy.backends.models import Models, Wanted
 from forebay.proxy.core.model import CLASSES, Request, ServiceClass
 from forebay.proxy.http1.errors import ApiError, invalid_type
 from forebay.traces.command_line.quantities import seconds
 
-TEXTS = {
-    CHAT.path: chat_text,
-    COMPLETIONS.path: completion_text,
-    RESPONSES.path: responses_text,
-    MESSAGES.path: anthropic_text,
-}
 DEFAULT_OUTPUT_TOKENS = 512  # reserved for the output of a request without a limit
 MOST_OUTPUT_TOKENS = 1 << 20  # bound of what is reserved for all outputs of one request
 BYTES_PER_TOKEN_ID = 4
-BEYOND_64_BITS = 2.0**64
-_WHOLE_NUMBER = TypeAdapter(int)  # vLLM's own reader of its requests
 NO_MODELS = Models()
 
 
@@ -114,7 +97,7 @@ def read_fields(
         body = with_salt(body, salt)
     cache = _cache_of(salt, wanted)
     into = BlockHashes(block_bytes, cache) if len(body) >= LARGE_BYTES else None
-    text = TEXTS[dialect.path](fields, into)
+    text = dialect.prompt_text(fields, into)
     prompt = text.data
     tokens = _text_tokens(text, estimate, tenant)
     all_tokens = tokens + text.media_tokens
@@ -122,13 +105,13 @@ def read_fields(
         all_tokens = int(most_tokens)
         tokens = min(tokens, all_tokens)
     answer_tokens = _answer_tokens(fields, dialect)
-    pure = not text.media_tokens and is_pure(fields, dialect)
-    priority, quota_tokens = _integer(fields, "priority", 0), 0
+    pure = not text.media_tokens and dialect.prefill_only(fields)
+    priority, quota_tokens = integer(fields, "priority", 0), 0
     hides_usage = counted and _streams_uncounted(fields, dialect)
     body = _fair_body(body, priority if tenant else 0, hides_usage)
     if tenant:
         quota_tokens = _quota_tokens(text, estimate, tokens, most_tokens)
-    sequences = _sequences(fields, dialect)
+    sequences = min(dialect.sequences(fields), MOST_OUTPUT_TOKENS)
     blocks = chain(prompt, block_bytes, cache)
     request = Request(
         id_,
@@ -147,7 +130,7 @@ def read_fields(
         identity=identity(prompt, block_bytes, blocks),
         model=wanted.route,
     )
-    previous_id = _previous_id(fields, dialect)
+    previous_id = dialect.previous_id(fields)
     teaches = not (text.token_ids or text.media_tokens or previous_id)
     return ParsedBody(
         request, body, len(prompt) if teaches else 0, text.token_ids, streams, dialect, hides_usage,
@@ -229,7 +212,7 @@ def _may_fit(
     """
     if fields.get("truncate_prompt_tokens") is not None:
         return True  # the engine cuts it
-    if text.token_ids or (not dialect.messages and isinstance(fields.get("prompt"), list)):
+    if text.token_ids or dialect.has_prompts(fields):
         return False
     return fewest_tokens(len(text.data)) <= most_tokens
 
@@ -239,19 +222,6 @@ def _text_tokens(text: PromptText, estimate: TokenEstimate, tenant: str) -> int:
     if text.token_ids:
         return max(1, len(text.data) // BYTES_PER_TOKEN_ID)
     return estimate.tokens(len(text.data), tenant)
-
-
-def _previous_id(fields: dict[str, Any], dialect: Dialect) -> str:
-    """Return the id of the response that this one follows, if any.
-
-    Raises ApiError 400 for one that is made in the background: it would run beside the queues.
-    """
-    if dialect is not RESPONSES:
-        return ""
-    if typed(fields, "background", bool, False):
-        message = "This server makes no responses in the background: leave background out."
-        raise ApiError(400, "unsupported_value", message, param="background")
-    return typed(fields, "previous_response_id", str, "")  # type: ignore[no-any-return]
 
 
 def _fair_body(body: bytes, priority: int, asks_usage: bool) -> bytes:
@@ -275,33 +245,13 @@ def _streams_uncounted(fields: dict[str, Any], dialect: Dialect) -> bool:
     """Return whether the client asks for a stream without its usage, which it could ask for."""
     options = fields.get("stream_options")
     asks_usage = isinstance(options, dict) and options.get("include_usage") is True
-    return dialect.classic and bool(fields.get("stream")) and not asks_usage
-
-
-def _sequences(fields: dict[str, Any], dialect: Dialect) -> int:
-    """Return the number of outputs, each with a slot of its own; raises ApiError 400."""
-    if not dialect.classic or (dialect.messages and "n" not in fields):
-        return 1
-    answers = 1
-    for name in ("n",) if dialect.messages else ("n", "best_of"):
-        if name in fields:
-            try:
-                answers = max(answers, _integer(fields, name, 1))
-            except ApiError:
-                # What is not a number is the backend's to reject. But vLLM accepts a whole number
-                # beyond 64 bits, which orjson returns as a float.
-                if type(fields[name]) in (int, float) and fields[name] >= BEYOND_64_BITS:
-                    raise
-    if not dialect.messages:
-        batch = batch_of(fields)
-        answers *= len(batch) if batch is not None else 1
-    return min(answers, MOST_OUTPUT_TOKENS)
+    return dialect.asks_usage and bool(fields.get("stream")) and not asks_usage
 
 
 def _answer_tokens(fields: dict[str, Any], dialect: Dialect) -> int:
     for name in dialect.limits:
         if fields.get(name) is not None:
-            return max(0, min(_integer(fields, name, 0), MOST_OUTPUT_TOKENS))
+            return max(0, min(integer(fields, name, 0), MOST_OUTPUT_TOKENS))
     return DEFAULT_OUTPUT_TOKENS
 
 
@@ -318,7 +268,7 @@ def reject_media_ids(fields: dict[str, Any]) -> None:
     vLLM caches media under that id without regard to the salt. A part with an id and no media then
     means the cached media: another tenant's image.
     """
-    for name in ("messages", "input"):
+    for name in dict.fromkeys(d.prompt_field for d in DIALECTS.values() if d.has_parts):
         items = fields.get(name)
         if not isinstance(items, list) or not items or not isinstance(items[0], dict):
             continue  # `input` may be 100,000 token ids
@@ -366,29 +316,3 @@ def _seconds(text: str) -> float:
     except ValueError:
         return 0.0
     return found if found > 0 else 0.0
-
-
-def _integer(fields: dict[str, Any], name: str, default: int) -> int:
-    """Return a whole number as vLLM reads it: 100.0 and "100" are 100; raises ApiError 400."""
-    value = fields.get(name)
-    if type(value) is int and abs(value) < BEYOND_64_BITS:
-        return value
-    if value is None:
-        return default
-    try:
-        if not isinstance(value, int):
-            return _WHOLE_NUMBER.validate_python(value)
-    except ValidationError:
-        pass
-    raise invalid_type(name, "a whole number", name)
-
-
-def typed(fields: dict[str, Any], name: str, kind: type, default: Any) -> Any:
-    value = fields.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, kind):
-        if kind is str and isinstance(value, LongText):
-            return str(value)
-        raise invalid_type(name, {bool: "true or false", str: "a string"}[kind], name)
-    return value

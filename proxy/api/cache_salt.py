@@ -10,7 +10,7 @@ from collections.abc import Mapping, MutableMapping
 from hmac import digest as hmac_digest
 from secrets import token_bytes, token_hex
 
-from forebay.proxy.api.members import with_member
+from forebay.proxy.api.fields import with_member
 from forebay.traces.errors import InputError
 
 SECRET = "FOREBAY_CACHE_SECRET"

@@ -5,7 +5,6 @@ is bounded: items are counted before they are looped over.
 """
 
 import json
-from array import array
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -15,10 +14,8 @@ from xxhash import xxh3_128, xxh3_128_digest
 from forebay.proxy.api.block_hashes import BlockHashes
 from forebay.proxy.api.large_json import LongText
 from forebay.proxy.api.media_tokens import (
-    EMBEDS_BYTES,
     LONG_BYTES,
     WithoutMedia,
-    digest_of,
     media_tokens,
 )
 from forebay.proxy.http1.errors import ApiError, invalid_type
@@ -51,31 +48,19 @@ class PromptText(NamedTuple):
     media_tokens: int = 0
 
 
-def chat_text(fields: dict[str, Any], into: BlockHashes | None = None) -> PromptText:
-    """Return the text of a chat, or what is made `into` of it; raises ApiError 400."""
-    return _text_of(fields, "messages", fields.get("messages"), None, into)
-
-
-def anthropic_text(fields: dict[str, Any], into: BlockHashes | None = None) -> PromptText:
-    """Return the text of a request to /v1/messages, as `chat_text` does."""
-    return _text_of(fields, "messages", fields.get("messages"), fields.get("system"), into)
-
-
-def responses_text(fields: dict[str, Any], into: BlockHashes | None = None) -> PromptText:
-    """Return the text of a request to /v1/responses, as `chat_text` does."""
-    given = fields.get("input")
-    if isinstance(given, str | LongText):
-        given = [{"role": "user", "content": given}]
-    return _text_of(fields, "input", given, fields.get("instructions"), into)
-
-
-def _text_of(
+def messages_text(
     fields: dict[str, Any], name: str, messages: Any, system: Any, into: BlockHashes | None
 ) -> PromptText:
-    """Return the text of messages, which stand in the field of this name, and of what precedes."""
+    """Return the text of a request's messages; raises ApiError 400.
+
+    Args:
+        name: the field with the messages.
+        system: content that precedes them.
+        into: gets the text of a large body, instead of bytes.
+    """
     if not isinstance(messages, list) or not messages:
         raise invalid_type(name, "a list of one or more messages", name)
-    items = _counted(0, messages, name)
+    items = counted(0, messages, name)
     # Appended at once: what orjson returns holds a buffer of 1 KB or more, however short it is.
     text: Text = bytearray() if into is None else into
     media = 0
@@ -90,7 +75,7 @@ def _text_of(
             media += tokens
         else:  # a call of a tool, its output, or a reasoning
             media += _add_item(text, message, name)
-    return PromptText(_made(text), media_tokens=media)
+    return PromptText(made(text), media_tokens=media)
 
 
 def _add_message(text: Text, message: dict[str, Any], items: int) -> tuple[int, int]:
@@ -100,19 +85,19 @@ def _add_message(text: Text, message: dict[str, Any], items: int) -> tuple[int, 
     content = message.get("content")
     if isinstance(content, str):
         text += content.encode()
-    elif content is not None and not _add_text(text, content):
+    elif content is not None and not add_text(text, content):
         if not isinstance(content, list):
             raise invalid_type("content", "a string or a list of parts", "messages")
-        items = _counted(items, content, "messages")
+        items = counted(items, content, "messages")
         media = _add_parts(text, content)
     if calls := message.get("tool_calls"):
         if isinstance(calls, list):
-            items = _counted(items, calls, "messages")
+            items = counted(items, calls, "messages")
         text += _dumped(calls, "messages")
     return items, media
 
 
-def _add_text(text: Text, value: Any) -> bool:
+def add_text(text: Text, value: Any) -> bool:
     """Add a string of any length; return False, and add nothing, if it is none."""
     if isinstance(value, str):
         text += value.encode()
@@ -140,11 +125,12 @@ def _add_role(text: Text, message: dict[str, Any]) -> None:
     # Any other role is for the backend to reject; its JSON may be nested too deeply to be dumped.
     text += f"\0{role if isinstance(role, str) else ''}\0".encode()
     for name in REASONING:
-        if (thought := message.get(name)) and not _add_text(text, thought):
+        if (thought := message.get(name)) and not add_text(text, thought):
             text += _dumped(thought, "messages")
 
 
-def _counted(before: int, items: list[Any], param: str) -> int:
+def counted(before: int, items: list[Any], param: str) -> int:
+    """Return the number of items so far; raises ApiError 400 for too many."""
     count = before + len(items)
     if count > MOST_ITEMS:
         what = "messages, content parts and tool calls" if param == "messages" else "prompts"
@@ -169,7 +155,7 @@ def _add_parts(text: Text, parts: list[Any]) -> int:
         elif tokens := media_tokens(part):
             text += xxh3_128_digest(_dumped(part, "messages", _begin_and_digest))
             media += tokens
-        elif not _add_text(text, part.get("text")):
+        elif not add_text(text, part.get("text")):
             media += _add_item(text, part, "messages")
     return media
 
@@ -213,55 +199,6 @@ def _dumped(value: Any, param: str, long: Callable[[Any], str] = str) -> bytes:
         raise invalid_type(param, "nested less deeply", param) from None
 
 
-def completion_text(fields: dict[str, Any], into: BlockHashes | None = None) -> PromptText:
-    """Return the prompt of a completion, or the prompts of a batch, as `chat_text` does."""
-    prompt = fields.get("prompt")
-    if (embeds := fields.get("prompt_embeds")) and (prompt is None or prompt in ("", [])):
-        return _embeds_text(embeds)
-    if isinstance(prompt, str):
-        return PromptText(prompt.encode())
-    if isinstance(prompt, LongText):
-        return PromptText(_joined([prompt], into))
-    if isinstance(prompt, list) and prompt:
-        if isinstance(prompt[0], int):
-            return PromptText(_id_bytes(prompt), token_ids=True)
-        _counted(0, prompt, "prompt")
-        if all(isinstance(one, str | LongText) for one in prompt):
-            return PromptText(_joined(prompt, into))
-        if all(isinstance(one, list) for one in prompt):
-            return PromptText(b"".join(map(_id_bytes, prompt)), token_ids=True)
-    raise invalid_type("prompt", "a string or a list of token ids", "prompt")
-
-
-def _embeds_text(embeds: Any) -> PromptText:
-    """Return what stands for embeddings in place of a prompt: base64, or a list of such."""
-    several = embeds if isinstance(embeds, list) else [embeds]
-    _counted(0, several, "prompt_embeds")
-    if not all(isinstance(one, str | LongText) for one in several):
-        raise invalid_type("prompt_embeds", "base64 or a list of it", "prompt_embeds")
-    sizes = [
-        sum(map(len, one.pieces)) if isinstance(one, LongText) else len(one) for one in several
-    ]
-    tokens = sum(max(1, size // EMBEDS_BYTES) for size in sizes)
-    return PromptText("\0".join(map(digest_of, several)).encode(), media_tokens=tokens)
-
-
-def _joined(prompts: list[str | LongText], into: BlockHashes | None) -> bytes | BlockHashes:
-    """Return prompts with a zero byte between any two."""
-    text: Text = bytearray() if into is None else into
-    for index, prompt in enumerate(prompts):
-        if index:
-            text += b"\0"
-        _add_text(text, prompt)
-    return _made(text)
-
-
-def _made(text: Text) -> bytes | BlockHashes:
+def made(text: Text) -> bytes | BlockHashes:
+    """Return finished text: as bytes, or as the hashes that it was added to."""
     return text if isinstance(text, BlockHashes) else bytes(text)  # type: ignore[call-overload]
-
-
-def _id_bytes(ids: list[Any]) -> bytes:
-    try:
-        return array("I", ids).tobytes()
-    except (TypeError, OverflowError):
-        raise invalid_type("prompt", "a string or a list of token ids", "prompt") from None

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from forebay.proxy.api.dialects import Dialect
-
 _IMPURE = frozenset((
     # An engine compiles a grammar before the first token.
     "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
@@ -14,15 +12,11 @@ _IMPURE = frozenset((
 """Fields by which an engine may do more than prefill before the first token."""
 
 
-def is_pure(fields: dict[str, Any], dialect: Dialect) -> bool:
+def is_pure(fields: dict[str, Any]) -> bool:
     """Return whether an engine does nothing before the first token but prefill the text.
 
     Unless it must call one, a model with tools answers freely: vLLM compiles no grammar for `auto`.
     """
-    if not dialect.messages and is_batch(fields):
-        return False  # the first of its prompts answers first
-    if not dialect.classic and _has_schema(fields):
-        return False
     if _IMPURE.isdisjoint(fields):
         return True
     format_ = fields.get("response_format")
@@ -42,7 +36,7 @@ def must_call(fields: dict[str, Any]) -> bool:
     return bool(fields.get("tools")) and choice not in (None, "none", "auto")
 
 
-def _has_schema(fields: dict[str, Any]) -> bool:
+def has_schema(fields: dict[str, Any]) -> bool:
     """Return whether a request to /v1/responses or /v1/messages wants its answer in a format."""
     for name in ("text", "output_config"):
         holder = fields.get(name)
@@ -50,14 +44,3 @@ def _has_schema(fields: dict[str, Any]) -> bool:
         if isinstance(format_, dict) and format_.get("type") != "text":
             return True
     return False
-
-
-def is_batch(fields: dict[str, Any]) -> bool:
-    """Return whether a request to /v1/completions has several prompts."""
-    return batch_of(fields) is not None
-
-
-def batch_of(fields: dict[str, Any]) -> list[Any] | None:
-    """Return the prompts of a request to /v1/completions, or None if it has a single prompt."""
-    prompt = fields.get("prompt") or fields.get("prompt_embeds")
-    return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else None

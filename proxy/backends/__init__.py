@@ -3,7 +3,8 @@
 In reading order: pool (all of them, and what happens to each), probes (health and /metrics),
 models (names of models), served_models (which backend has which model), model_search (asks again
 before a model is not found), discovery (backends that come and go), hold (requests that wait for a
-backend to come up).
+backend to come up), failures (what a bad response means), retries (how many are allowed),
+suspicions (failures that the request itself may have caused).
 
 May import http1, config, share and the driver; app and relay import it.
 """

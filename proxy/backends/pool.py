@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Callable
 from math import inf
 
+from forebay.proxy.backends.failures import Failure
 from forebay.proxy.backends.model_search import ModelSearch
 from forebay.proxy.backends.probes import Prober, Upstream, key_header
 from forebay.proxy.backends.served_models import ServedModels, any_up, others
+from forebay.proxy.backends.suspicions import Suspects, Suspicions
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.health import ANY, NONE, Health, Intake, State, Transition
 from forebay.proxy.core.model import Send
@@ -20,8 +22,6 @@ from forebay.proxy.driver import Driver
 from forebay.proxy.http1.client.backend_errors import LostConnection
 from forebay.proxy.http1.client.client import Origin
 from forebay.proxy.http1.client.connection import UpstreamResponse
-from forebay.proxy.relay.failures import Failure
-from forebay.proxy.relay.suspicions import Suspects, Suspicions
 from forebay.proxy.telemetry.log_events import LogEvent, Say
 
 STALE_WITHIN_S = 0.5  # a kept connection that is lost so soon was closed while idle

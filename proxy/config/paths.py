@@ -1,6 +1,6 @@
 """The paths of vLLM that are passed on by default, as a table.
 
-Three kinds of vLLM's paths are not in it. Chats and completions are shaped (`api/dialects.py`).
+Three kinds of vLLM's paths are not in it. Chats and completions are shaped (`api/dialects/`).
 Operators' paths change or stop a server. And further paths that generate would pass all queues and
 shares: `routes` adds them for those who know their clients.
 """

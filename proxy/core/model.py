@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 INSTANT_S: Final = 0.05
 """About one engine step of decoding: what lies less apart happens at once. Prefills that end
@@ -150,7 +150,7 @@ class _Value:
 
 
 class Request(_Value):
-    """A request as the policy sees it: lengths and hashes, no text.
+    """A request as the policy sees it: lengths and hashes, no text. It never changes.
 
     Attributes:
         prompt_tokens: estimated.
@@ -209,26 +209,47 @@ class Request(_Value):
         home: str = "",
         model: str = "",
     ) -> None:
-        self.id = id
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.blocks = blocks
-        self.block_tokens = block_tokens
-        self.timeout_s = timeout_s
-        self.streams = streams
-        self.tenant = tenant
-        self.service_class = service_class
-        self.pure = pure
-        self.sequences = sequences
-        self.quota_tokens = quota_tokens
-        self.identity = identity
-        self.home = home
-        self.model = model
+        self.id: Final = id
+        self.prompt_tokens: Final = prompt_tokens
+        self.output_tokens: Final = output_tokens
+        self.blocks: Final = blocks
+        self.block_tokens: Final = block_tokens
+        self.timeout_s: Final = timeout_s
+        self.streams: Final = streams
+        self.tenant: Final = tenant
+        self.service_class: Final = service_class
+        self.pure: Final = pure
+        self.sequences: Final = sequences
+        self.quota_tokens: Final = quota_tokens
+        self.identity: Final = identity
+        self.home: Final = home
+        self.model: Final = model
 
     @property
     def charged_tokens(self) -> int:
         """Prompt tokens that a quota is charged when the request is admitted."""
         return max(self.prompt_tokens, self.quota_tokens)
+
+    def with_(self, **changes: Any) -> "Request":
+        """Return a copy in which these attributes differ."""
+        fields: dict[str, Any] = {
+            "id": self.id,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "blocks": self.blocks,
+            "block_tokens": self.block_tokens,
+            "timeout_s": self.timeout_s,
+            "streams": self.streams,
+            "tenant": self.tenant,
+            "service_class": self.service_class,
+            "pure": self.pure,
+            "sequences": self.sequences,
+            "quota_tokens": self.quota_tokens,
+            "identity": self.identity,
+            "home": self.home,
+            "model": self.model,
+        }
+        return Request(**{**fields, **changes})
 
     def values(self) -> tuple[object, ...]:
         lengths = self.prompt_tokens, self.output_tokens, self.blocks, self.block_tokens

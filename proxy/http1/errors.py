@@ -2,12 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 
 import orjson
-
-from forebay.proxy.core.explain.receipt import Receipt
-from forebay.proxy.core.model import Reject
 
 NAMED = 20  # models that an error names
 NAMED_CHARS = 200  # of a model that a client asked for
@@ -69,63 +65,6 @@ def error_event(body: bytes, *, typed: bool) -> bytes:
         typed: the events of the stream have types.
     """
     return (b"event: error\n" if typed else b"") + b"data: " + body + b"\n\n"
-
-
-_REASONS = {
-    "queue_full": "Too many requests of this length are waiting",
-    "deadline_unattainable": "The server cannot answer this request in time",
-    "no_backend_available": "No backend is available",
-    "tenant_quota": "This API key has used up its quota",
-    "prompt_too_long": "The prompt is longer than the largest bucket allows",
-}
-
-
-TOO_LONG = "context_length_exceeded"  # as OpenAI calls it: clients then shorten the prompt
-
-
-def rejected(
-    action: Reject, field: str, load_status: int = 429, receipt: Receipt | None = None
-) -> ApiError:
-    """Return the error of a request that the policy rejected.
-
-    Args:
-        field: the one that holds the prompt.
-        receipt: the record of the decision, whose figures the message quotes; None if it is gone.
-    """
-    message = rejection(action, receipt)
-    if action.reason == "prompt_too_long":
-        return ApiError(400, TOO_LONG, f"{message}.", param=field)
-    headers = retry_headers(action.retry_after_s)
-    again = f"{message}; retry after {headers['Retry-After']} s."
-    if action.reason == "no_backend_available":
-        return ApiError(503, action.reason, again, SERVER, headers=headers)
-    if action.hopeless:  # OpenAI's clients obey this header
-        headers["x-should-retry"] = "false"
-        again = f"{message}. A retry will not help: the prompt alone takes longer."
-    return ApiError(load_status, action.reason, again, LOAD, headers=headers)
-
-
-def rejection(action: Reject, receipt: Receipt | None) -> str:
-    """Return why a request was rejected, for its client, without a full stop."""
-    if receipt is None:
-        return _REASONS[action.reason]
-    value, limit = receipt.value, receipt.limit
-    match receipt.rule:
-        case "max_wait":
-            return f"Expected wait {_spoken(value)}, limit {_spoken(limit)}"
-        case "timeout":
-            return f"Expected first token after {_spoken(value)}, your timeout is {_spoken(limit)}"
-        case "line_full" if not receipt.tries and limit < inf:
-            return f"{value:.0f} requests of this length are waiting, limit {limit:.0f}"
-        case "prompt_too_long":
-            return f"Prompt is about {value:,.0f} tokens; maximum context length {limit:,.0f}"
-        case "deadline_passed":
-            return f"Waited {_spoken(action.queued_s)} in the queue without being served"
-    return _REASONS[action.reason]
-
-
-def _spoken(seconds: float) -> str:
-    return f"{seconds:,.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
 
 
 def retry_headers(seconds: float) -> dict[str, str]:
@@ -199,13 +138,6 @@ def answer_too_large(limit: int) -> ApiError:
     return ApiError(
         502, "upstream_error", f"The response of the backend is larger than {limit} bytes.", SERVER
     )
-
-
-def over_quota(wait_s: float, load_status: int) -> ApiError:
-    """Return the error of a request that its tenant's quota has no room for."""
-    headers = retry_headers(wait_s)
-    message = f"{_REASONS['tenant_quota']}; retry after {headers['Retry-After']} s."
-    return ApiError(load_status, "tenant_quota", message, LOAD, headers=headers)
 
 
 def no_backend() -> ApiError:

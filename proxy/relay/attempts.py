@@ -4,15 +4,13 @@ An attempt is limited in time. Every way in which it can fail becomes a `Failure
 which says whether another backend may be asked.
 """
 
-import asyncio
-from collections.abc import Awaitable
 from types import TracebackType
-from typing import Literal, TypeVar
+from typing import Literal
 
-from aiohttp import web
-
+from forebay.proxy.backends.failures import Failure
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.backends.retries import RetryBudget, Tries
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Grant
@@ -23,17 +21,11 @@ from forebay.proxy.http1.client.backend_errors import (
     LocalShortage,
     LostConnection,
 )
-from forebay.proxy.http1.client.connection import UpstreamResponse
-from forebay.proxy.http1.headers import to_client
-from forebay.proxy.http1.server.byte_budget import RequestMemory
 from forebay.proxy.http1.sse import EventTooLarge
-from forebay.proxy.relay.failures import BUSY_STATUSES, Failure, check_status
-from forebay.proxy.relay.retries import RetryBudget, Tries
+from forebay.proxy.relay.backend_request import BackendRequest
+from forebay.proxy.relay.exchange import Answer, exchange
 from forebay.proxy.relay.stream import UPSTREAM_ERRORS, StreamListener
 from forebay.proxy.relay.timeouts import Limit, Watchdog
-from forebay.proxy.relay.whole_answer import LargeAnswer, read_small
-
-T = TypeVar("T")
 
 
 class Attempt:
@@ -126,10 +118,7 @@ class Attempts:
         # In order of start: the oldest are the first to be retried when a backend hangs.
         self._active: dict[Attempt, None] = {}
         self._draining = False
-        self._loop = asyncio.get_running_loop()
-        self._clock = self._loop.time
         backends.on_hang = self._end_hanging
-        watchdog.on_tick = self._end_late
 
     def reconfigure(self, config: Config) -> None:
         """Use this configuration for attempts that start from now on."""
@@ -139,7 +128,7 @@ class Attempts:
         """Make an attempt for a request that is not shaped; raises ApiError during a drain."""
         if self._draining:
             raise errors.draining()
-        limit = Limit(self._clock() + self._config.timeouts.first_token, self._loop)
+        limit = self._watchdog.limit(self._config.timeouts.first_token)
         return Attempt(upstream, tries, limit, self._active, model)
 
     def start_shaped(
@@ -155,55 +144,25 @@ class Attempts:
         self._backends.sent(grant.send, shows_first_token=shows_first_token)
         timeouts = self._config.timeouts
         limit_s = timeouts.first_token if shows_first_token else timeouts.whole_answer
-        limit = Limit(self._clock() + limit_s, self._loop)
+        limit = self._watchdog.limit(limit_s)
         request = grant.send.request
         return ShapedAttempt(upstream, tries, limit, self._active, self._backends, request)
 
-    async def within_limit(self, attempt: Attempt, asking: Awaitable[T]) -> T:
-        """Return the result of `asking`; raises Failure on a fault or past the time limit."""
+    async def ask(
+        self, attempt: Attempt, asked: BackendRequest, listener: StreamListener
+    ) -> Answer:
+        """Ask the backend of an attempt; raises Failure on a fault or past the time limit."""
         try:
             with attempt.limit:
-                return await asking
+                return await exchange(
+                    asked, attempt.upstream, listener,
+                    backends=self._backends, watchdog=self._watchdog,
+                    limit=self._config.limits.answer,
+                )  # fmt: skip
         except TimeoutError as error:
             raise _timeout_failure(attempt) from error
         except UPSTREAM_ERRORS as error:
             raise _failure_of(error) from error
-
-    async def read_whole(
-        self,
-        incoming: web.BaseRequest,
-        upstream: Upstream,
-        response: UpstreamResponse,
-        headers: dict[str, str],
-        memory: RequestMemory,
-        listener: StreamListener,
-    ) -> web.Response | LargeAnswer:
-        """Read a response that is not a stream, for the client; raises Failure for a bad status.
-
-        Args:
-            headers: ours.
-            memory: gets the bytes of the response.
-            listener: of a large response.
-        """
-        clock, limit = self._clock, self._config.limits.answer
-        with self._watchdog.watching(incoming, response) as watch:
-
-            def heard() -> None:
-                watch.reading_since = clock()
-                upstream.heard = True
-
-            heard()
-            body, complete = await read_small(response, limit, memory, heard)
-        if not complete:
-            if response.status in BUSY_STATUSES or response.status >= 500:
-                raise Failure("5xx", errors.upstream_error())
-            return LargeAnswer(
-                incoming, upstream, response, headers, body, limit, listener, self._watchdog
-            )
-        headers = {**headers, **to_client(response.headers)}
-        answer = web.Response(status=response.status, headers=headers, body=body)
-        check_status(response, answer)
-        return answer
 
     def end_all(self) -> None:
         """End every attempt: streams with an error event, the rest with a 503.
@@ -215,11 +174,6 @@ class Attempts:
         for attempt in self._active:
             attempt.end("draining")
         self._watchdog.end_all("the proxy is shutting down")
-
-    def _end_late(self, now: float) -> None:
-        for attempt in self._active:
-            if now > attempt.limit.at:
-                attempt.limit.end()
 
     def _end_hanging(self, upstream: Upstream) -> None:
         """End attempts at a backend that hangs, as far as another one may be asked instead."""

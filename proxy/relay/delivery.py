@@ -125,7 +125,7 @@ class Opening:
 
         Raises the ApiError of `serving` while nothing has been sent.
         """
-        typed = not self._dialect.classic
+        typed = self._dialect.types_events
         try:
             response = await serving
         except ApiError as error:

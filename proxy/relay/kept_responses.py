@@ -58,13 +58,17 @@ class KeptResponses:
             raise no_such_response()
         return kept.backend
 
-    def go_on(self, request: Request, previous_id: str) -> None:
-        """Add to a request what it does not send: the conversation until then, and where it is."""
-        request.identity ^= hash(previous_id)
+    def going_on(self, request: Request, previous_id: str) -> Request:
+        """Return a request with what it does not send: the conversation so far, and its backend."""
+        identity = request.identity ^ hash(previous_id)
         own = self._of.get(request.tenant)
         before = own.get(previous_id) if own is not None else None
         if before is None:  # the backend will say that it does not know it either
-            return
-        request.home = before.backend
-        request.prompt_tokens += before.tokens
-        request.blocks, request.block_tokens = before.blocks, before.block_tokens
+            return request.with_(identity=identity)
+        return request.with_(
+            identity=identity,
+            home=before.backend,
+            prompt_tokens=request.prompt_tokens + before.tokens,
+            blocks=before.blocks,
+            block_tokens=before.block_tokens,
+        )

@@ -6,36 +6,36 @@ first event has been seen. Until then a failure is retried once on another backe
 clean end, and never with `[DONE]`.
 """
 
-import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
 
 from forebay.proxy.api.body import ParsedBody
-from forebay.proxy.api.dialects import RESPONSES
-from forebay.proxy.api.members import with_member
+from forebay.proxy.api.fields import with_member
 from forebay.proxy.api.token_estimate import TokenEstimate
+from forebay.proxy.backends.failures import NO_MODEL, Failure, check_whole
+from forebay.proxy.backends.hold import HeldRequests
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.backends.retries import Tries
 from forebay.proxy.driver import Grant, Rejected
 from forebay.proxy.http1.errors import upstream_error
 from forebay.proxy.http1.headers import to_backend
 from forebay.proxy.http1.server.byte_budget import RequestMemory
 from forebay.proxy.kv_events.tokenize import Translator
 from forebay.proxy.relay.attempts import Attempt, Attempts
+from forebay.proxy.relay.backend_request import BackendRequest
 from forebay.proxy.relay.delivery import Opening
-from forebay.proxy.relay.failures import NO_MODEL, Failure, check_head, check_type, check_whole
+from forebay.proxy.relay.exchange import Answer
 from forebay.proxy.relay.kept_responses import KeptResponses
-from forebay.proxy.relay.retries import Tries
-from forebay.proxy.relay.stream import Stream, StreamListener
+from forebay.proxy.relay.lessons import Learners, Lessons
+from forebay.proxy.relay.stream import Stream
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.relay.whole_answer import LargeAnswer
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.record import RequestRecord
-
-MOST_TOKENS = 1 << 24  # of a prompt or an output; a row of a capture has one number for each 512
 
 
 @dataclass(slots=True)
@@ -64,6 +64,11 @@ class ShapedRequest:
     opening: Opening
     missed: bool = False
 
+    def change(self, **changes: Any) -> None:
+        """Let the policy see a changed request when it arrives for the next time."""
+        self.parsed = replace(self.parsed, request=self.parsed.request.with_(**changes))
+        self.record.request = self.parsed.request
+
 
 class Relay:
     """Serves shaped requests.
@@ -71,7 +76,6 @@ class Relay:
     Attributes:
         translator: is offered each prompt that a backend has computed.
         kept: responses that later requests may go on from.
-        keeps: whether requests wait where no backend is up.
     """
 
     def __init__(
@@ -79,22 +83,28 @@ class Relay:
         attempts: Attempts,
         backends: Backends,
         watchdog: Watchdog,
+        *,
         metrics: ProxyMetrics,
         estimate: TokenEstimate,
         translator: Translator,
     ) -> None:
         self.translator = translator
         self.kept = KeptResponses()
-        self.keeps: Callable[[], bool] = lambda: False
         self._attempts = attempts
         self._backends = backends
-        self._watchdog = watchdog
         self._metrics = metrics
-        self._estimate = estimate
-        self._clock = asyncio.get_running_loop().time
+        self._clock = watchdog.clock
+        self._learners = Learners(
+            backends=backends, estimate=estimate, kept=self.kept, metrics=metrics,
+            translator=translator, watchdog=watchdog,
+        )  # fmt: skip
 
-    async def serve(self, shaped: ShapedRequest, grant: Grant) -> web.StreamResponse:
+    async def serve(
+        self, shaped: ShapedRequest, grant: Grant, held: HeldRequests
+    ) -> web.StreamResponse:
         """Serve a request that has a slot; raises ApiError.
+
+        Raises Rejected where every backend refused the connection and `held` can keep the request.
 
         Returns the response: a stream that has been sent, or a whole one that is yet to be sent.
         """
@@ -119,7 +129,7 @@ class Relay:
                     try:
                         send = await grant.retry(refused=failure.retry == "refused")
                     except Rejected:  # no other backend: the first one's response stands
-                        if failure.retry == "refused" and self.keeps():
+                        if failure.retry == "refused" and held.on:
                             raise  # it may be up again soon
                         return failure.result()
                     shaped.record.sent(send, self._clock())
@@ -143,138 +153,47 @@ class Relay:
 
     async def _first_response(
         self, shaped: ShapedRequest, grant: Grant, attempt: Attempt
-    ) -> Stream | LargeAnswer | web.Response:
+    ) -> Answer:
         """Wait for the first event of a stream, or for a whole response; raises Failure.
 
         Of a large response the beginning is enough: the engine has computed all of it by then.
         """
         upstream = attempt.upstream
-        response = await self._attempts.within_limit(attempt, self._ask(shaped, grant, upstream))
+        lessons = Lessons(self._learners, shaped, grant, upstream)
+        response = await self._attempts.ask(attempt, _to_send(shaped, grant), lessons)
         if shaped.missed and response.status == 200:
             self._backends.models.learn(upstream, shaped.parsed.model)
         if isinstance(response, Stream):
             return response
-        usage, kept_id = None, None
+        fields = None
         if isinstance(response, web.Response):
             assert isinstance(response.body, bytes)
             fields = check_whole(response.status, response.body)
-            if fields is not None:
-                usage, kept_id = fields.get("usage"), fields.get("id")
-            elif response.status == 200:  # for another backend to compute it again would not help
+            if fields is None and response.status == 200:
+                # For another backend to compute it again would not help.
                 self._metrics.upstream_error(upstream.name, "not_json")
         if response.status == 200:
-            if shaped.parsed.request.streams:
-                grant.first_token()  # a response of one token: its end is its first token
-            self.prompt_computed(shaped, upstream)
-            if isinstance(usage, dict):
-                self.usage_reported(shaped, grant, upstream, usage)
-            if isinstance(kept_id, str):
-                self.response_kept(shaped, upstream, kept_id)
+            lessons.whole_response(fields)
         return response
 
-    async def _ask(
-        self, shaped: ShapedRequest, grant: Grant, upstream: Upstream
-    ) -> Stream | LargeAnswer | web.Response:
-        streams = shaped.parsed.streams
-        response = await self._backends.open(
-            "POST", upstream, shaped.path, _body(shaped, grant), _request_headers(shaped),
-            grant.send.request.model, shaped.record.wrote,
-        )  # fmt: skip
-        relaying = False
-        try:
-            check_head(response)
-            check_type(response, streams)
-            reply = shaped.reply_headers()
-            listener = ShapedStreamListener(self, shaped, grant, upstream)
-            if streams and response.status == 200:
-                stream = Stream(
-                    shaped.incoming, upstream, response, reply, listener, self._watchdog,
-                    memory=shaped.memory, dialect=shaped.parsed.dialect,
-                    hides_usage=shaped.parsed.hides_usage, opening=shaped.opening,
-                )  # fmt: skip
-                await stream.first_event()
-                relaying = True
-                return stream
-            answer = await self._attempts.read_whole(
-                shaped.incoming, upstream, response, reply, shaped.memory, listener
-            )
-            relaying = isinstance(answer, LargeAnswer)
-            return answer
-        finally:
-            if not relaying:
-                response.close()
 
-    # What responses teach.
-
-    def first_token(self, shaped: ShapedRequest, grant: Grant, upstream: Upstream) -> None:
-        """Report the first output to the policy, the record and the metrics."""
-        now = self._clock()
-        grant.first_token()
-        self.prompt_computed(shaped, upstream)
-        shaped.record.first_token(now)
-        self._metrics.first_token(shaped.record, now)
-
-    def prompt_computed(self, shaped: ShapedRequest, upstream: Upstream) -> None:
-        """Offer a prompt that the engine now holds for translation; the salted body counts."""
-        wanted = self._backends.models.named(shaped.parsed.model)
-        if wanted.may_be_adapter or not shaped.parsed.dialect.classic:
-            return  # the engine keys its blocks by more; /tokenize reads no such body
-        self.translator.offer(shaped.body, shaped.parsed, upstream)
-
-    def usage_reported(
-        self, shaped: ShapedRequest, grant: Grant, upstream: Upstream, usage: dict[str, Any]
-    ) -> None:
-        """Learn from the usage of a response; implausible counts teach nothing."""
-        prompt_tokens, cached_tokens, output_tokens = usage_tokens(usage)
-        if not prompt_tokens:
-            return
-        grant.report_usage(output_tokens, cached_tokens, prompt_tokens)
-        shaped.record.used(prompt_tokens, cached_tokens or 0, output_tokens)
-        self._metrics.used(upstream.name, prompt_tokens, shaped.record.cached_tokens)
-        parsed = shaped.parsed
-        self._estimate.learn(parsed.prompt_bytes, prompt_tokens, parsed.request.tenant)
-
-    def response_kept(self, shaped: ShapedRequest, upstream: Upstream, id_: str) -> None:
-        """Note where a response is kept, for requests that go on from it."""
-        if shaped.parsed.dialect is RESPONSES:
-            record = shaped.record
-            tokens = record.prompt_tokens + record.output_tokens
-            self.kept.add(id_, shaped.parsed.request, upstream.name, tokens)
-
-    def stream_cut(self, shaped: ShapedRequest, upstream: Upstream) -> None:
-        """A stream ended too early."""
-        shaped.record.reason = "upstream_stream_error"
-        self._metrics.upstream_error(upstream.name, "mid_stream")
-        upstream.poke.set()  # the backend may have died: probe it now
-
-
-class ShapedStreamListener(StreamListener):
-    """Reports the events of one shaped stream."""
-
-    __slots__ = ("_grant", "_relay", "_shaped", "_upstream")
-
-    def __init__(
-        self, relay: Relay, shaped: ShapedRequest, grant: Grant, upstream: Upstream
-    ) -> None:
-        self._relay = relay
-        self._shaped = shaped
-        self._grant = grant
-        self._upstream = upstream
-
-    def first_event(self) -> None:
-        self._relay.first_token(self._shaped, self._grant, self._upstream)
-
-    def usage(self, usage: dict[str, Any]) -> None:
-        self._relay.usage_reported(self._shaped, self._grant, self._upstream, usage)
-
-    def no_usage(self, events: int) -> None:
-        self._grant.report_events(events)
-
-    def response_kept(self, response_id: str) -> None:
-        self._relay.response_kept(self._shaped, self._upstream, response_id)
-
-    def cut(self) -> None:
-        self._relay.stream_cut(self._shaped, self._upstream)
+def _to_send(shaped: ShapedRequest, grant: Grant) -> BackendRequest:
+    parsed = shaped.parsed
+    return BackendRequest(
+        incoming=shaped.incoming,
+        method="POST",
+        target=shaped.path,
+        body=_body(shaped, grant),
+        headers=_request_headers(shaped),
+        model=grant.send.request.model,
+        reply_headers=shaped.reply_headers,
+        memory=shaped.memory,
+        streams=parsed.streams,
+        dialect=parsed.dialect,
+        hides_usage=parsed.hides_usage,
+        opening=shaped.opening,
+        wrote=shaped.record.wrote,
+    )
 
 
 def _body(shaped: ShapedRequest, grant: Grant) -> bytes:
@@ -291,35 +210,3 @@ def _request_headers(shaped: ShapedRequest) -> dict[str, str]:
     if record.span is not None:
         headers |= record.span.headers()
     return headers
-
-
-def usage_tokens(usage: object) -> tuple[int, int | None, int]:
-    """Tokens of the prompt, those of it cached (None if not reported), tokens of the output.
-
-    An implausible count is 0 or None. Chats and completions call them prompt and completion tokens;
-    the other APIs input and output tokens. Anthropic's input tokens are without those read from a
-    cache or written to it; where both are 0, vLLM may not report them.
-    """
-    if not isinstance(usage, dict):
-        return 0, None, 0
-    prompt, output = ("input", "output") if "input_tokens" in usage else ("prompt", "completion")
-    prompt_tokens = _count(usage.get(f"{prompt}_tokens"))
-    if prompt_tokens is None:
-        return 0, None, 0
-    details = usage.get(f"{prompt}_tokens_details")
-    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-    read, written = (
-        _count(usage.get(f"cache_{what}_input_tokens")) for what in ("read", "creation")
-    )
-    if read or written:
-        cached = read or 0
-        prompt_tokens += cached + (written or 0)
-    known = None if cached is None else min(cached, prompt_tokens)
-    return prompt_tokens, known, _count(usage.get(f"{output}_tokens")) or 0
-
-
-def _count(value: object) -> int | None:
-    """Return a number of tokens, such as 8 or 8.0; None if it is none that can be."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return value if isinstance(value, int) and 0 <= value <= MOST_TOKENS else None

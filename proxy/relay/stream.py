@@ -8,13 +8,13 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from forebay.proxy.api.dialects import Dialect
+from forebay.proxy.backends.failures import BUSY_STATUSES, Failure, full
 from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.http1.client.backend_errors import BrokenAnswer, UpstreamFault
 from forebay.proxy.http1.client.connection import Sink, UpstreamResponse
 from forebay.proxy.http1.errors import stream_error_event, upstream_error
 from forebay.proxy.http1.headers import to_client
-from forebay.proxy.http1.server.byte_budget import SMALL_BYTES, RequestMemory
+from forebay.proxy.http1.server.byte_budget import SMALL_BYTES
 from forebay.proxy.http1.sse import (
     BYTE_ORDER_MARK,
     MAX_EVENT_BYTES,
@@ -24,8 +24,8 @@ from forebay.proxy.http1.sse import (
     StreamEvent,
     parse_event,
 )
-from forebay.proxy.relay.delivery import UNTAKEN_BYTES, Opening
-from forebay.proxy.relay.failures import BUSY_STATUSES, Failure, full
+from forebay.proxy.relay.backend_request import BackendRequest
+from forebay.proxy.relay.delivery import UNTAKEN_BYTES
 from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
 from forebay.proxy.relay.token_chunks import TokenChunks
 
@@ -63,31 +63,23 @@ class Stream:
 
     Args:
         headers: our headers of the response.
-        memory: gets the bytes of a large event while it is not complete.
-        dialect: the stream is complete when its last event, or `[DONE]`, has come. None: any end
-            between two events is a complete one.
-        hides_usage: the client did not ask for the event with the usage.
-        opening: passes heartbeats of the backend on before the first event. None: they are kept.
     """
 
     def __init__(
         self,
-        incoming: web.BaseRequest,
+        asked: BackendRequest,
         upstream: Upstream,
         response: UpstreamResponse,
         headers: dict[str, str],
         listener: StreamListener,
         watchdog: Watchdog,
-        *,
-        memory: RequestMemory,
-        dialect: Dialect | None,
-        hides_usage: bool = False,
-        opening: Opening | None = None,
     ) -> None:
-        self._incoming = incoming
-        self._hides_usage = hides_usage
+        dialect, opening = asked.dialect, asked.opening
+        self._incoming = asked.incoming
+        self._hides_usage = asked.hides_usage
         self._until_done = dialect is not None
         self._opens = dialect.opens if dialect is not None else frozenset()
+        self._ping = dialect.ping if dialect is not None else ""
         self._ends = [f'"{kind}"'.encode() for kind in dialect.ends] if dialect is not None else []
         self._upstream = upstream
         self._response = response
@@ -96,8 +88,8 @@ class Stream:
         self._listener = listener
         self._watchdog = watchdog
         self._scanner = EventScanner()
-        self._memory = memory
-        self._memory_before = memory.size
+        self._memory = asked.memory
+        self._memory_before = asked.memory.size
         self._chunks = TokenChunks(self._scanner)
         self._event_count = 0  # each carries about one token
         self._relayed: Callable[[], int] = lambda: 0  # calls of `send_chunks` that sent something
@@ -142,9 +134,8 @@ class Stream:
         """Return whether an event says only that the backend is alive: a comment, or a ping."""
         if not payload:
             return raw.startswith(b":")
-        return (
-            "ping" in self._opens and b'"ping"' in payload and parse_event(payload).kind == "ping"
-        )
+        ping = self._ping
+        return bool(ping) and ping.encode() in payload and parse_event(payload).kind == ping
 
     def _all_headers(self) -> dict[str, str]:
         return {**self._headers, **to_client(self._response.headers)}

@@ -5,7 +5,6 @@ A timer for each chunk would cost 2.7 us a chunk.
 
 import asyncio
 import struct
-from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
@@ -32,19 +31,22 @@ class StalledUpstream(UpstreamFault):
 
 
 class Limit:
-    """Ends a `with` block by TimeoutError when `end` is called, as `asyncio.timeout` does.
+    """Ends a `with` block by TimeoutError at a time, or when `end` is called.
 
-    A timer of its own would cost every request 14 us.
+    `asyncio.timeout` does the same. A timer of its own would cost every request 14 us.
 
     Attributes:
         at: when to end the block, on the clock of the event loop.
         expired: `end` was called.
     """
 
-    __slots__ = ("_cancelling", "_loop", "_task", "at", "expired")
+    __slots__ = ("_cancelling", "_limits", "_loop", "_task", "at", "expired")
 
-    def __init__(self, at: float, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, at: float, loop: asyncio.AbstractEventLoop, limits: "dict[Limit, None]"
+    ) -> None:
         self.at = at
+        self._limits = limits
         self._loop = loop  # get_running_loop() makes a system call (Python 3.11)
         self.expired = False
         self._cancelling = 0
@@ -54,6 +56,7 @@ class Limit:
         task = self._task = asyncio.current_task(self._loop)
         assert task is not None
         self._cancelling = task.cancelling()
+        self._limits[self] = None
 
     def __exit__(
         self,
@@ -62,6 +65,7 @@ class Limit:
         traceback: TracebackType | None,
     ) -> None:
         task, self._task = self._task, None
+        del self._limits[self]
         if (
             self.expired
             and task is not None
@@ -136,7 +140,6 @@ class Watchdog:
 
     Attributes:
         clock: the time of the event loop.
-        on_tick: called with the time every TICK_S.
         beating: clients that get heartbeats.
     """
 
@@ -145,8 +148,9 @@ class Watchdog:
         self._client_write_s = client_write_s
         self._watches: set[TimeoutWatch] = set()
         self._task: asyncio.Task[None] | None = None
-        self.clock = asyncio.get_running_loop().time
-        self.on_tick: Callable[[float], None] = lambda now: None
+        self._limits: dict[Limit, None] = {}  # in order of their blocks' start
+        self._loop = asyncio.get_running_loop()
+        self.clock = self._loop.time
         self.beating: set[Beating] = set()
 
     def reconfigure(self, idle_s: float, client_write_s: float) -> None:
@@ -165,6 +169,10 @@ class Watchdog:
         """Watch a request during a `with` block."""
         return TimeoutWatch(request, response, self._watches)
 
+    def limit(self, seconds: float) -> Limit:
+        """Return a limit that ends its block so many seconds from now, at the next look."""
+        return Limit(self.clock() + seconds, self._loop, self._limits)
+
     def end_all(self, why: str) -> None:
         """Fail every response that is being read from a backend."""
         for watch in list(self._watches):
@@ -174,7 +182,10 @@ class Watchdog:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.on_tick(self.clock())
+            now = self.clock()
+            for limit in self._limits:
+                if now > limit.at:
+                    limit.end()
             for watch in list(self._watches):
                 self._check(watch, self.clock())
             for one in list(self.beating):

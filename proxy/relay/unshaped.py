@@ -6,85 +6,65 @@ same budget as for shaped requests.
 
 from aiohttp import web
 
+from forebay.proxy.backends.failures import NO_MODEL, Failure
 from forebay.proxy.backends.models import Wanted
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.backends.retries import Tries
 from forebay.proxy.backends.served_models import must_be_home
 from forebay.proxy.config.paths import ENGINELESS
 from forebay.proxy.http1 import errors
-from forebay.proxy.http1.headers import to_backend
-from forebay.proxy.http1.server.byte_budget import RequestMemory
 from forebay.proxy.relay.attempts import Attempts
-from forebay.proxy.relay.failures import NO_MODEL, Failure, check_head
-from forebay.proxy.relay.retries import Tries
-from forebay.proxy.relay.stream import Stream, StreamListener
-from forebay.proxy.relay.timeouts import Watchdog
-from forebay.proxy.relay.whole_answer import LargeAnswer
+from forebay.proxy.relay.backend_request import BackendRequest
+from forebay.proxy.relay.lessons import note_cut
+from forebay.proxy.relay.stream import StreamListener
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
-from forebay.proxy.telemetry.record import RequestRecord
 
 
 class UnshapedRelay:
-    def __init__(
-        self, attempts: Attempts, backends: Backends, watchdog: Watchdog, metrics: ProxyMetrics
-    ) -> None:
+    """Serves requests that are not shaped."""
+
+    def __init__(self, attempts: Attempts, backends: Backends, metrics: ProxyMetrics) -> None:
         self._attempts = attempts
         self._backends = backends
-        self._watchdog = watchdog
         self._metrics = metrics
 
     async def serve(
-        self,
-        incoming: web.BaseRequest,
-        target: str,
-        body: bytes,
-        wanted: Wanted,
-        record: RequestRecord,
-        reply: dict[str, str],
-        memory: RequestMemory,
-        home: str = "",
+        self, asked: BackendRequest, *, wanted: Wanted, home: str = ""
     ) -> web.StreamResponse:
         """Forward a request to any backend that takes work; raises ApiError.
 
         Args:
-            target: the raw path with its query.
             wanted: the model; where its `route` is "", any backend may have it.
-            reply: our headers of a response that is a stream, or large.
-            memory: gets the bytes of the response.
             home: the only backend that can answer; "": any.
         """
-        headers = to_backend(incoming.headers, record.upstream_id, authorization=not record.tenant)
-        path, model, failure = target.partition("?")[0], wanted.route, None
+        failure: Failure | None = None
+        path = asked.target.partition("?")[0]
         upstream = (
             must_be_home(self._backends.upstreams, home)
             if home
-            else self._backends.next_up(path, model)
+            else self._backends.next_up(path, wanted.route)
         )
         with Tries(self._attempts.budget) as tries:
             while upstream is not None:
                 try:
-                    with self._attempts.start(upstream, tries, model) as attempt:
-                        asking = self._ask(
-                            upstream, incoming, target, body, model, headers, reply, memory
-                        )
-                        response = await self._attempts.within_limit(attempt, asking)
+                    with self._attempts.start(upstream, tries, wanted.route) as attempt:
+                        listener = UnshapedStreamListener(self._metrics, upstream)
+                        response = await self._attempts.ask(attempt, asked, listener)
                 except Failure as failed:
                     failure = failed
-                    self._backends.failed(upstream.name, "", failed, tries.suspects, model)
-                    self._metrics.upstream_error(upstream.name, failed.kind)
-                    if failed.kind == NO_MODEL:
-                        self._backends.models.forget(upstream, wanted.name)
+                    self._note_failure(upstream, failed, wanted, tries)
                     # A refused connection is no attempt, but nothing else bounds their number here.
                     retry = "lost" if failed.retry == "refused" else failed.retry
                     upstream = (
-                        self._backends.next_up(path, model, upstream)
+                        self._backends.next_up(path, wanted.route, upstream)
                         if not home and tries.again(retry)
                         else None
                     )
                     continue
                 # A response that needs no engine proves as little as /health. If it counted, a
                 # backend that fails all else would stay in use while /v1/models is polled.
-                if incoming.method == "POST" and path not in ENGINELESS:
+                if asked.method == "POST" and path not in ENGINELESS:
                     self._backends.answered(upstream.name, "", tries.suspects)
                 if failure is not None and failure.kind == NO_MODEL and response.status == 200:
                     self._backends.models.learn(upstream, wanted.name)
@@ -95,44 +75,18 @@ class UnshapedRelay:
             raise errors.no_backend()
         return failure.result()
 
-    async def _ask(
-        self,
-        upstream: Upstream,
-        incoming: web.BaseRequest,
-        target: str,
-        body: bytes,
-        model: str,
-        headers: dict[str, str],
-        reply: dict[str, str],
-        memory: RequestMemory,
-    ) -> Stream | LargeAnswer | web.Response:
-        # A HEAD request is forwarded as GET; its response is sent without the body.
-        method = "POST" if incoming.method == "POST" else "GET"
-        response = await self._backends.open(method, upstream, target, body, headers, model)
-        relaying = False
-        try:
-            check_head(response)
-            listener = UnshapedStreamListener(self._metrics, upstream)
-            streams = response.content_type == "text/event-stream"
-            if streams and response.status == 200 and method == "POST":
-                stream = Stream(
-                    incoming, upstream, response, reply, listener, self._watchdog,
-                    memory=memory, dialect=None,
-                )  # fmt: skip
-                await stream.first_event()
-                relaying = True
-                return stream
-            whole = await self._attempts.read_whole(
-                incoming, upstream, response, reply, memory, listener
-            )
-            relaying = isinstance(whole, LargeAnswer)
-            return whole
-        finally:
-            if not relaying:
-                response.close()
+    def _note_failure(
+        self, upstream: Upstream, failure: Failure, wanted: Wanted, tries: Tries
+    ) -> None:
+        self._backends.failed(upstream.name, "", failure, tries.suspects, wanted.route)
+        self._metrics.upstream_error(upstream.name, failure.kind)
+        if failure.kind == NO_MODEL:
+            self._backends.models.forget(upstream, wanted.name)
 
 
 class UnshapedStreamListener(StreamListener):
+    """Reports streams that were cut."""
+
     __slots__ = ("_metrics", "_upstream")
 
     def __init__(self, metrics: ProxyMetrics, upstream: Upstream) -> None:
@@ -140,5 +94,4 @@ class UnshapedStreamListener(StreamListener):
         self._upstream = upstream
 
     def cut(self) -> None:
-        self._metrics.upstream_error(self._upstream.name, "mid_stream")
-        self._upstream.poke.set()  # the backend may have died: probe it now
+        note_cut(self._metrics, self._upstream)

@@ -73,10 +73,11 @@ class LargeAnswer:
         upstream: Upstream,
         response: UpstreamResponse,
         headers: dict[str, str],
-        begin: bytes,
-        limit: int,
         listener: StreamListener,
         watchdog: Watchdog,
+        *,
+        begin: bytes,
+        limit: int,
     ) -> None:
         self._incoming = incoming
         self._upstream = upstream

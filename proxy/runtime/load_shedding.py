@@ -37,16 +37,17 @@ class Protection:
         say: Say,
         lagged: Callable[[float], None],
         read: Callable[[float, float], Reading] | None = None,
+        strangers_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`lagged` gets each lag; `read` (of the lag's p99 and median) replaces the measurement.
 
-        Attributes:
+        Args:
             strangers_s: returns the time that work for strangers has taken so far.
         """
         self._say = say
         self._lagged = lagged
         self._read = read or self._measure
-        self.strangers_s: Callable[[], float] = lambda: 0.0
+        self.strangers_s = strangers_s
         self._lags: deque[float] = deque(maxlen=LAG_STEPS)
         self._task: asyncio.Task[None] | None = None
         self._resident_bytes = 0.0  # at the last reading

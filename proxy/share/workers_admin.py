@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from forebay.proxy.admin import query_of, requested_id, wrong_request
-from forebay.proxy.diagnose.request_list import DEFAULT_ROWS, ordered
+from forebay.proxy.admin.port import query_of, requested_id, wrong_request
+from forebay.proxy.admin.request_list import DEFAULT_ROWS, ordered
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import SERVER, ApiError, error_body
 from forebay.proxy.http1.headers import request_id

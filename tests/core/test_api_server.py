@@ -144,8 +144,7 @@ class TestModel:
         scene = Scene()
         before_s = scene.backend.cost.predict_s(500, 500)
         for number in range(2 * ENOUGH):
-            request = Request(str(number), LONG, streams=False)
-            request.pure = False
+            request = Request(str(number), LONG, streams=False, pure=False)
             scene.backend.send(request, "document", LONG - 1, scene.now)
             scene.now += scene.token_s * LONG + ENGINE_S
             scene.backend.end_silent_prefills(scene.now)

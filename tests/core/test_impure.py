@@ -29,8 +29,7 @@ class Engine:
     def answer(self, slowness: float, *, pure: bool = True, times: int = 1) -> None:
         for _ in range(times):
             self.count += 1
-            asked = Request(f"r{self.count}", TOKENS)
-            asked.pure = asked.streams = pure
+            asked = Request(f"r{self.count}", TOKENS, pure=pure, streams=pure)
             (sent,) = self.shaper.arrive(asked, self.now)
             assert isinstance(sent, Send)
             self.now += slowness * self.prior_s
@@ -80,8 +79,7 @@ def test_a_late_image_holds_no_place_in_the_prefill_queue() -> None:
     bucket = Bucket("all", 100_000, prefills_per_backend=1)
     shaper = Shaper([BackendSpec("a", 64)], [bucket])
     shaper.backend_up("a", 0.0)
-    image = Request("image", 20_000)
-    image.pure = image.streams = False
+    image = Request("image", 20_000, pure=False, streams=False)
     assert len(shaper.arrive(image, 0.0)) == 1
     assert shaper.arrive(Request("document", 20_000), 0.1) == []
     while not (actions := shaper.wake(shaper.wake_at())):

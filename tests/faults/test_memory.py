@@ -26,11 +26,11 @@ from proxy_stage import (
 from raw_client import BODY, HOST, POST, Oracle, ask, before_oracle, connected, post
 
 from forebay.proxy.api.body import parse_any
+from forebay.proxy.api.dialects.usage import usage_tokens
 from forebay.proxy.config.sections import Limits
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.server.byte_budget import SMALL_BYTES, ByteBudget, RequestMemory
 from forebay.proxy.http1.server.client_body import read_client_body
-from forebay.proxy.relay.relay import usage_tokens
 from forebay.proxy.relay.whole_answer import WHOLE_BYTES
 from forebay.proxy.runtime.memory import cgroup_limit, memory_limit, request_bytes
 

@@ -113,15 +113,15 @@ class TestWhoseLoad:
 
     def test_what_is_counted(self) -> None:
         async def scene(on: Stage, oracle: Oracle) -> None:
-            app, public = on.proxy.app, on.proxy.listeners[0][1]
+            port, public = on.proxy.app._port, on.proxy.listeners[0][1]
             assert (await ask(on, post())).status == 200
-            assert app.rejecting_s == 0.0
+            assert port.rejecting_s == 0.0
             parsing_s = public.parsing_s
             assert parsing_s > 0.0
             assert (await ask(on, post(path=b"/no"))).status == 404
-            assert app.rejecting_s > 0.0
+            assert port.rejecting_s > 0.0
             assert public.parsing_s > parsing_s
             seen = on.proxy.protection.strangers_s()
-            assert seen == app.rejecting_s + public.parsing_s
+            assert seen == port.rejecting_s + public.parsing_s
 
         before_oracle(scene)

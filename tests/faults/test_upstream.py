@@ -491,7 +491,7 @@ class TestMalformed:
 
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             used: list[int] = []
-            learn = on.proxy.app._relay._estimate
+            learn = on.proxy.app._estimate
             learn.learn = lambda _, tokens, *more: used.append(tokens)  # type: ignore[method-assign]
             body = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "max_tokens": 3}
             for _ in range(4):  # a failure would put the server out

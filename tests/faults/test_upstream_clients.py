@@ -215,7 +215,7 @@ class TestReading:
             await asyncio.sleep(5)
             # Kernel buffers and ours; the rest of the 17 MB waits in the backend.
             assert 0 < sent < 12 << 20
-            (watch,) = on.proxy.app._relay._watchdog._watches
+            (watch,) = on.proxy.app._watchdog._watches
             ours: Any = watch.request.transport
             assert ours.get_write_buffer_size() < 1 << 20
             transport.resume_reading()
@@ -280,7 +280,7 @@ class TestReading:
             connections = on.proxy.app  # still being written to
             await asyncio.sleep(2)
             assert connections.active == 0
-            assert not on.proxy.app._relay._watchdog._watches
+            assert not on.proxy.app._watchdog._watches
             assert backends[0].open == 0 or what == "whole"
             client.writer.transport.abort()
 

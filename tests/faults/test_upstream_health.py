@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from proxy_stage import RawBackend, Stage, on_stage
 
+from forebay.proxy.backends.retries import LEAST, RetryBudget, Tries
 from forebay.proxy.core.health import ANY, HOLD_S, LONGEST_HOLD_S, NONE, Health, Intake
 from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send, UpModels
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.relay.retries import LEAST, RetryBudget, Tries
 
 
 class Fleet:

@@ -101,7 +101,7 @@ def test_nothing_is_left_over(seed: int) -> None:
             await settle()
             on.assert_nothing_held()
             assert on.proxy.app.active == 0
-            assert not on.proxy.app._relay._watchdog._watches
+            assert not on.proxy.app._watchdog._watches
             assert not on.proxy.driver._granted
             assert not on.proxy.driver._waiting
             assert all(b.connections <= 1 for b in backends)  # one is kept, for the next probe

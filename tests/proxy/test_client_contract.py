@@ -10,9 +10,10 @@ from proxy_stage import Call, RawBackend, Stage, settle, stage
 
 from forebay.proxy.api.body import read_fields
 from forebay.proxy.api.dialects import COMPLETIONS
+from forebay.proxy.api.rejections import rejected
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.core.model import Reject, Request
-from forebay.proxy.http1.errors import ApiError, rejected
+from forebay.proxy.http1.errors import ApiError
 from forebay.replay.clock.virtual_loop import run
 
 LONG = "x" * 400_000

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,12 @@ from proxy_stage import (
 
 from forebay.proxy.api.body import parse, read_fields
 from forebay.proxy.api.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect
+from forebay.proxy.api.dialects.usage import usage_tokens
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.relay.kept_responses import MOST_KEPT, KeptResponses
-from forebay.proxy.relay.relay import usage_tokens
 
 SHAPED = (RESPONSES, MESSAGES)
 INPUT_USAGE = {
@@ -417,18 +416,16 @@ class TestPreviousResponse:
         kept.add("r1", first, "gpu1", 3_000)
         parsed = read(RESPONSES, asked(RESPONSES, previous_response_id="r1"))
         assert (parsed.previous_id, parsed.prompt_bytes) == ("r1", 0)  # teaches no estimate
-        alone = parsed.request.prompt_tokens
-        kept.go_on(parsed.request, "r1")
-        assert parsed.request.home == "gpu1"
-        assert parsed.request.prompt_tokens == 3_000 + alone
-        assert parsed.request.blocks == first.blocks
+        request = kept.going_on(parsed.request, "r1")
+        assert request.home == "gpu1"
+        assert request.prompt_tokens == 3_000 + parsed.request.prompt_tokens
+        assert request.blocks == first.blocks
+        assert parsed.request.home == ""  # the request that came is as it was
 
     def test_another_tenants_response_is_unknown(self) -> None:
         kept, request = KeptResponses(), read(RESPONSES, asked(RESPONSES)).request
         kept.add("r1", request, "gpu1", 10)
-        request.tenant = "other"
-        kept.go_on(request, "r1")
-        assert request.home == ""
+        assert kept.going_on(request.with_(tenant="other"), "r1").home == ""
 
     def test_a_bucket_that_its_backend_does_not_serve_goes_elsewhere(self) -> None:
         buckets = [Bucket("chat", 5_000), Bucket("document", 131_072, backends=("b",))]
@@ -444,24 +441,18 @@ class TestPreviousResponse:
         kept, request = KeptResponses(), read(RESPONSES, asked(RESPONSES)).request
         for number in range(MOST_KEPT + 1):
             kept.add(str(number), request, "gpu1", 10)
-        kept.go_on(request, "0")
-        assert request.home == ""
-        kept.go_on(request, "1")
-        assert request.home == "gpu1"
+        assert kept.going_on(request, "0").home == ""
+        assert kept.going_on(request, "1").home == "gpu1"
 
     def test_a_tenant_pushes_out_its_own(self) -> None:
         kept, request = KeptResponses(), read(RESPONSES, asked(RESPONSES)).request
-        other = copy(request)
-        other.tenant = "other"
+        other = request.with_(tenant="other")
         kept.add("a", other, "gpu0", 10)
         for number in range(2 * MOST_KEPT):
             kept.add(str(number), request, "gpu1", 10)
-        kept.go_on(other, "a")
-        assert other.home == "gpu0"
-        kept.go_on(request, str(MOST_KEPT))
-        assert request.home == ""
-        kept.go_on(request, str(MOST_KEPT + 1))
-        assert request.home == "gpu1"
+        assert kept.going_on(other, "a").home == "gpu0"
+        assert kept.going_on(request, str(MOST_KEPT)).home == ""
+        assert kept.going_on(request, str(MOST_KEPT + 1)).home == "gpu1"
 
     def test_where_its_backend_is_down_another_may_say_so(self) -> None:
         async def unknown(call: Call) -> None:

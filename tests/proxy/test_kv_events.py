@@ -574,7 +574,7 @@ def test_a_message_beyond_all_measure_is_not_received() -> None:
 
     async def main() -> None:
         async with following() as scene:
-            (follower,) = scene.proxy.proxy.reloader._parts.followers._followers.values()
+            (follower,) = scene.proxy.proxy.reloader._services.followers._followers.values()
             assert follower._sub.getsockopt(zmq.MAXMSGSIZE) == MOST_BYTES
 
     play(main)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from forebay.proxy.api import large_json
 from forebay.proxy.api.body import parse_any
+from forebay.proxy.api.dialects import CHAT
 from forebay.proxy.api.large_json import FaultyJson, LargeBodies, LongText, loads_in_steps
-from forebay.proxy.api.prompt_text import chat_text
 from forebay.proxy.http1.errors import ApiError
 
 AWKWARD = st.text(st.sampled_from(list('ab \\"/\n\t\u0000é你😀:{}[],u')), max_size=120)
@@ -88,7 +88,7 @@ def test_numbers_beyond_64_bits_are_in_a_prompt_as_in_that_of_a_large_body() -> 
     tools = f'[{{"least":-{10**30},"most":{10**30}}}]'
     body = f'{{"messages":[{{"role":"user","content":"x"}}],"tools":{tools}}}'.encode()
     fields = asyncio.run(parse_any(body))
-    assert chat_text(fields).data == chat_text(orjson.loads(body)).data
+    assert CHAT.prompt_text(fields).data == CHAT.prompt_text(orjson.loads(body)).data
 
 
 def test_a_long_string_is_parsed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

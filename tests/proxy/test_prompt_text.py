@@ -12,7 +12,7 @@ from forebay.proxy.api import large_json
 from forebay.proxy.api import media_tokens as media
 from forebay.proxy.api.body import ParsedBody, parse_any, read_fields
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Dialect
-from forebay.proxy.api.prompt_text import MOST_ITEMS, chat_text, responses_text
+from forebay.proxy.api.prompt_text import MOST_ITEMS
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.errors import ApiError
 
@@ -60,7 +60,7 @@ class TestBytes:
             {"role": "tool", "content": [{"type": "refusal", "refusal": "no"}]},
             tools=[{"type": "function"}],
         )
-        assert chat_text(fields).data == (
+        assert CHAT.prompt_text(fields).data == (
             b'[{"type":"function"}]\0system\0Be brief. \xc3\xa9\0user\0ab"c"\0assistant\0'
             + orjson.dumps([call])
             + b'\0tool\0{"type":"refusal","refusal":"no"}'
@@ -118,7 +118,7 @@ class TestTooMuch:
         messages = [{"tool_calls": [1], "content": [{"a": 1}]}] * (MOST_ITEMS // 3)
         tracemalloc.start()
         try:
-            assert len(chat_text({"messages": messages}).data) == len(messages) * 12
+            assert len(CHAT.prompt_text({"messages": messages}).data) == len(messages) * 12
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -235,7 +235,7 @@ class TestMedia:
         self, dialect: Dialect, item: dict[str, Any], media_count: int, in_pieces: bool
     ) -> None:
         message = item if dialect is RESPONSES else {"role": "user", "content": [item]}
-        body = orjson.dumps({dialect.messages: [{"role": "user", "content": "hi"}, message]})
+        body = orjson.dumps({dialect.prompt_field: [{"role": "user", "content": "hi"}, message]})
         asked = read_fields(
             asyncio.run(parse_any(body, in_pieces=in_pieces)), body, {}, id_="x", dialect=dialect,
             estimate=TokenEstimate(4.0), block_bytes=BLOCK_BYTES, most_tokens=131_072,
@@ -258,7 +258,7 @@ class TestMedia:
     def test_what_a_model_reads_is_text_though_it_looks_like_base64(
         self, item: dict[str, Any]
     ) -> None:
-        text = responses_text({"input": [item]})
+        text = RESPONSES.prompt_text({"input": [item]})
         assert text.data == orjson.dumps(item)
         assert not text.media_tokens
 
@@ -297,9 +297,9 @@ class TestRendered:
     @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
     def test_reasoning_stands_before_the_content(self, name: str) -> None:
         fields = chat({"role": "assistant", name: self.LONG, "content": "So."})
-        assert chat_text(fields).data == b"\0assistant\0" + self.LONG.encode() + b"So."
+        assert CHAT.prompt_text(fields).data == b"\0assistant\0" + self.LONG.encode() + b"So."
         fields = chat({"role": "assistant", name: ["a"]})
-        assert chat_text(fields).data == b'\0assistant\0["a"]'
+        assert CHAT.prompt_text(fields).data == b'\0assistant\0["a"]'
 
     @pytest.mark.parametrize(
         ("name", "value"),
@@ -307,7 +307,7 @@ class TestRendered:
     )
     def test_documents_and_options_stand_before_the_messages(self, name: str, value: Any) -> None:
         message, tools = {"role": "user", "content": "Why?"}, [{"type": "function"}]
-        assert chat_text(chat(message, tools=tools, **{name: value})).data == (
+        assert CHAT.prompt_text(chat(message, tools=tools, **{name: value})).data == (
             orjson.dumps(tools) + orjson.dumps(value) + b"\0user\0Why?"
         )
 
@@ -322,7 +322,7 @@ class TestRendered:
     )
     def test_what_is_empty_or_no_template_reads_changes_nothing(self, more: dict[str, Any]) -> None:
         message = {"role": "user", "content": "Why?", "reasoning": None, "reasoning_content": ""}
-        assert chat_text(chat(message, **more)).data == b"\0user\0Why?"
+        assert CHAT.prompt_text(chat(message, **more)).data == b"\0user\0Why?"
 
     @pytest.mark.parametrize("name", ["documents", "chat_template_kwargs"])
     def test_too_deep_names_the_parameter(self, name: str) -> None:

@@ -23,6 +23,7 @@ from proxy_stage import (
     stage,
 )
 
+from forebay.proxy.backends.failures import Failure
 from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.config.diff import (
     IN_PLACE,
@@ -34,7 +35,6 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.health import ANY
 from forebay.proxy.http1.errors import upstream_error
-from forebay.proxy.relay.failures import Failure
 from forebay.replay.clock.virtual_loop import run
 
 ONE = {"backends": [{"name": "a", "url": "http://127.0.0.1:1"}]}

@@ -1,0 +1,10 @@
+"""Facts: what runs, what waits, and what is reserved.
+
+In reading order: in_flight (a request that was sent), prefill_queue (prefills of one engine),
+prefill_observer (how long they took), queue (requests that wait), kv_budget (the KV cache of one
+backend), api_server (its API server), backend (all of it together), coalescing (prompts to be
+computed once), shares (by deficit round robin), tenants (weights and quotas), elsewhere (work of
+other proxies), fleet (all backends).
+
+May import learn and model.
+"""

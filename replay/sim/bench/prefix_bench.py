@@ -12,7 +12,6 @@ is the predicted cache hit, when the request was sent, minus the engine's hit, i
 import argparse
 import statistics
 from collections.abc import Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf, nan
@@ -82,9 +81,8 @@ class MisinformedShaper(Shaper):
             self._bypassing += 1
             name = self._names[self._bypassing % len(self._names)]
             return [Send(request, name, "", 0.0, 0.0, 0)]
-        seen = copy(request)
-        seen.output_tokens = int(request.output_tokens * self._case.most_output)
-        return super().arrive(seen, now)
+        most = int(request.output_tokens * self._case.most_output)
+        return super().arrive(request.with_(output_tokens=most), now)
 
     def finish(self, request_id: str, now: float) -> list[Action]:
         return [] if request_id.startswith(OTHERS) else super().finish(request_id, now)

@@ -3,46 +3,25 @@
 Nothing of it can be reached through the public port.
 """
 
-import asyncio
-import platform
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from importlib.resources import files
-from typing import Any
 from urllib.parse import parse_qs
 
 import orjson
 from aiohttp import web
 
-from forebay.proxy.api.token_estimate import TokenEstimate
+from forebay.proxy.admin.backend_facts import backend_facts
+from forebay.proxy.admin.request_list import BAD_QUERY, BadQuery, listed
+from forebay.proxy.admin.status import status_fields
 from forebay.proxy.app import App
-from forebay.proxy.backends.pool import Backends
-from forebay.proxy.core.explain.receipt import Receipts
-from forebay.proxy.core.health import Health
-from forebay.proxy.core.policy.long_prefills import blocks_short_prompts
-from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.diagnose.backend_facts import backend_facts
 from forebay.proxy.diagnose.receipt_text import preview_verdict, receipt_fields
-from forebay.proxy.diagnose.request_list import BAD_QUERY, BadQuery, listed
-from forebay.proxy.driver import Driver
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import CLIENT, ApiError, error_body
 from forebay.proxy.http1.headers import request_id
 from forebay.proxy.http1.server.cross_origin import cross_site_refusal
 from forebay.proxy.reload import Reloader
-from forebay.proxy.runtime.load_shedding import Protection
-from forebay.proxy.share.exchange import PeerExchange
-from forebay.proxy.telemetry.logs.capture import Capture
-from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
-from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
-
-VERSIONS = {
-    "forebay": version("forebay"),
-    "python": platform.python_version(),
-    "aiohttp": version("aiohttp"),
-}
+from forebay.proxy.services import Services
 
 ALLOW = {  # the methods of each path
     **dict.fromkeys(("/", "/metrics", "/status", "/requests", "/backends"), "GET"),
@@ -54,36 +33,23 @@ MOST_SHOWN = 128  # characters of an unknown id in the error message
 
 
 class Admin:
+    """Handles every request of the admin port.
+
+    Args:
+        drain: begins to drain the proxy.
+    """
+
     def __init__(
-        self,
-        app: App,
-        driver: Driver,
-        backends: Backends,
-        metrics: ProxyMetrics,
-        estimate: TokenEstimate,
-        exchange: PeerExchange,
-        drain: Callable[[], None],
-        reloader: Reloader,
-        protection: Protection,
-        capture: Capture | None,
-        ledger: UsageLedger | None,
-        receipts: Receipts,
+        self, services: Services, *, app: App, reloader: Reloader, drain: Callable[[], None]
     ) -> None:
+        self._services = services
         self._app = app
-        self._driver = driver
-        self._backends = backends
-        self._health = backends.health
-        self._metrics = metrics
-        self._estimate = estimate
-        self._exchange = exchange
-        self._drain = drain
         self._reloader = reloader
-        self._protection = protection
-        self._capture = capture
-        self._ledger = ledger
-        self._receipts = receipts
-        self._page = files("forebay.proxy").joinpath("live.html").read_bytes()
-        self._started_at = asyncio.get_running_loop().time()
+        self._drain = drain
+        self._driver = services.driver
+        self._receipts = services.receipts
+        self._page = files("forebay.proxy.admin").joinpath("live.html").read_bytes()
+        self._started_at = self._driver.clock()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if (refusal := cross_site_refusal(request)) is not None:
@@ -95,20 +61,22 @@ class Admin:
                 ready = self._app.ready
                 return web.Response(status=200 if ready else 503, text=f"ready: {ready}\n")
             case "GET", "/metrics":
-                text = self._metrics.text()
+                text = self._services.metrics.text()
                 return web.Response(
                     body=text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
                 )
             case "GET", "/status" if (id_ := requested_id(request)) is not None:
                 return self._explain(id_)
             case "GET", "/status":
-                return web.Response(
-                    body=orjson.dumps(self.status()), content_type="application/json"
-                )
+                fields = status_fields(
+                    self._services, self._app, self._reloader,
+                    uptime_s=self._driver.clock() - self._started_at,
+                )  # fmt: skip
+                return web.Response(body=orjson.dumps(fields), content_type="application/json")
             case "GET", "/requests":
                 return self._list(request)
             case "GET", "/backends":
-                facts = await backend_facts(self._backends)
+                facts = await backend_facts(self._services.backends)
                 return web.Response(body=orjson.dumps(facts), content_type="application/json")
             case "POST", "/preview":
                 return await self._preview(request)
@@ -168,36 +136,6 @@ class Admin:
             fields["verdict"] = f"Would be rejected: {stopped}."
         return web.Response(body=orjson.dumps(fields), content_type="application/json")
 
-    def status(self) -> dict[str, Any]:
-        """Return the JSON of `/status`."""
-        shaper, now = self._driver.shaper, self._driver.clock()
-        return {
-            "ready": self._app.ready,
-            "mode": self._reloader.config.mode,
-            "draining": self._app.draining or self._app.leaving,
-            "versions": VERSIONS,
-            "config": {
-                "generation": self._reloader.generation,
-                "last_reload": self._reloader.message,
-                "needs_restart": list(self._reloader.restart),
-            },
-            "shedding_classes": self._protection.shed,
-            "short_of": list(self._protection.reading.over(0)),
-            "uptime_s": round(now - self._started_at, 1),
-            "active_requests": self._app.active,
-            "tasks": len(asyncio.all_tasks()),
-            "bytes_per_token": round(self._estimate.bytes_per_token, 3),
-            "queued": {bucket: shaper.queued(bucket) for bucket in shaper.buckets},
-            "held": self._app.held.count,
-            "capture": self._capture.status() if self._capture else None,
-            "usage": self._ledger.status() if self._ledger else None,
-            "share": self._exchange.status(),
-            "backends": [
-                {**_backend(backend, shaper, now), **_state(self._health, backend.name, now)}
-                for backend in shaper.backends.values()
-            ],
-        }
-
 
 def wrong_request(request: web.BaseRequest) -> web.Response:
     """Return a 405 for another method of a path of the admin port, a 404 for another path."""
@@ -231,61 +169,3 @@ def unknown_request(request_id: str, keep: int) -> web.Response:
     )
     body = error_body(message, CLIENT, "unknown_request", "request")
     return web.Response(status=404, body=body, content_type="application/json")
-
-
-def _backend(backend: Backend, shaper: Shaper, now: float) -> dict[str, Any]:
-    fixed, linear, pairs = backend.cost.scale
-    return {
-        "name": backend.name,
-        "up": backend.up,
-        "draining": backend.draining,
-        "in_flight": len(backend.in_flight),
-        "in_flight_elsewhere": backend.running - backend.sequences,
-        "max_concurrency": backend.spec.max_concurrency,
-        "long_prefill_token_threshold": (
-            int(backend.spec.chunk_tokens) if backend.prefill_queue.chunked else None
-        ),
-        "long_prompts_block": blocks_short_prompts(backend.spec, shaper.buckets.values()),
-        "prefills": len(backend.prefills),
-        "backlog_s": round(backend.prefill_queue.backlog_s(now), 3),
-        "queued": {bucket: len(queue) for bucket, queue in backend.queues.items()},
-        "kv_tokens": None if backend.kv_tokens == float("inf") else backend.kv_tokens,
-        "models": None if backend.models is None else sorted(backend.models),
-        "kv_reserved_tokens": backend.kv.tokens,
-        "prefix_index_blocks": len(backend.cache.prefixes),
-        "prefix_index": _prefix_index(backend),
-        "prompt_tokens_sent": backend.sent_prompt_tokens,
-        "prefill_cost": {
-            "observations": backend.cost.observations,
-            "relative_error": round(backend.cost.error.at(1.0), 3),
-            "seconds_10k_tokens": round(backend.cost.predict_s(10_000, 10_000), 4),
-            "seconds_100k_tokens": round(backend.cost.predict_s(100_000, 100_000), 4),
-            "scale": [round(x, 4) for x in (fixed, linear, pairs)],
-        },
-    }
-
-
-def _state(health: Health, name: str, now: float) -> dict[str, Any]:
-    """Return the state of a backend, why, and for how long; nothing for one that leaves."""
-    if name not in health:
-        return {}
-    return {
-        "state": health.state(name),
-        "reason": health.reason(name),
-        "why": health.why(name),
-        "state_s": round(now - health.since(name), 1),
-    }
-
-
-def _prefix_index(backend: Backend) -> dict[str, Any]:
-    """Return how the cached prefixes are known, and the error of that in tokens per request."""
-    error, held = backend.cache.error, backend.cache.engine_blocks
-    return {
-        "mode": backend.cache.mode,
-        "held_engine_blocks": None if held is None else len(held),
-        "kept_share": round(backend.cache.kept, 3),
-        "answers": error.answers,
-        "mean_error_tokens": round(error.mean_tokens, 1),
-        "bias_tokens": round(error.bias_tokens, 1),
-        "within_a_block": round(error.within_block_share, 4),
-    }

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from aiohttp import web
 
+from forebay.proxy.backends.retries import Retry
 from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.errors import ApiError, retry_headers, upstream_error
 from forebay.proxy.http1.sse import read_object
-from forebay.proxy.relay.retries import Retry
 
 Verdict = Literal["failed", "refused", "full", "answered", "nothing"]
 NO_MODEL = "no_model"  # the kind of a 404 for a model or an adapter: another backend may have it

@@ -1,0 +1,34 @@
+"""The APIs whose requests are shaped, one file each. vLLM serves all of them.
+
+In reading order: base (what an API may differ in), chat, completions, responses (OpenAI's),
+messages (Anthropic's), usage (tokens that a response reports). A new API is one more file, and one
+more name in DIALECTS.
+
+May import the modules of api that read fields and text. The relay and the app ask a dialect, and
+know none by name.
+"""
+
+from typing import Any, Final
+
+from forebay.proxy.api.dialects.base import Dialect
+from forebay.proxy.api.dialects.chat import CHAT
+from forebay.proxy.api.dialects.completions import COMPLETIONS
+from forebay.proxy.api.dialects.messages import MESSAGES
+from forebay.proxy.api.dialects.responses import RESPONSES
+
+__all__ = ["CHAT", "COMPLETIONS", "DIALECTS", "MESSAGES", "RESPONSES", "Dialect"]
+
+DIALECTS: Final[dict[str, Dialect]] = {
+    dialect.path: dialect for dialect in (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+}
+
+
+def dialect_of(fields: dict[str, Any]) -> Dialect:
+    """Return the first API whose field of messages the body has; completions if it has no such."""
+    with_messages = (d for d in DIALECTS.values() if d.has_parts and d.prompt_field in fields)
+    return next(with_messages, COMPLETIONS)
+
+
+def types_errors(path: str) -> bool:
+    """True if the JSON of errors on this path has a type."""
+    return any(d.types_errors and path.startswith(d.path) for d in DIALECTS.values())

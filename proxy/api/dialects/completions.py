@@ -1,0 +1,90 @@
+"""OpenAI's older completions: a `prompt`, or several, instead of messages."""
+
+from array import array
+from typing import Any, Final
+
+from forebay.proxy.api.block_hashes import BlockHashes
+from forebay.proxy.api.dialects.base import Dialect, answers
+from forebay.proxy.api.large_json import LongText
+from forebay.proxy.api.media_tokens import EMBEDS_BYTES, digest_of
+from forebay.proxy.api.prompt_text import PromptText, Text, add_text, counted, made
+from forebay.proxy.http1.errors import invalid_type
+
+
+class Completions(Dialect):
+    """`/v1/completions`."""
+
+    path = "/v1/completions"
+    operation = "text_completion"
+    prompt_field = "prompt"
+    has_parts = False
+    asks_usage = True
+    tokenizes = True
+
+    def prompt_text(self, fields: dict[str, Any], into: BlockHashes | None = None) -> PromptText:
+        prompt = fields.get("prompt")
+        if (embeds := fields.get("prompt_embeds")) and (prompt is None or prompt in ("", [])):
+            return _embeds_text(embeds)
+        if isinstance(prompt, str):
+            return PromptText(prompt.encode())
+        if isinstance(prompt, LongText):
+            return PromptText(_joined([prompt], into))
+        if isinstance(prompt, list) and prompt:
+            if isinstance(prompt[0], int):
+                return PromptText(_id_bytes(prompt), token_ids=True)
+            counted(0, prompt, "prompt")
+            if all(isinstance(one, str | LongText) for one in prompt):
+                return PromptText(_joined(prompt, into))
+            if all(isinstance(one, list) for one in prompt):
+                return PromptText(b"".join(map(_id_bytes, prompt)), token_ids=True)
+        raise invalid_type("prompt", "a string or a list of token ids", "prompt")
+
+    def has_prompts(self, fields: dict[str, Any]) -> bool:
+        return isinstance(fields.get("prompt"), list)
+
+    def prefill_only(self, fields: dict[str, Any]) -> bool:
+        # The first prompt of a batch answers first.
+        return batch_of(fields) is None and super().prefill_only(fields)
+
+    def sequences(self, fields: dict[str, Any]) -> int:
+        batch = batch_of(fields)
+        return answers(fields, "n", "best_of") * (len(batch) if batch is not None else 1)
+
+
+def batch_of(fields: dict[str, Any]) -> list[Any] | None:
+    """Return the prompts of a request that has several, or None."""
+    prompt = fields.get("prompt") or fields.get("prompt_embeds")
+    return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else None
+
+
+def _embeds_text(embeds: Any) -> PromptText:
+    """Return what stands for embeddings in place of a prompt: base64, or a list of such."""
+    several = embeds if isinstance(embeds, list) else [embeds]
+    counted(0, several, "prompt_embeds")
+    if not all(isinstance(one, str | LongText) for one in several):
+        raise invalid_type("prompt_embeds", "base64 or a list of it", "prompt_embeds")
+    sizes = [
+        sum(map(len, one.pieces)) if isinstance(one, LongText) else len(one) for one in several
+    ]
+    tokens = sum(max(1, size // EMBEDS_BYTES) for size in sizes)
+    return PromptText("\0".join(map(digest_of, several)).encode(), media_tokens=tokens)
+
+
+def _joined(prompts: list[str | LongText], into: BlockHashes | None) -> bytes | BlockHashes:
+    """Return prompts with a zero byte between any two."""
+    text: Text = bytearray() if into is None else into
+    for index, prompt in enumerate(prompts):
+        if index:
+            text += b"\0"
+        add_text(text, prompt)
+    return made(text)
+
+
+def _id_bytes(ids: list[Any]) -> bytes:
+    try:
+        return array("I", ids).tobytes()
+    except (TypeError, OverflowError):
+        raise invalid_type("prompt", "a string or a list of token ids", "prompt") from None
+
+
+COMPLETIONS: Final = Completions()

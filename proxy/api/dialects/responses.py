@@ -1,0 +1,41 @@
+"""OpenAI's responses: messages and calls of tools, which may go on from an earlier response."""
+
+from typing import Any, Final
+
+from forebay.proxy.api.block_hashes import BlockHashes
+from forebay.proxy.api.dialects.base import Dialect
+from forebay.proxy.api.fields import typed
+from forebay.proxy.api.large_json import LongText
+from forebay.proxy.api.prompt_text import PromptText, messages_text
+from forebay.proxy.api.special_work import has_schema
+from forebay.proxy.http1.errors import ApiError
+
+
+class Responses(Dialect):
+    """`/v1/responses`."""
+
+    path = "/v1/responses"
+    prompt_field = "input"
+    limits = ("max_output_tokens",)
+    keeps_responses = True
+    opens = frozenset(("response.created", "response.queued", "response.in_progress"))
+    ends = frozenset(("response.completed", "response.incomplete", "response.failed"))
+
+    def prompt_text(self, fields: dict[str, Any], into: BlockHashes | None = None) -> PromptText:
+        given = fields.get("input")
+        if isinstance(given, str | LongText):
+            given = [{"role": "user", "content": given}]
+        return messages_text(fields, "input", given, fields.get("instructions"), into)
+
+    def prefill_only(self, fields: dict[str, Any]) -> bool:
+        return not has_schema(fields) and super().prefill_only(fields)
+
+    def previous_id(self, fields: dict[str, Any]) -> str:
+        """Raise ApiError 400 also for a response in the background: it would pass the queues."""
+        if typed(fields, "background", bool, False):
+            message = "This server makes no responses in the background: leave background out."
+            raise ApiError(400, "unsupported_value", message, param="background")
+        return typed(fields, "previous_response_id", str, "")  # type: ignore[no-any-return]
+
+
+RESPONSES: Final = Responses()

@@ -1,0 +1,56 @@
+"""Read fields of a request as vLLM reads them, and add a field to a body."""
+
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from forebay.proxy.api.large_json import LongText
+from forebay.proxy.http1.errors import invalid_type
+
+BEYOND_64_BITS = 2.0**64
+_WHOLE_NUMBER = TypeAdapter(int)  # vLLM's own reader of its requests
+
+
+def integer(fields: dict[str, Any], name: str, default: int) -> int:
+    """Return a whole number as vLLM reads it: 100.0 and "100" are 100; raises ApiError 400."""
+    value = fields.get(name)
+    if type(value) is int and abs(value) < BEYOND_64_BITS:
+        return value
+    if value is None:
+        return default
+    try:
+        if not isinstance(value, int):
+            return _WHOLE_NUMBER.validate_python(value)
+    except ValidationError:
+        pass
+    raise invalid_type(name, "a whole number", name)
+
+
+def typed(fields: dict[str, Any], name: str, kind: type, default: Any) -> Any:
+    """Return a field of this type, or `default` without it; raises ApiError 400."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind):
+        if kind is str and isinstance(value, LongText):
+            return str(value)
+        raise invalid_type(name, {bool: "true or false", str: "a string"}[kind], name)
+    return value
+
+
+def with_member(body: bytes, name: str, value: str, *, empty: bool = False) -> bytes:
+    """Return `body` with `name` as its last member, without a second pass over a long prompt.
+
+    The last of several equal keys counts, in vLLM's parsers as in ours. So this overrides the
+    client's own, however its key is spelled.
+
+    Args:
+        body: a valid JSON object.
+        value: as JSON.
+        empty: the object has no members.
+    """
+    end = len(body) - 1
+    while body[end] != 0x7D:  # white space may follow the brace
+        end -= 1
+    member = f'{"" if empty else ","}"{name}":{value}}}'
+    return b"".join((memoryview(body)[:end], member.encode()))  # copied once

@@ -1,0 +1,100 @@
+"""One exchange with a backend: send a request, and read the beginning of the response."""
+
+from aiohttp import web
+
+from forebay.proxy.backends.failures import (
+    BUSY_STATUSES,
+    EVENTS,
+    Failure,
+    check_head,
+    check_status,
+    check_type,
+)
+from forebay.proxy.backends.pool import Backends
+from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.http1.client.connection import UpstreamResponse
+from forebay.proxy.http1.errors import upstream_error
+from forebay.proxy.http1.headers import to_client
+from forebay.proxy.relay.backend_request import BackendRequest
+from forebay.proxy.relay.stream import Stream, StreamListener
+from forebay.proxy.relay.timeouts import Watchdog
+from forebay.proxy.relay.whole_answer import LargeAnswer, read_small
+
+Answer = Stream | LargeAnswer | web.Response
+"""A stream whose first event has come, a large response whose beginning has, or a whole one."""
+
+
+async def exchange(
+    asked: BackendRequest,
+    upstream: Upstream,
+    listener: StreamListener,
+    *,
+    backends: Backends,
+    watchdog: Watchdog,
+    limit: int,
+) -> Answer:
+    """Ask one backend; raises Failure and UpstreamFault while nothing but heartbeats was relayed.
+
+    Args:
+        listener: of a stream, or of a large response.
+        limit: bytes of a response that is not a stream.
+    """
+    response = await backends.open(
+        asked.method, upstream, asked.target, asked.body, asked.headers,
+        asked.model, asked.wrote,
+    )  # fmt: skip
+    relaying = False
+    try:
+        check_head(response)
+        streams = asked.streams
+        if streams is None:
+            streams = asked.method == "POST" and response.content_type == EVENTS
+        else:
+            check_type(response, streams)
+        headers = asked.reply_headers()
+        if streams and response.status == 200:
+            stream = Stream(asked, upstream, response, headers, listener, watchdog)
+            await stream.first_event()
+            relaying = True
+            return stream
+        answer = await _read_whole(
+            asked, upstream, response, headers, listener, watchdog=watchdog, limit=limit
+        )
+        relaying = isinstance(answer, LargeAnswer)
+        return answer
+    finally:
+        if not relaying:
+            response.close()
+
+
+async def _read_whole(
+    asked: BackendRequest,
+    upstream: Upstream,
+    response: UpstreamResponse,
+    headers: dict[str, str],
+    listener: StreamListener,
+    *,
+    watchdog: Watchdog,
+    limit: int,
+) -> web.Response | LargeAnswer:
+    """Read a response that is not a stream; raises Failure for a bad status."""
+    clock = watchdog.clock
+    with watchdog.watching(asked.incoming, response) as watch:
+
+        def heard() -> None:
+            watch.reading_since = clock()
+            upstream.heard = True
+
+        heard()
+        body, complete = await read_small(response, limit, asked.memory, heard)
+    if not complete:
+        if response.status in BUSY_STATUSES or response.status >= 500:
+            raise Failure("5xx", upstream_error())
+        return LargeAnswer(
+            asked.incoming, upstream, response, headers, listener, watchdog,
+            begin=body, limit=limit,
+        )  # fmt: skip
+    headers = {**headers, **to_client(response.headers)}
+    answer = web.Response(status=response.status, headers=headers, body=body)
+    check_status(response, answer)
+    return answer

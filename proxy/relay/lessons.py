@@ -1,0 +1,112 @@
+"""Learn from the responses to shaped requests: times, tokens, prompts that an engine now holds."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forebay.proxy.api.token_estimate import TokenEstimate
+from forebay.proxy.backends.pool import Backends
+from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.driver import Grant
+from forebay.proxy.kv_events.tokenize import Translator
+from forebay.proxy.relay.kept_responses import KeptResponses
+from forebay.proxy.relay.stream import StreamListener
+from forebay.proxy.relay.timeouts import Watchdog
+from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
+
+if TYPE_CHECKING:
+    from forebay.proxy.relay.relay import ShapedRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learners:
+    """The objects that learn from responses.
+
+    Attributes:
+        translator: is offered each prompt that a backend has computed.
+        kept: responses that later requests may go on from.
+    """
+
+    backends: Backends
+    estimate: TokenEstimate
+    kept: KeptResponses
+    metrics: ProxyMetrics
+    translator: Translator
+    watchdog: Watchdog
+
+
+class Lessons(StreamListener):
+    """Learns from the response to one shaped request."""
+
+    __slots__ = ("_grant", "_learners", "_shaped", "_upstream")
+
+    def __init__(
+        self, learners: Learners, shaped: "ShapedRequest", grant: Grant, upstream: Upstream
+    ) -> None:
+        self._learners = learners
+        self._shaped = shaped
+        self._grant = grant
+        self._upstream = upstream
+
+    def first_event(self) -> None:
+        """Report the first output to the policy, the record and the metrics."""
+        now, record = self._learners.watchdog.clock(), self._shaped.record
+        self._grant.first_token()
+        self.prompt_computed()
+        record.first_token(now)
+        self._learners.metrics.first_token(record, now)
+
+    def whole_response(self, fields: dict[str, Any] | None) -> None:
+        """Learn from a successful response that is no stream.
+
+        Args:
+            fields: its JSON; None if it is large, or no JSON object.
+        """
+        if self._shaped.parsed.request.streams:
+            self._grant.first_token()  # a response of one token: its end is its first token
+        self.prompt_computed()
+        if fields is None:
+            return
+        usage, kept_id = fields.get("usage"), fields.get("id")
+        if isinstance(usage, dict):
+            self.usage(usage)
+        if isinstance(kept_id, str):
+            self.response_kept(kept_id)
+
+    def prompt_computed(self) -> None:
+        """Offer a prompt that the engine now holds for translation; the salted body counts."""
+        parsed = self._shaped.parsed
+        wanted = self._learners.backends.models.named(parsed.model)
+        if wanted.may_be_adapter or not parsed.dialect.tokenizes:
+            return  # the engine keys its blocks by more; /tokenize reads no such body
+        self._learners.translator.offer(self._shaped.body, parsed, self._upstream)
+
+    def usage(self, usage: dict[str, Any]) -> None:
+        """Learn from the usage of a response; implausible counts teach nothing."""
+        parsed, record, learners = self._shaped.parsed, self._shaped.record, self._learners
+        prompt_tokens, cached_tokens, output_tokens = parsed.dialect.usage_tokens(usage)
+        if not prompt_tokens:
+            return
+        self._grant.report_usage(output_tokens, cached_tokens, prompt_tokens)
+        record.used(prompt_tokens, cached_tokens or 0, output_tokens)
+        learners.metrics.used(self._upstream.name, prompt_tokens, record.cached_tokens)
+        learners.estimate.learn(parsed.prompt_bytes, prompt_tokens, parsed.request.tenant)
+
+    def no_usage(self, events: int) -> None:
+        self._grant.report_events(events)
+
+    def response_kept(self, response_id: str) -> None:
+        """Note where a response is kept, for requests that go on from it."""
+        parsed, record = self._shaped.parsed, self._shaped.record
+        if parsed.dialect.keeps_responses:
+            tokens = record.prompt_tokens + record.output_tokens
+            self._learners.kept.add(response_id, parsed.request, self._upstream.name, tokens)
+
+    def cut(self) -> None:
+        self._shaped.record.reason = "upstream_stream_error"
+        note_cut(self._learners.metrics, self._upstream)
+
+
+def note_cut(metrics: ProxyMetrics, upstream: Upstream) -> None:
+    """Count a stream that ended too early, and probe the backend, which may have died."""
+    metrics.upstream_error(upstream.name, "mid_stream")
+    upstream.poke.set()

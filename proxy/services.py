@@ -1,0 +1,75 @@
+"""The long-lived objects of a proxy, by name.
+
+`build.py` makes them. App, Admin and Reloader take all of them as one argument.
+"""
+
+from dataclasses import dataclass
+
+from forebay.proxy.api.token_estimate import TokenEstimate
+from forebay.proxy.backends.pool import Backends
+from forebay.proxy.core.explain.receipt import Receipts
+from forebay.proxy.driver import Driver
+from forebay.proxy.http1.server.server import HttpServer
+from forebay.proxy.kv_events.follower import Followers
+from forebay.proxy.relay.attempts import Attempts
+from forebay.proxy.relay.relay import Relay
+from forebay.proxy.relay.timeouts import Watchdog
+from forebay.proxy.relay.unshaped import UnshapedRelay
+from forebay.proxy.runtime.load_shedding import Protection
+from forebay.proxy.security.guards import Security
+from forebay.proxy.share.exchange import PeerExchange
+from forebay.proxy.telemetry.logs.access_log import AccessLog
+from forebay.proxy.telemetry.logs.capture import Capture
+from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
+from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
+from forebay.proxy.telemetry.observers import Telemetry
+
+
+class PublicPort:
+    """The public port, for parts that are built before its server and ask for its figures later.
+
+    Attributes:
+        server: None until it is built.
+        rejecting_s: time taken by requests that were rejected before their body was read.
+    """
+
+    def __init__(self) -> None:
+        self.server: HttpServer | None = None
+        self.rejecting_s = 0.0
+
+    def connections(self) -> int:
+        """Return the number of open connections."""
+        return len(self.server.connections) if self.server is not None else 0
+
+    def strangers_s(self) -> float:
+        """Return the time taken so far by work for clients of which nothing was known yet."""
+        return self.rejecting_s + (self.server.parsing_s if self.server is not None else 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """All objects that live as long as the proxy and that more than one part uses.
+
+    Attributes:
+        access: the log with a line for each request.
+        capture, ledger: None where the configuration asks for none.
+    """
+
+    access: AccessLog
+    attempts: Attempts
+    backends: Backends
+    capture: Capture | None
+    driver: Driver
+    estimate: TokenEstimate
+    exchange: PeerExchange
+    followers: Followers
+    ledger: UsageLedger | None
+    metrics: ProxyMetrics
+    port: PublicPort
+    protection: Protection
+    receipts: Receipts
+    relay: Relay
+    security: Security
+    telemetry: Telemetry
+    unshaped: UnshapedRelay
+    watchdog: Watchdog
