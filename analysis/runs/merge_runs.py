@@ -64,7 +64,9 @@ def merge_runs(paths: Sequence[Path], out: Path, *, force: bool = False) -> Merg
         closed = str(runs[0].info.get("arrivals")).startswith("closed")
         windows = [_window_s(run) for run in runs]
         window_s = max(windows) if at_once else math.fsum(windows)
-        summary = totals.summary(measured.histograms, window_s, closed=closed, scale=scale)
+        summary = totals.summary(
+            measured.histograms, window_s, closed=closed, scale=scale, ended=ended
+        )
         summary["ended"] = ended
         summary["warnings"] = _each(runs, "warnings")
         folder.commit(_record(runs, ended, at_once), summary)

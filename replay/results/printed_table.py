@@ -45,9 +45,24 @@ def summary_table(summary: dict[str, Any]) -> "RenderableType":
         f"rejected {_counts(summary['rejected'])}   failed {_counts(summary['failed'])}",
         f"verdict: {summary['verdict']} ({summary['verdict_reason']})",
     ]
+    lines += unanswered_lines(summary)
     if summary["verdict_at_s"] is not None:
-        lines[-1] += f" from second {summary['verdict_at_s']:.1f} on"
+        lines[2] += f" from second {summary['verdict_at_s']:.1f} on"
     return Group(table, *(Text(line) for line in lines))
+
+
+def unanswered_lines(summary: dict[str, Any]) -> list[str]:
+    """Return one line for each kind of unanswered request of which the server said something."""
+    return [
+        f"{_kind(one)}: {one['requests']:,} requests; the first one: {one['said']}"
+        for one in summary["unanswered"]
+        if one["said"]
+    ]
+
+
+def _kind(one: dict[str, Any]) -> str:
+    status = "" if one["status"] in (None, 200) else f" (HTTP {one['status']})"
+    return f"{one['reason']}{status}"
 
 
 def _ms(value: float | None) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from forebay.proxy.telemetry.hlog import Total, add_into, new_histogram, to_us
 from forebay.replay.plan.slo import Slo, meets
 from forebay.replay.results.row import Row
-from forebay.replay.results.verdict import Lateness, lag_limit_s
+from forebay.replay.results.verdict import Lateness, judge_answers, lag_limit_s
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 LEAST_BEYOND = 10  # samples that must exceed a percentile before it is shown to people
@@ -107,6 +107,8 @@ class RunTotals:
         self._estimated = 0
         self._without_output = 0
         self._rejects = _Rejects()
+        self._unanswered: Counter[tuple[str, str, int | None]] = Counter()
+        self._said: dict[tuple[str, str, int | None], str] = {}
 
     def add(self, row: Row) -> None:
         self.requests += 1
@@ -126,6 +128,10 @@ class RunTotals:
             self._completed(row)
             return
         self._missing[row.bucket] += 1
+        kind = row.outcome, row.reason or "unknown", row.status
+        self._unanswered[kind] += 1
+        if row.said is not None:
+            self._said.setdefault(kind, row.said)
         if row.outcome == "rejected":
             self.rejected[row.reason or "unknown"] += 1
             if row.reject_latency_s is not None:
@@ -149,7 +155,13 @@ class RunTotals:
             self._good[row.bucket] += 1
 
     def summary(
-        self, totals: Mapping[str, Total], window_s: float, *, closed: bool, scale: float
+        self,
+        totals: Mapping[str, Total],
+        window_s: float,
+        *,
+        closed: bool,
+        scale: float,
+        ended: str = "complete",
     ) -> dict[str, Any]:
         """Make the summary.
 
@@ -158,15 +170,18 @@ class RunTotals:
             window_s: how long arrivals went on; 0: until the last answer.
             closed: a closed loop, in which requests are due when a slot is free.
             scale: seconds of the run in one wall second.
+            ended: complete, interrupted or drain timeout.
         """
         window_s = window_s or self.last_done_s
-        judged = self.lateness.judge(closed=closed)
+        lost = judge_answers(self.requests, self.completed, self.rejected, self.failed, ended)
+        judged = lost or self.lateness.judge(closed=closed)
         good = sum(self._good.values())
         figures: dict[str, Any] = {
             "requests": self.requests,
             "completed": self.completed,
             "rejected": dict(sorted(self.rejected.items())),
             "failed": dict(sorted(self.failed.items())),
+            "unanswered": self._first_words(),
             "duration_s": self.last_done_s,
             "window_s": window_s,
             "offered_rate_per_s": _ratio(self.requests - self.failed["never_sent"], window_s),
@@ -204,6 +219,19 @@ class RunTotals:
             figures[key] = self._distributions(totals, metric)
         figures["ttft_ms_failures_as_inf"] = self._distributions(totals, "ttft_response", True)
         return figures
+
+    def _first_words(self) -> list[dict[str, Any]]:
+        """Return each kind of unanswered request with the first words about it, in order of number."""
+        return [
+            {
+                "outcome": outcome,
+                "reason": reason,
+                "status": status,
+                "requests": count,
+                "said": self._said.get((outcome, reason, status)),
+            }
+            for (outcome, reason, status), count in self._unanswered.most_common()
+        ]
 
     def _seen(self) -> list[str]:
         extra = sorted(name for name in self._intended if name not in self.buckets)

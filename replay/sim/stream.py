@@ -21,6 +21,7 @@ from forebay.replay.plan.slo import Slo, meets
 from forebay.replay.plan.source import TraceSource
 from forebay.replay.results.summary import PERCENTILES, rank_of
 from forebay.replay.sim.fleet import Fleet, SimOutcome
+from forebay.replay.sim.summary import simulated_verdict
 from forebay.replay.sim.sweep import SweepCase
 from forebay.replay.sim.workload import with_blocks
 from forebay.traces.buckets import LengthBucket, bucket_of
@@ -184,8 +185,7 @@ def _summary(case: SweepCase, totals: StreamTotals, schedule: Schedule) -> dict[
         "prompt_tokens": prompt_tokens,
         "cached_tokens": totals.cached_tokens,
         "prompt_tokens_per_backend": dict(sorted(totals.prompt_tokens.items())),
-        "verdict": "valid",
-        "verdict_reason": "simulated: every arrival is at its time",
+        **simulated_verdict(count, completed, dict(totals.rejected)),
     }
     for metric in METRICS:
         summary[f"{metric}_ms"] = totals.distributions(metric)

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from forebay.replay.plan.slo import Slo
 from forebay.replay.results.summary import INFINITE, PERCENTILES, rank_of
+from forebay.replay.results.verdict import judge_answers
 from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.routers.possible import most_in_time
 from forebay.replay.sim.scenario import Simulated
 from forebay.traces.buckets import bucket_of
 
 Floats = NDArray[np.float64]
+ON_TIME = "simulated: every arrival is at its time"
 METRICS = {
     "ttft_ms": "ttft",
     "ttft_service_ms": "ttft",
@@ -97,10 +99,11 @@ def summarise(
     table, outcomes = Table(simulated), simulated.outcomes
     good = table.good(slos)
     rejects = [o.reject for o in outcomes if o.reject]
+    rejected = dict(sorted(Counter(reject.reason for reject in rejects).items()))
     summary: dict[str, Any] = {
         "requests": len(outcomes),
         "completed": int(table.done.sum()),
-        "rejected": dict(sorted(Counter(reject.reason for reject in rejects).items())),
+        "rejected": rejected,
         "failed": {},
         "duration_s": table.last_s,
         "window_s": window_s,
@@ -110,8 +113,7 @@ def summarise(
         "share_of_possible": None,
         "slos": [str(slo) for slo in slos],
         **_cache_use(outcomes),
-        "verdict": "valid",
-        "verdict_reason": "simulated: every arrival is at its time",
+        **simulated_verdict(len(outcomes), int(table.done.sum()), rejected),
         "verdict_at_s": None,
         "late_arrivals": 0,
         "ended": "complete",
@@ -135,6 +137,13 @@ def summarise(
     if bounded:
         set_bound(summary, _most_in_time(simulated, table, slos))
     return summary
+
+
+def simulated_verdict(requests: int, completed: int, rejected: dict[str, int]) -> dict[str, str]:
+    """Return the verdict: valid, or failed if nothing was answered."""
+    lost = judge_answers(requests, completed, rejected, {})
+    word, reason = (lost.word, lost.reason) if lost else ("valid", ON_TIME)
+    return {"verdict": word, "verdict_reason": reason}
 
 
 def bound_of(simulated: Simulated, slos: Sequence[Slo]) -> int:

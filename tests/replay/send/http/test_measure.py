@@ -9,9 +9,15 @@ from forebay.proxy.telemetry.hlog import new_histogram
 from forebay.replay.plan.slo import Slo, default_slos, meets, parse_slos
 from forebay.replay.results.printed_table import summary_table
 from forebay.replay.results.summary import RunTotals, distribution_ms, firm, is_firm
-from forebay.replay.results.verdict import Lateness, lag_limit_s
+from forebay.replay.results.verdict import Lateness, judge_answers, lag_limit_s
 from forebay.replay.send.http.measure import Latency, OutputEvents, measure
-from forebay.replay.send.http.outcome import of_status, of_stream_error, seconds_header, token_count
+from forebay.replay.send.http.outcome import (
+    first_words,
+    of_status,
+    of_stream_error,
+    seconds_header,
+    token_count,
+)
 from forebay.traces.errors import InputError
 
 
@@ -220,6 +226,52 @@ def test_verdict_of_a_closed_loop(
     assert values["verdict_reason"] == verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("requests", "completed", "rejected", "failed", "ended", "word", "says"),
+    [
+        (6, 0, {}, {"4xx": 6}, "complete", "failed", "none of 6 requests was answered: 4xx 6"),
+        (6, 0, {"queue_full": 6}, {}, "complete", "failed", "none of 6 requests was answered"),
+        (437, 44, {}, {"never_sent": 393}, "interrupted", "interrupted", "44 of 437 requests"),
+        (437, 437, {}, {}, "interrupted", "interrupted", "437 of 437"),
+        (10, 4, {}, {"5xx": 5, "timeout": 1}, "complete", "failed", "6 of 10 requests were lost"),
+        (10, 5, {}, {"5xx": 5}, "complete", None, ""),
+        (10, 1, {"queue_full": 9}, {}, "complete", None, ""),  # a flood measures rejections
+        (0, 0, {}, {}, "complete", None, ""),
+    ],
+)
+def test_a_run_that_lost_its_requests_is_not_valid(
+    requests: int,
+    completed: int,
+    rejected: dict[str, int],
+    failed: dict[str, int],
+    ended: str,
+    word: str | None,
+    says: str,
+) -> None:
+    judged = judge_answers(requests, completed, rejected, failed, ended)
+    assert (judged.word if judged else None) == word
+    assert says in (judged.reason if judged else "")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'{"error": {"message": "The model `m` does not exist.", "code": 404}}',
+         "The model `m` does not exist."),
+        (b'{"error": "Unauthorized"}', "Unauthorized"),
+        (b'{"detail": "Not Found"}', "Not Found"),
+        (b'{"error": {}}', "{}"),
+        (b"<html>\n Bad\tgateway\x1b[31m", "<html> Bad gateway [31m"),
+        (b"x" * 900, "x" * 199 + "\u2026"),
+        (b"[1]", "[1]"),
+        (b"  ", None),
+        (b"", None),
+    ],
+)  # fmt: skip
+def test_first_words_of_an_error(body: bytes, says: str | None) -> None:
+    assert first_words(body) == says
+
+
 def test_the_limit_follows_the_tightest_ttft_target() -> None:
     assert lag_limit_s(()) == 0.010
     assert lag_limit_s((Slo("chat", "ttft", 2.0), Slo("document", "ttft", 15.0))) == 0.020
@@ -259,7 +311,13 @@ def test_outcome_of_an_answer_that_is_not_200(
 
 @pytest.mark.parametrize(
     ("code", "reason"),
-    [(500, "5xx"), (400, "4xx"), (429, "429"), ("upstream_stream_error", "5xx"), (None, "5xx")],
+    [
+        (500, "stream_error"),
+        (400, "4xx"),
+        (429, "429"),
+        ("upstream_stream_error", "stream_error"),
+        (None, "stream_error"),
+    ],
 )
 def test_error_event(code: object, reason: str) -> None:
     assert of_stream_error({"code": code}) == reason
