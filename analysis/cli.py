@@ -13,6 +13,7 @@ from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
     from forebay.analysis.compare.compare import Comparison
+    from forebay.analysis.compare.cost import Price
     from forebay.analysis.compare.headline import Headline
     from forebay.analysis.runs.run import RunData
     from forebay.replay.plan.slo import Slo
@@ -33,6 +34,18 @@ SloText = Annotated[
     typer.Option(
         "--slo", help="Recompute goodput for other targets, e.g. chat.ttft=2s,document.ttft=15s."
     ),
+]
+PerGpuHour = Annotated[
+    float | None,
+    typer.Option(
+        "--price-per-gpu-hour",
+        min=0.0,
+        help="Price of a GPU for an hour: adds the cost of a million tokens.",
+    ),
+]
+Gpus = Annotated[
+    int | None,
+    typer.Option(min=1, help="GPUs that the price counts; default: those of the run."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -62,13 +75,16 @@ def compare(
             "cannot be compared.",
         ),
     ] = False,
+    price_per_gpu_hour: PerGpuHour = None,
+    gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs with the first of them.
 
     Figures for --fail-if: ttft, ttft_failures, e2e, tpot, itl, stall and queue, each with _p50,
-    _p90, _p99, _p99.9 or _max; attainment, hit_ratio, goodput, rejected, failed, answered. A bucket
-    and a dot before them narrows them to it.
+    _p90, _p95, _p99, _p99.9 or _max; attainment, hit_ratio, goodput, rejected, failed, answered;
+    requests_per_s, output_tokens_per_s, prompt_tokens_per_s, total_tokens_per_s. A bucket and a dot
+    before them narrows them to it.
 
     Example: forebay compare runs/round-robin runs/forebay --fail-if 'chat.ttft_p99 > 5%'
     """
@@ -82,7 +98,8 @@ def compare(
     limits = [parse_limit(text) for text in fail_if or ()]
     baseline, *others = load_runs(runs)
     slos = _slos(slo, [baseline, *others])
-    compared = [compare_runs(baseline, other, slos, min_beyond) for other in others]
+    price = _price(price_per_gpu_hour, gpus)
+    compared = [compare_runs(baseline, other, slos, min_beyond, price) for other in others]
     words = [headline(comparison) for comparison in compared]
     failures = [line for comparison in compared for line in broken(comparison, limits)]
     _show(compared, words, failures if limits else None, as_json=as_json)
@@ -96,8 +113,16 @@ def compare(
 
 def _worse(words: "Sequence[Headline]") -> list[str]:
     """Return the summaries for which --fail-if-worse fails."""
-    moods = ("worse", "mixed", "doubtful")
-    return [f"--fail-if-worse: {said.summary}" for said in words if said.mood in moods]
+    from forebay.analysis.compare.headline import DOUBTS
+
+    lines = []
+    for said in words:
+        if said.mood == "doubtful":
+            doubts = said.summary.partition(DOUBTS)[2]
+            lines.append(f"--fail-if-worse: the runs cannot be compared: {doubts}")
+        elif said.mood in ("worse", "mixed"):
+            lines.append(f"--fail-if-worse: {said.summary}")
+    return lines
 
 
 def _show(
@@ -137,6 +162,8 @@ def report(
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     min_beyond: Beyond = 10,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    price_per_gpu_hour: PerGpuHour = None,
+    gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page about one or more runs.
@@ -152,7 +179,9 @@ def report(
     if as_json and str(out) == "-":
         raise InputError("--json: standard output has the page already (-o -); give -o FILE")
     loaded = load_runs(runs)
-    page = build_report(loaded, _slos(slo, loaded), min_beyond, title)
+    page = build_report(
+        loaded, _slos(slo, loaded), min_beyond, title, _price(price_per_gpu_hour, gpus)
+    )
     write_report(page, out, force)
     if as_json:
         _print_json({"path": str(out), "headline": page.summary, "warnings": page.warnings})
@@ -162,6 +191,16 @@ def report(
         print(f"warning: {warning}", file=sys.stderr)
     if str(out) != "-":
         talk(f"wrote {out}")
+
+
+def _price(per_gpu_hour: float | None, gpus: int | None) -> "Price | None":
+    from forebay.analysis.compare.cost import Price
+
+    if per_gpu_hour is None:
+        if gpus is not None:
+            raise InputError("--gpus: counts only with --price-per-gpu-hour; give both")
+        return None
+    return Price(per_gpu_hour, gpus)
 
 
 def _slos(text: str | None, runs: "Sequence[RunData]") -> "tuple[Slo, ...]":

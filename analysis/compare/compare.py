@@ -13,30 +13,44 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from forebay.analysis.compare.figures import Figures, figures, imbalance, observation_s
+from forebay.analysis.compare.cost import Price
+from forebay.analysis.compare.figures import (
+    Figures,
+    figures,
+    imbalance,
+    observation_s,
+    recorded_slos,
+)
 from forebay.analysis.runs.provenance import RecordedVerdict, is_little_late, verdict, warnings
-from forebay.analysis.runs.run import RunData, at_path, from_sending
+from forebay.analysis.runs.run import RunData, from_sending
 from forebay.analysis.statistics.bootstrap import ConfidenceInterval, ratio_interval
 from forebay.analysis.statistics.quantiles import EQUAL_WITHIN, MIN_BEYOND, SHARES
 from forebay.analysis.statistics.share_intervals import share_ratio_interval
-from forebay.replay.plan.slo import Slo, parse_slos
+from forebay.replay.plan.slo import Slo
 
-Unit = Literal["s", "per_s", "share", "ratio", "count"]
+Unit = Literal["s", "per_s", "share", "ratio", "count", "money"]
 Better = Literal["a", "b", "equal", "unclear"]
 
 WHOLE_RUN = "run"
 HEADLINE_ORDER = ("p99", "p90", "p50")  # the first with enough samples in both runs
 
+TAIL = ("p50", "p90", "p95", "p99", "p99.9", "max")
 # key of a latency, its name, the percentiles shown
 LATENCY_LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("ttft", "TTFT", ("p50", "p90", "p99", "p99.9", "max")),
-    ("ttft_failures", "TTFT, failures = ∞,", ("p50", "p90", "p99")),
-    ("e2e", "E2E", ("p50", "p90", "p99")),
-    ("tpot", "TPOT", ("p50", "p99")),
-    ("itl", "ITL", ("p50", "p99", "p99.9")),
-    ("stall", "worst stall", ("p50", "p99", "max")),
-    ("queue", "proxy queue", ("p50", "p99", "max")),
+    ("ttft", "TTFT", TAIL),
+    ("ttft_failures", "TTFT, failures = ∞,", TAIL[:-1]),
+    ("e2e", "E2E", TAIL),
+    ("tpot", "TPOT", TAIL),
+    ("itl", "ITL", TAIL),
+    ("stall", "worst stall", TAIL),
+    ("queue", "proxy queue", TAIL),
 )
+THROUGHPUT = {
+    "requests_per_s": "answered requests",
+    "output_tokens_per_s": "output tokens",
+    "prompt_tokens_per_s": "prompt tokens",
+    "total_tokens_per_s": "all tokens",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +145,20 @@ def _plain(value: float | None) -> float | str | None:
 
 
 def compare(
-    a: RunData, b: RunData, slos: Sequence[Slo] = (), min_beyond: int = MIN_BEYOND
+    a: RunData,
+    b: RunData,
+    slos: Sequence[Slo] = (),
+    min_beyond: int = MIN_BEYOND,
+    price: Price | None = None,
 ) -> Comparison:
     """Compare run B with run A; `slos` judge both anew, else each run's own goodput is used."""
     found = _compare(a, b, slos, min_beyond)
+    if price is not None:
+        found = replace(found, lines=(*_costs(found, price), *found.lines))
     late = is_little_late(a), is_little_late(b)
     matters = False
     if any(late):
-        targets = slos or _recorded_slos(a)
+        targets = slos or recorded_slos(a)
         as_sent = _compare(from_sending(a), from_sending(b), targets, min_beyond)
         sent = as_sent.outcome()
         matters = any(sent.get(key) != better for key, better in found.outcome().items())
@@ -146,14 +166,6 @@ def compare(
     doubtful = matters if late[0] else not of_a.valid, matters if late[1] else not of_b.valid
     told = tuple(warnings(a, b, doubtful, bool(slos)))
     return replace(found, doubtful=doubtful, warnings=told)
-
-
-def _recorded_slos(run: RunData) -> tuple[Slo, ...]:
-    """The targets of the run's own goodput."""
-    listed = at_path(run.summary, ("slos",))
-    texts = [str(one) for one in listed] if isinstance(listed, list) else []
-    buckets = [text.rpartition(".")[0] for text in texts]
-    return parse_slos(",".join(texts), buckets) if texts else ()
 
 
 def _compare(a: RunData, b: RunData, slos: Sequence[Slo], min_beyond: int) -> Comparison:
@@ -257,6 +269,19 @@ def _run_lines(
     return lines
 
 
+def _costs(found: Comparison, price: Price) -> list[ComparisonRow]:
+    of_a, of_b = found.figures[None]
+    a, b = price.per_million(found.a, of_a), price.per_million(found.b, of_b)
+    labels = {
+        "cost_per_million": "cost of a million tokens",
+        "cost_per_million_in_time": "the same, in time",
+    }
+    return [
+        line_of(WHOLE_RUN, key, label, "money", a[key], b[key], "lower")
+        for key, label in labels.items()
+    ]
+
+
 def _counted(
     key: str, label: str, a: int, b: int, wanted: Literal["lower", "higher", ""]
 ) -> ComparisonRow:
@@ -279,6 +304,8 @@ def _shares(
                 met),
         line_of(section, "hit_ratio", "prefix hit ratio", "share", a.hit_ratio, b.hit_ratio,
                 "higher"),
+        *(line_of(section, key, label, "per_s", a.rates[key], b.rates[key], "")
+          for key, label in THROUGHPUT.items()),
     ]  # fmt: skip
     return [line for line in lines if (line.a, line.b) != (None, None)]
 

@@ -17,6 +17,7 @@ from forebay.analysis.statistics.units import NONE, durations, rates, ratio, sha
 
 Mood = Literal["better", "worse", "mixed", "none", "doubtful"]  # doubtful: invalid or unlike runs
 LEFT_OUT_SHARE = 0.01  # with more unanswered, the summary adds "of answered requests"
+DOUBTS = "Treat with care: "  # in front of the reasons why two runs cannot be compared
 SHOWN_SHARE = 0.001  # a smaller share of unanswered requests is only in the table
 
 
@@ -65,7 +66,7 @@ def _sure(line: ComparisonRow) -> Better | None:
 def _sum_up(comparison: Comparison, judged: list[tuple[str, Better | None]]) -> tuple[Mood, str]:
     mood, text = _outcome(comparison, judged)
     if doubts := _doubts(comparison):
-        mood, text = "doubtful", f"{text}. Treat with care: {'; '.join(doubts)}"
+        mood, text = "doubtful", f"{text}. {DOUBTS}{'; '.join(doubts)}"
     return mood, text + "."
 
 

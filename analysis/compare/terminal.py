@@ -7,13 +7,29 @@ from typing import TYPE_CHECKING
 
 from forebay.analysis.compare.compare import WHOLE_RUN, Comparison, ComparisonRow
 from forebay.analysis.compare.headline import Headline
-from forebay.analysis.statistics.units import NONE, counts, durations, rates, ratio, ratios, shares
+from forebay.analysis.statistics.units import (
+    NONE,
+    counts,
+    durations,
+    money,
+    rates,
+    ratio,
+    ratios,
+    shares,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-FORMATS = {"s": durations, "per_s": rates, "share": shares, "ratio": ratios, "count": counts}
+FORMATS = {
+    "s": durations,
+    "per_s": rates,
+    "share": shares,
+    "ratio": ratios,
+    "count": counts,
+    "money": money,
+}
 MOODS = {
     "better": "bold green",
     "worse": "bold red",

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 
 from forebay.analysis.compare.compare import Comparison, compare
+from forebay.analysis.compare.cost import Price
 from forebay.analysis.compare.headline import Headline, headline, single
 from forebay.analysis.report import tables
 from forebay.analysis.report.page import html_page
@@ -43,6 +44,7 @@ def build_report(
     slos: Sequence[Slo] = (),
     min_beyond: int = MIN_BEYOND,
     title: str | None = None,
+    price: Price | None = None,
 ) -> ReportPage:
     """Build the report of `runs`.
 
@@ -54,7 +56,7 @@ def build_report(
     if not 1 <= len(runs) <= MAX_RUNS:
         raise InputError(f"{len(runs)} runs: a report takes 1 to {MAX_RUNS}")
     # A single run is compared with itself; only the first column of the rows is shown.
-    comparisons = [compare(runs[0], run, slos, min_beyond) for run in (runs[1:] or runs)]
+    comparisons = [compare(runs[0], run, slos, min_beyond, price) for run in (runs[1:] or runs)]
     headlines = [headline(comparison) for comparison in comparisons] if len(runs) > 1 else []
     title = title or _title([run.name for run in runs])
     warnings = _warnings(comparisons)

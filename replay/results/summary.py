@@ -16,7 +16,7 @@ from forebay.replay.plan.slo import Slo, meets
 from forebay.replay.results.row import Row
 from forebay.replay.results.verdict import Lateness, judge_answers, lag_limit_s
 
-PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 LEAST_BEYOND = 10  # samples that must exceed a percentile before it is shown to people
 # For each key of the summary: the metric as the tags of the log name it.
 METRICS = {
@@ -76,6 +76,28 @@ def firm(figures: Mapping[str, Any], name: str) -> Any:
     return figures[name] if is_firm(name, figures["count"]) else None
 
 
+def highest_firm(figures: Mapping[str, Any], name: str) -> tuple[str, Any]:
+    """Return the percentile `name` with its value, or the highest one below it that is firm.
+
+    The maximum stands in where no percentile is firm.
+    """
+    for percentile in reversed(PERCENTILES):
+        lower = f"p{percentile:g}"
+        if percentile <= float(name[1:]) and is_firm(lower, figures["count"]):
+            return lower, figures[lower]
+    return "max", figures["max"]
+
+
+def throughput(completed: int, prompt: float, output: float, seconds: float) -> dict[str, Any]:
+    """Return completed requests and their tokens, divided by the seconds to the last answer."""
+    return {
+        "requests_per_s": _ratio(completed, seconds),
+        "prompt_tokens_per_s": _ratio(prompt, seconds),
+        "output_tokens_per_s": _ratio(output, seconds),
+        "total_tokens_per_s": _ratio(prompt + output, seconds),
+    }
+
+
 @dataclass(slots=True)
 class _Rejects:
     histogram: Any = field(default_factory=new_histogram)
@@ -100,6 +122,7 @@ class RunTotals:
         self._missing: Counter[str] = Counter()
         self._prompt_tokens = 0
         self._cached_tokens = 0
+        self._done_tokens = [0, 0]  # prompt and output tokens of completed requests
         self._cached_known = False
         # The trace's count of the prompts whose tokens `_prompt_tokens` counts.
         self.counted_input_tokens = 0
@@ -143,6 +166,8 @@ class RunTotals:
 
     def _completed(self, row: Row) -> None:
         self.completed += 1
+        self._done_tokens[0] += row.prompt_tokens or 0
+        self._done_tokens[1] += row.output_tokens or 0
         self._estimated += row.tokens_estimated or False
         self._without_output += row.first_s is None
         values = {
@@ -185,6 +210,7 @@ class RunTotals:
             "duration_s": self.last_done_s,
             "window_s": window_s,
             "offered_rate_per_s": _ratio(self.requests - self.failed["never_sent"], window_s),
+            **throughput(self.completed, *self._done_tokens, self.last_done_s),
             "goodput_per_s": _ratio(good, window_s),
             "goodput_by_bucket_per_s": {
                 name: _ratio(self._good[name], window_s) for name in self._seen()
@@ -221,7 +247,7 @@ class RunTotals:
         return figures
 
     def _first_words(self) -> list[dict[str, Any]]:
-        """Return each kind of unanswered request with the first words about it, in order of number."""
+        """Return the kinds of unanswered requests, the most frequent first, with first words."""
         return [
             {
                 "outcome": outcome,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.replay.plan.slo import Slo
-from forebay.replay.results.summary import INFINITE, PERCENTILES, rank_of
+from forebay.replay.results.summary import INFINITE, PERCENTILES, rank_of, throughput
 from forebay.replay.results.verdict import judge_answers
 from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.routers.possible import most_in_time
@@ -48,7 +48,7 @@ class Table:
         )
         self.arrival_s = np.array([row.arrival_s for row in rows])
         self.prompt_tokens = np.array([row.input_tokens for row in rows])
-        output = np.array([row.output_tokens for row in rows], dtype=float)
+        self.output = output = np.array([row.output_tokens for row in rows], dtype=float)
         first = _times(outcomes, "first_token_s")
         last = _times(outcomes, "finished_s")
         self.done = ~np.isnan(last)
@@ -64,6 +64,11 @@ class Table:
         }
         self.queue_s = _times(outcomes, "sent_s") - self.arrival_s
         self.last_s = float(np.nanmax(last)) if self.done.any() else 0.0
+
+    def completed_work(self) -> tuple[int, float, float]:
+        """Return the completed requests, and their prompt and output tokens."""
+        prompt, output = (float(of[self.done].sum()) for of in (self.prompt_tokens, self.output))
+        return int(self.done.sum()), prompt, output
 
     def good(self, slos: Sequence[Slo]) -> NDArray[np.bool_]:
         """Tell for each request whether it met every target that applies to it."""
@@ -108,6 +113,7 @@ def summarise(
         "duration_s": table.last_s,
         "window_s": window_s,
         "offered_rate_per_s": len(outcomes) / window_s if window_s else None,
+        **throughput(*table.completed_work(), table.last_s),
         **_goodput(table, good, window_s),
         "possible_goodput_per_s": None,
         "share_of_possible": None,

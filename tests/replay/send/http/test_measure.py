@@ -2,13 +2,21 @@
 
 from io import StringIO
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from forebay.proxy.telemetry.hlog import new_histogram
 from forebay.replay.plan.slo import Slo, default_slos, meets, parse_slos
 from forebay.replay.results.printed_table import summary_table
-from forebay.replay.results.summary import RunTotals, distribution_ms, firm, is_firm
+from forebay.replay.results.summary import (
+    RunTotals,
+    distribution_ms,
+    firm,
+    highest_firm,
+    is_firm,
+    throughput,
+)
 from forebay.replay.results.verdict import Lateness, judge_answers, lag_limit_s
 from forebay.replay.send.http.measure import Latency, OutputEvents, measure
 from forebay.replay.send.http.outcome import (
@@ -357,6 +365,31 @@ def test_the_percentiles_of_one_sample_are_numbers() -> None:
     told = distribution_ms(histogram)
     assert told.pop("count") == 1
     assert all(value == pytest.approx(5.0, rel=1e-3) for value in told.values())
+
+
+@pytest.mark.parametrize(
+    ("count", "name"),
+    [(1000, "p99"), (999, "p95"), (200, "p95"), (199, "p90"), (99, "p50"), (19, "max"), (1, "max")],
+)
+def test_the_highest_percentile_that_a_count_allows(count: int, name: str) -> None:
+    figures = {"count": count} | {one: one for one in ("p50", "p90", "p95", "p99", "max")}
+    assert highest_firm(figures, "p99") == (name, name)
+
+
+@pytest.mark.parametrize("count", [1, 7, 100, 1013])
+def test_p95_is_the_nearest_rank(count: int) -> None:
+    values = np.random.default_rng(count).integers(1, 2_000, count)  # exact in the histogram
+    histogram = new_histogram()
+    for value in values.tolist():
+        histogram.record_value(value)
+    exact = float(np.percentile(values, 95, method="inverted_cdf")) / 1e3
+    assert distribution_ms(histogram)["p95"] == exact
+
+
+def test_throughput_is_plain_division() -> None:
+    told = throughput(30, 6_000.0, 300.0, 12.0)
+    assert list(told.values()) == [2.5, 500.0, 25.0, 525.0]
+    assert set(throughput(0, 0.0, 0.0, 0.0).values()) == {None}
 
 
 def test_the_table_of_a_short_run_shows_no_tails() -> None:
