@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from forebay.analysis.compare.cost import Price
     from forebay.analysis.compare.headline import Headline
     from forebay.analysis.runs.run import RunData
+    from forebay.analysis.runs.window import Cut
     from forebay.replay.plan.slo import Slo
 
 compare_app = new_app()
@@ -47,6 +48,22 @@ Gpus = Annotated[
     int | None,
     typer.Option(min=1, help="GPUs that the price counts; default: those of the run."),
 ]
+Since = Annotated[
+    str | None,
+    typer.Option(help="Only requests due since then: 24h or 7d before the end, or a date."),
+]
+Between = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="START..END",
+        help="Only requests due then: 1m..5m of the run, or dates. Once for each run, or several "
+        "times for a single one, which are then compared.",
+    ),
+]
+HdrUnit = Annotated[
+    str | None,
+    typer.Option("--unit", help="Unit of a histogram file that does not state it: ns, us, ms, s."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -54,7 +71,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="A B [C ...]", help="Run folders; the first is the baseline."),
+        typer.Argument(
+            metavar="A B [C ...]", help="Run folders or result files; the first is the baseline."
+        ),
     ],
     slo: SloText = None,
     min_beyond: Beyond = 10,
@@ -77,6 +96,9 @@ def compare(
     ] = False,
     price_per_gpu_hour: PerGpuHour = None,
     gpus: Gpus = None,
+    since: Since = None,
+    between: Between = None,
+    unit: HdrUnit = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs with the first of them.
@@ -93,10 +115,11 @@ def compare(
     from forebay.analysis.compare.limits import broken, parse_limit
     from forebay.analysis.runs.load import load_runs
 
-    if len(runs) < 2:
+    cuts = _cuts(since, between)
+    if len(runs) < 2 and len(cuts) < 2:
         raise InputError("give two or more runs: the baseline, and those to compare with it")
     limits = [parse_limit(text) for text in fail_if or ()]
-    baseline, *others = load_runs(runs)
+    baseline, *others = load_runs(runs, cuts, _unit(unit))
     slos = _slos(slo, [baseline, *others])
     price = _price(price_per_gpu_hour, gpus)
     compared = [compare_runs(baseline, other, slos, min_beyond, price) for other in others]
@@ -153,7 +176,9 @@ def _show(
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders; the first is the baseline."),
+        typer.Argument(
+            metavar="RUN...", help="Run folders or result files; the first is the baseline."
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
         "report.html"
@@ -164,6 +189,9 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     price_per_gpu_hour: PerGpuHour = None,
     gpus: Gpus = None,
+    since: Since = None,
+    between: Between = None,
+    unit: HdrUnit = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page about one or more runs.
@@ -178,7 +206,7 @@ def report(
         raise InputError(f"--out {printable(str(out))}: is not UTF-8; give another name")
     if as_json and str(out) == "-":
         raise InputError("--json: standard output has the page already (-o -); give -o FILE")
-    loaded = load_runs(runs)
+    loaded = load_runs(runs, _cuts(since, between), _unit(unit))
     page = build_report(
         loaded, _slos(slo, loaded), min_beyond, title, _price(price_per_gpu_hour, gpus)
     )
@@ -191,6 +219,24 @@ def report(
         print(f"warning: {warning}", file=sys.stderr)
     if str(out) != "-":
         talk(f"wrote {out}")
+
+
+def _cuts(since: str | None, between: list[str] | None) -> "list[Cut]":
+    from forebay.analysis.runs.window import parse_between, parse_since
+
+    if since is not None and between:
+        raise InputError("--since and --between: give one of them")
+    if since is not None:
+        return [parse_since(since)]
+    return [parse_between(text) for text in between or ()]
+
+
+def _unit(text: str | None) -> str | None:
+    from forebay.analysis.runs.sources.hlog import UNITS_S
+
+    if text is not None and text not in UNITS_S:
+        raise InputError(f"--unit {text}: one of: {', '.join(UNITS_S)}")
+    return text
 
 
 def _price(per_gpu_hour: float | None, gpus: int | None) -> "Price | None":

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from forebay.analysis.compare.cost import Price
 from forebay.analysis.compare.figures import (
+    LATENCIES,
     Figures,
     figures,
     imbalance,
@@ -22,7 +23,7 @@ from forebay.analysis.compare.figures import (
     recorded_slos,
 )
 from forebay.analysis.runs.provenance import RecordedVerdict, is_little_late, verdict, warnings
-from forebay.analysis.runs.run import RunData, from_sending
+from forebay.analysis.runs.run import RunData, at_path, from_sending
 from forebay.analysis.statistics.bootstrap import ConfidenceInterval, ratio_interval
 from forebay.analysis.statistics.quantiles import EQUAL_WITHIN, MIN_BEYOND, SHARES
 from forebay.analysis.statistics.share_intervals import share_ratio_interval
@@ -92,6 +93,7 @@ class Comparison:
     buckets: tuple[str, ...]
     figures: dict[str | None, tuple[Figures, Figures]]
     headline_percentile: dict[str, str | None]
+    headline_latency: dict[str, str]  # ttft, or e2e where no TTFT is known
     lines: tuple[ComparisonRow, ...]
     warnings: tuple[str, ...]
     doubtful: tuple[bool, bool]  # the client may have changed the outcome
@@ -103,9 +105,18 @@ class Comparison:
                 return line
         return None
 
+    def headline_line(self, bucket: str) -> ComparisonRow | None:
+        """The latency that stands for a bucket; None with too few samples."""
+        return self.line(
+            bucket, f"{self.headline_latency[bucket]}_{self.headline_percentile[bucket]}"
+        )
+
     def outcome(self) -> dict[tuple[str, str], Better | None]:
         """Which run is better by each figure of the headline."""
-        keys = [(bucket, f"ttft_{self.headline_percentile[bucket]}") for bucket in self.buckets]
+        keys = [
+            (bucket, f"{self.headline_latency[bucket]}_{self.headline_percentile[bucket]}")
+            for bucket in self.buckets
+        ]
         keys.append((WHOLE_RUN, "attainment"))
         lines = [self.line(*key) for key in keys]
         return {key: line.better for key, line in zip(keys, lines, strict=True) if line}
@@ -174,14 +185,17 @@ def _compare(a: RunData, b: RunData, slos: Sequence[Slo], min_beyond: int) -> Co
         bucket: (figures(a, bucket, slos, min_beyond), figures(b, bucket, slos, min_beyond))
         for bucket in (None, *buckets)
     }
-    headline = {bucket: _headline_percentile(*found[bucket]) for bucket in buckets}
+    chosen = {bucket: _headline_latency(*found[bucket]) for bucket in buckets}
+    headline = {bucket: _headline_percentile(*found[bucket], chosen[bucket]) for bucket in buckets}
     seconds = (observation_s(a), observation_s(b))
     lines = _run_lines(*found[None], seconds)
     lines.append(line_of(WHOLE_RUN, "imbalance", "busiest / idlest GPU", "ratio",
                          imbalance(a), imbalance(b), "lower"))  # fmt: skip
     for bucket in buckets:
-        interval = _interval(a, b, bucket, headline[bucket])
-        lines += _bucket_lines(bucket, *found[bucket], headline[bucket], interval)
+        interval = _interval(a, b, bucket, headline[bucket], chosen[bucket])
+        lines += _bucket_lines(
+            bucket, *found[bucket], f"{chosen[bucket]}_{headline[bucket]}", interval
+        )
         lines += _shares(bucket, *found[bucket], seconds)
     return Comparison(
         a=a,
@@ -191,33 +205,62 @@ def _compare(a: RunData, b: RunData, slos: Sequence[Slo], min_beyond: int) -> Co
         buckets=buckets,
         figures=found,
         headline_percentile=headline,
-        lines=tuple(lines),
+        headline_latency=chosen,
+        lines=tuple(_marked(line, (a, b)) for line in lines),
         warnings=(),
         doubtful=(False, False),
         min_beyond=min_beyond,
     )
 
 
-def _headline_percentile(a: Figures, b: Figures) -> str | None:
+def _headline_latency(a: Figures, b: Figures) -> str:
+    """TTFT, or E2E where neither run has one, such as histograms of another program."""
+    there = [one.latency["ttft"].count for one in (a, b)]
+    return "ttft" if any(there) or not a.latency["e2e"].count else "e2e"
+
+
+def _marked(line: ComparisonRow, runs: tuple[RunData, RunData]) -> ComparisonRow:
+    """Mark the label of a figure that a run defines otherwise; `definition_notes` says how."""
+    latency = line.key.rpartition("_")[0].partition("_")[0]
+    if not any(latency in (at_path(run.info, ("differs",)) or ()) for run in runs):
+        return line
+    return replace(line, label=f"{line.label} *")
+
+
+def definition_notes(runs: Sequence[RunData]) -> list[str]:
+    """A sentence for each figure that a run defines otherwise than a run folder does."""
+    names = {key: label.removeprefix("worst ") for key, label, _ in LATENCY_LINES}
+    return [
+        f"* {names.get(key, key)} of {run.name} ({run.info.get('made_by')}): {words}."
+        for run in _different(runs)
+        for key, words in (at_path(run.info, ("differs",)) or {}).items()
+    ]
+
+
+def _different(runs: Sequence[RunData]) -> list[RunData]:
+    return [run for at, run in enumerate(runs) if all(run is not one for one in runs[:at])]
+
+
+def _headline_percentile(a: Figures, b: Figures, latency: str) -> str | None:
     for name in HEADLINE_ORDER:
-        if None not in (a.latency["ttft"].values[name], b.latency["ttft"].values[name]):
+        if None not in (a.latency[latency].values[name], b.latency[latency].values[name]):
             return name
     return None
 
 
 def _interval(
-    a: RunData, b: RunData, bucket: str, percentile: str | None
+    a: RunData, b: RunData, bucket: str, percentile: str | None, latency: str
 ) -> ConfidenceInterval | None:
     if percentile is None:
         return None
-    of_a, of_b = (_ttft_in_order(run, bucket) for run in (a, b))
+    of_a, of_b = (_in_order(run, bucket, LATENCIES[latency]) for run in (a, b))
     return ratio_interval(of_a, of_b, SHARES[percentile])
 
 
-def _ttft_in_order(run: RunData, bucket: str) -> Any:
+def _in_order(run: RunData, bucket: str, column: str) -> Any:
     rows = run.rows(bucket, "ok")
     order = run.numbers["intended_s"][rows].argsort(kind="stable")
-    return run.numbers["ttft_response_s"][rows][order]
+    return run.numbers[column][rows][order]
 
 
 def line_of(
@@ -311,7 +354,7 @@ def _shares(
 
 
 def _bucket_lines(
-    bucket: str, a: Figures, b: Figures, headline: str | None, interval: ConfidenceInterval | None
+    bucket: str, a: Figures, b: Figures, headline: str, interval: ConfidenceInterval | None
 ) -> list[ComparisonRow]:
     lines = []
     for key, label, names in LATENCY_LINES:
@@ -324,7 +367,7 @@ def _bucket_lines(
             )
             if (of_a, of_b) == (None, None) and (key, name) != ("ttft", "p99"):
                 continue
-            sure = interval if key == "ttft" and name == headline else None
+            sure = interval if f"{key}_{name}" == headline else None
             lines.append(
                 line_of(bucket, f"{key}_{name}", f"{label} {name}", "s", of_a, of_b, "lower", sure)
             )

@@ -106,7 +106,7 @@ def figures(
         goodput_per_s=goodput,
         attainment=attainment,
         hit_ratio=_hit_ratio(run.numbers, rows),
-        rates=throughput(answered, prompt, output, busy_s(run) or 0.0),
+        rates=_rates(run, answered, prompt, output),
         tokens=prompt + output,
         tokens_in_time=in_time,
     )
@@ -122,6 +122,15 @@ def recorded(run: RunData, metric: str, tag: str, min_beyond: int = MIN_BEYOND) 
         values[name] = None if hidden or value_ms is None else value_ms / 1e3
     longest_ms = run.number(metric, tag, "max") if count else None
     return Percentiles(count, values, None if longest_ms is None else longest_ms / 1e3)
+
+
+def _rates(run: RunData, answered: int, prompt: float, output: float) -> dict[str, float | None]:
+    """Throughput by the keys of summary.json; None for tokens that the run does not count."""
+    rates = throughput(answered, prompt, output, busy_s(run) or 0.0)
+    for name in TOKENS:
+        if np.isnan(run.numbers[name]).all():
+            rates[f"{name}_per_s"] = rates["total_tokens_per_s"] = None
+    return rates
 
 
 def recorded_slos(run: RunData) -> tuple[Slo, ...]:
@@ -161,7 +170,9 @@ def observation_s(run: RunData) -> float | None:
 def _goodput(
     run: RunData, bucket: str | None, slos: Sequence[Slo]
 ) -> tuple[float | None, float | None]:
-    if not slos:
+    if "cut" in run.info:  # its summary judges the whole run
+        slos = slos or recorded_slos(run)
+    elif not slos:
         if bucket is None:
             return run.number("goodput_per_s"), run.number("attainment")
         return (

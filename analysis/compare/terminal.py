@@ -5,7 +5,7 @@ Text from files is passed as Text, never as Rich markup. Nothing is computed her
 
 from typing import TYPE_CHECKING
 
-from forebay.analysis.compare.compare import WHOLE_RUN, Comparison, ComparisonRow
+from forebay.analysis.compare.compare import WHOLE_RUN, Comparison, ComparisonRow, definition_notes
 from forebay.analysis.compare.headline import Headline
 from forebay.analysis.statistics.units import (
     NONE,
@@ -62,7 +62,7 @@ def notes(comparison: Comparison) -> str:
     )
     if comparison.slos:
         text += f" Targets: {', '.join(str(slo) for slo in comparison.slos)}."
-    return text
+    return "\n".join([text, *definition_notes((comparison.a, comparison.b))])
 
 
 def better_name(comparison: Comparison, line: ComparisonRow) -> str:

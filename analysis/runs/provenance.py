@@ -178,8 +178,14 @@ def differences(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
         what
         for what in MUST_AGREE
         if not (what == LATENCY_TARGETS and judged_anew)
+        and not _unrecorded(a, b, what)
         and text_of(setting(a, what)) != text_of(setting(b, what))
     ]
+
+
+def _unrecorded(a: RunData, b: RunData, what: str) -> bool:
+    """True if a file of another tool, which records no settings, lacks this one."""
+    return any("made_by" in run.info and setting(run, what) is None for run in (a, b))
 
 
 def warnings(
@@ -201,6 +207,10 @@ def warnings(
             found.append(f"{run.name}: ended by {ended}; its last requests are missing")
         own = run.summary.get("warnings")
         found += [f"{run.name}: {text_of(one)}" for one in own] if isinstance(own, list) else []
+    silent = [run.name for run in (a, b) if "made_by" in run.info]
+    if silent:
+        names = " and ".join(dict.fromkeys(silent))
+        found.append(f"{names}: trace, pace and model are not recorded; check that they are equal")
     for what in differences(a, b, judged_anew):
         of_a, of_b = text_of(setting(a, what)), text_of(setting(b, what))
         chance = "; the arrivals differ, and the intervals allow for that" if what == "seed" else ""

@@ -110,6 +110,10 @@ def summarise(
         "completed": int(table.done.sum()),
         "rejected": rejected,
         "failed": {},
+        "unanswered": [
+            {"outcome": "rejected", "reason": name, "status": 429, "requests": count, "said": None}
+            for name, count in Counter(reject.reason for reject in rejects).most_common()
+        ],
         "duration_s": table.last_s,
         "window_s": window_s,
         "offered_rate_per_s": len(outcomes) / window_s if window_s else None,

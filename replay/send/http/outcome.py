@@ -38,10 +38,16 @@ def of_status(status: int, body: bytes) -> tuple[str, str]:
     """Return outcome and reason of an answer whose status is not 200."""
     code = error_code(body)
     if status in (429, 503):
-        if isinstance(code, str) and not code.isdigit() and code not in _NOT_ADMISSION:
+        if isinstance(code, str) and is_admission(status, code):
             return "rejected", code
         return "failed", str(status)
     return "failed", _class_of(status)
+
+
+def is_admission(status: int, code: str) -> bool:
+    """True if an answer with this status and error code is a rejection by admission."""
+    named = bool(code) and not code.isdigit() and code not in _NOT_ADMISSION
+    return status in (429, 503) and named
 
 
 def of_stream_error(error: dict[str, Any]) -> str:

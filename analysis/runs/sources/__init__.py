@@ -1,0 +1,6 @@
+"""Files that are no run folders, read as runs.
+
+In reading order: `rows` makes a run of rows, `proxy_logs` reads the usage ledger and the request
+log of the proxy, `hdr_payload` decodes one histogram, `hlog` and `hgrm` read files of them, and
+`histograms` makes a run of those. The room imports `runs.run` and `statistics`.
+"""
