@@ -36,6 +36,7 @@ from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.share.exchange import PeerExchange
 from forebay.proxy.telemetry.logs.capture import Capture
 from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
+from forebay.proxy.telemetry.metrics.past_metrics import PastMetrics
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 
 VERSIONS = {
@@ -68,6 +69,7 @@ class Admin:
         capture: Capture | None,
         ledger: UsageLedger | None,
         receipts: Receipts,
+        past: PastMetrics,
     ) -> None:
         self._app = app
         self._driver = driver
@@ -82,6 +84,7 @@ class Admin:
         self._capture = capture
         self._ledger = ledger
         self._receipts = receipts
+        self._past = past
         self._page = files("forebay.proxy").joinpath("live.html").read_bytes()
         self._started_at = asyncio.get_running_loop().time()
 
@@ -95,7 +98,8 @@ class Admin:
                 ready = self._app.ready
                 return web.Response(status=200 if ready else 503, text=f"ready: {ready}\n")
             case "GET", "/metrics":
-                text = self._metrics.text()
+                ago_s = seconds_ago(request)
+                text = self._metrics.text() if ago_s is None else self._past.ago(ago_s)
                 return web.Response(
                     body=text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
                 )
@@ -212,6 +216,12 @@ def wrong_request(request: web.BaseRequest) -> web.Response:
 def requested_id(request: web.BaseRequest) -> str | None:
     """Return the id in `/status?request=ID`; None if there is none."""
     return query_of(request).get("request", [None])[0]
+
+
+def seconds_ago(request: web.BaseRequest) -> float | None:
+    """Return the number in `/metrics?ago=SECONDS`; None for the metrics of now."""
+    text = query_of(request).get("ago", [""])[0]
+    return float(text) if text.isdecimal() and len(text) < 8 else None
 
 
 def query_of(request: web.BaseRequest) -> Mapping[str, Sequence[str]]:

@@ -40,10 +40,12 @@ from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.proxy.telemetry.log_events import LogEvent, Say
 from forebay.proxy.telemetry.logs.access_log import AccessLog, InternalErrors
 from forebay.proxy.telemetry.logs.capture import capturing
+from forebay.proxy.telemetry.logs.rejection_log import RejectionLog
 from forebay.proxy.telemetry.logs.tracing import Tracer
 from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
 from forebay.proxy.telemetry.metrics.backend_metrics import BackendMetrics
 from forebay.proxy.telemetry.metrics.decision_metrics import DecisionMetrics
+from forebay.proxy.telemetry.metrics.past_metrics import PastMetrics
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
 from forebay.traces.errors import InputError
@@ -187,7 +189,11 @@ async def start_proxy(
         ledger = None
         if config.usage.path is not None:
             ledger = stack.enter_context(UsageLedger(config.usage.path, say))
-        telemetry = Telemetry(metrics, access, tracer, capture, recorder.receipts, ledger)
+        rejections = RejectionLog(say)
+        past = PastMetrics(metrics.text, asyncio.get_running_loop().time)
+        telemetry = Telemetry(
+            metrics, access, tracer, capture, recorder.receipts, ledger, rejections
+        )
         app = App(
             config,
             driver,
@@ -244,6 +250,7 @@ async def start_proxy(
             capture,
             ledger,
             recorder.receipts,
+            past,
         )
         admin_server = HttpServer(admin.handle)
         share_port = share_port or config.listen.reuse_port
@@ -258,8 +265,8 @@ async def start_proxy(
         admin_runner, admin_port = await _listen(
             stack, admin_server, admin_host, at.admin_port, "admin_port", reuse_port=at.reuse_port
         )
-        renewal = asyncio.create_task(security.watch(say))
-        stack.push_async_callback(_cancel, renewal)
+        for task in (security.watch(say), past.run(rejections.tick)):
+            stack.push_async_callback(_cancel, asyncio.create_task(task))
         yield Proxy(
             app,
             driver,
