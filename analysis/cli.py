@@ -64,6 +64,8 @@ HdrUnit = Annotated[
     str | None,
     typer.Option("--unit", help="Unit of a histogram file that does not state it: ns, us, ms, s."),
 ]
+AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Write a Markdown table.")]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Write CSV, in base units.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -99,6 +101,8 @@ def compare(
     since: Since = None,
     between: Between = None,
     unit: HdrUnit = None,
+    markdown: AsMarkdown = False,
+    as_csv: AsCsv = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs with the first of them.
@@ -115,6 +119,7 @@ def compare(
     from forebay.analysis.compare.limits import broken, parse_limit
     from forebay.analysis.runs.load import load_runs
 
+    _check_forms(markdown, as_csv, as_json)
     cuts = _cuts(since, between)
     if len(runs) < 2 and len(cuts) < 2:
         raise InputError("give two or more runs: the baseline, and those to compare with it")
@@ -125,7 +130,11 @@ def compare(
     compared = [compare_runs(baseline, other, slos, min_beyond, price) for other in others]
     words = [headline(comparison) for comparison in compared]
     failures = [line for comparison in compared for line in broken(comparison, limits)]
-    _show(compared, words, failures if limits else None, as_json=as_json)
+    if markdown or as_csv:
+        text = _plain_text(compared, [said.summary for said in words], as_csv=as_csv)
+        sys.stdout.write(text)
+    else:
+        _show(compared, words, failures if limits else None, as_json=as_json)
     if fail_if_worse:
         failures += _worse(words)
     for line in failures:
@@ -180,9 +189,10 @@ def report(
             metavar="RUN...", help="Run folders or result files; the first is the baseline."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The file to write; default: report.html, .md or .csv."),
+    ] = None,
     slo: SloText = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     min_beyond: Beyond = 10,
@@ -192,6 +202,8 @@ def report(
     since: Since = None,
     between: Between = None,
     unit: HdrUnit = None,
+    markdown: AsMarkdown = False,
+    as_csv: AsCsv = False,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page about one or more runs.
@@ -202,14 +214,18 @@ def report(
     from forebay.analysis.runs.load import load_runs
     from forebay.analysis.statistics.units import is_text, printable
 
+    _check_forms(markdown, as_csv, as_json)
+    out = out or Path(f"report.{'md' if markdown else 'csv' if as_csv else 'html'}")
     if not is_text(str(out)):
         raise InputError(f"--out {printable(str(out))}: is not UTF-8; give another name")
     if as_json and str(out) == "-":
         raise InputError("--json: standard output has the page already (-o -); give -o FILE")
     loaded = load_runs(runs, _cuts(since, between), _unit(unit))
-    page = build_report(
-        loaded, _slos(slo, loaded), min_beyond, title, _price(price_per_gpu_hour, gpus)
-    )
+    price = _price(price_per_gpu_hour, gpus)
+    if markdown or as_csv:
+        _write_table(loaded, out, slo, min_beyond, price, as_csv=as_csv, force=force)
+        return
+    page = build_report(loaded, _slos(slo, loaded), min_beyond, title, price)
     write_report(page, out, force)
     if as_json:
         _print_json({"path": str(out), "headline": page.summary, "warnings": page.warnings})
@@ -217,6 +233,43 @@ def report(
     talk(page.summary)
     for warning in page.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    if str(out) != "-":
+        talk(f"wrote {out}")
+
+
+def _check_forms(*forms: bool) -> None:
+    if sum(forms) > 1:
+        raise InputError("--markdown, --csv and --json: give one of them")
+
+
+def _plain_text(compared: "Sequence[Comparison]", summaries: list[str], *, as_csv: bool) -> str:
+    from forebay.analysis.compare.plain_tables import csv_table, markdown
+
+    runs = [compared[0].a, *(one.b for one in compared)]
+    return csv_table(runs, compared) if as_csv else markdown(runs, compared, summaries)
+
+
+def _write_table(
+    runs: "Sequence[RunData]",
+    out: Path,
+    slo: str | None,
+    min_beyond: int,
+    price: "Price | None",
+    *,
+    as_csv: bool,
+    force: bool,
+) -> None:
+    """Write the figures of `report` as Markdown or CSV."""
+    from forebay.analysis.compare.compare import compare as compare_runs
+    from forebay.analysis.compare.headline import headline
+    from forebay.analysis.compare.plain_tables import csv_table, markdown
+    from forebay.analysis.report.report import write_text
+
+    slos = _slos(slo, runs)
+    compared = [compare_runs(runs[0], run, slos, min_beyond, price) for run in (runs[1:] or runs)]
+    said = [headline(one).summary for one in compared] if len(runs) > 1 else []
+    text = csv_table(runs, compared) if as_csv else markdown(runs, compared, said)
+    write_text(text, out, force)
     if str(out) != "-":
         talk(f"wrote {out}")
 

@@ -313,8 +313,7 @@ def _run_lines(
 
 
 def _costs(found: Comparison, price: Price) -> list[ComparisonRow]:
-    of_a, of_b = found.figures[None]
-    a, b = price.per_million(found.a, of_a), price.per_million(found.b, of_b)
+    a, b = (price.per_million(run, found.slos) for run in (found.a, found.b))
     labels = {
         "cost_per_million": "cost of a million tokens",
         "cost_per_million_in_time": "the same, in time",

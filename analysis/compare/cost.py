@@ -1,9 +1,14 @@
 """Compute what a run's tokens cost, from a price of a GPU hour."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forebay.analysis.compare.figures import Figures, backends, busy_s
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.analysis.compare.figures import TOKENS, backends, busy_s, good_rows, recorded_slos
 from forebay.analysis.runs.run import RunData
+from forebay.replay.plan.slo import Slo
 from forebay.traces.errors import InputError
 
 MILLION = 1e6
@@ -33,14 +38,23 @@ class Price:
             )
         return count
 
-    def per_million(self, run: RunData, figures: Figures) -> dict[str, float | None]:
-        """Return the cost of a million tokens: of all answers, and of those within targets."""
+    def per_million(self, run: RunData, slos: Sequence[Slo] = ()) -> dict[str, float | None]:
+        """Return the cost of a million tokens: of all answers, and of those within targets.
+
+        The targets are `slos`, else those that the run recorded.
+        """
         seconds = busy_s(run)
         if not seconds:
             return {"cost_per_million": None, "cost_per_million_in_time": None}
         paid = self.per_gpu_hour * self.gpus_of(run) * seconds / HOUR_S
-        tokens = {
-            "cost_per_million": figures.tokens,
-            "cost_per_million_in_time": figures.tokens_in_time,
+        rows = {
+            "cost_per_million": run.rows(outcome="ok"),
+            "cost_per_million_in_time": good_rows(run, slos or recorded_slos(run)),
         }
+        tokens = {key: _tokens(run, mask) for key, mask in rows.items()}
         return {key: paid / count * MILLION if count else None for key, count in tokens.items()}
+
+
+def _tokens(run: RunData, rows: NDArray[np.bool_]) -> float:
+    """Prompt and output tokens of some requests, as the server counted them."""
+    return sum(float(np.nansum(run.numbers[name][rows])) for name in TOKENS)

@@ -49,8 +49,6 @@ class Figures:
     attainment: float | None
     hit_ratio: float | None
     rates: Mapping[str, float | None]  # by the keys of summary.json, such as requests_per_s
-    tokens: float  # prompt and output tokens of answered requests
-    tokens_in_time: float  # of those that met their targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +92,6 @@ def figures(
     latency["itl"] = recorded(run, "itl_ms", bucket or "all", min_beyond)
     goodput, attainment = _goodput(run, bucket, slos)
     prompt, output = (float(np.nansum(run.numbers[name][ok])) for name in TOKENS)
-    good = ok & good_rows(run, slos or recorded_slos(run))
-    in_time = sum(float(np.nansum(run.numbers[name][good])) for name in TOKENS)
     return Figures(
         bucket=bucket,
         intended=intended,
@@ -107,8 +103,6 @@ def figures(
         attainment=attainment,
         hit_ratio=_hit_ratio(run.numbers, rows),
         rates=_rates(run, answered, prompt, output),
-        tokens=prompt + output,
-        tokens_in_time=in_time,
     )
 
 

@@ -17,9 +17,9 @@ from typing import Any, cast
 import orjson
 
 from forebay.analysis.runs.load import load_run, load_runs
-from forebay.analysis.runs.made_folder import write_folder
 from forebay.analysis.runs.provenance import LATENCY_TARGETS, MUST_AGREE, PLACES
 from forebay.analysis.runs.run import RunData, at_path
+from forebay.analysis.runs.sources.made_folder import write_folder
 from forebay.replay.plan.slo import parse_slos
 from forebay.replay.results.folder import ANSWERS, HLOG, SUMMARY, TABLE, RunFolder
 from forebay.replay.results.merge import merge_parts

@@ -109,12 +109,17 @@ def settings(run: RunData) -> dict[str, str]:
     command = repeat_command(run)
     return {
         **({"command": command} if command else {}),
+        **({"before it": _start_first(run)} if command and _start_first(run) else {}),
         **{what: text for what, text in texts.items() if (text and text != "0") or what == "seed"},
     }
 
 
 def repeat_command(run: RunData) -> str:
-    """The `forebay replay` command that repeats the run; "" if no single one does."""
+    """The `forebay replay` or `simulate` command that repeats the run; "" if no single one does."""
+    if run.info.get("simulated"):
+        from forebay.analysis.runs.simulate_command import simulate_command
+
+        return simulate_command(run)
     trace, targets = setting(run, "trace"), setting(run, "targets")
     if not isinstance(trace, str) or not isinstance(targets, list) or "merged" in run.info:
         return ""
@@ -135,6 +140,12 @@ def repeat_command(run: RunData) -> str:
             words += [option, text_of(value)]
     words += [*given_options(run.info), "--out", run.path.name]
     return " ".join(shlex.quote(word) for word in words)
+
+
+def _start_first(run: RunData) -> str:
+    """Say that servers of this machine must run again; "" for others."""
+    near = sorted(at for at in _servers(run) if at.startswith(("127.", "localhost:", "::1:")))
+    return f"start the servers at {', '.join(near)}, or give their new addresses" if near else ""
 
 
 def text_of(value: Any) -> str:
@@ -208,7 +219,7 @@ def warnings(
         own = run.summary.get("warnings")
         found += [f"{run.name}: {text_of(one)}" for one in own] if isinstance(own, list) else []
     silent = [run.name for run in (a, b) if "made_by" in run.info]
-    if silent:
+    if silent and a is not b:
         names = " and ".join(dict.fromkeys(silent))
         found.append(f"{names}: trace, pace and model are not recorded; check that they are equal")
     for what in differences(a, b, judged_anew):

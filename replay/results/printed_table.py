@@ -19,7 +19,7 @@ def summary_table(summary: dict[str, Any]) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("bucket", "requests", "done", "TTFT p50", "p99", "max", "stall p99", "goodput/s"):
         table.add_column(name, justify="left" if name == "bucket" else "right")
     buckets = [name for name, count in summary["requests_by_bucket"].items() if count]

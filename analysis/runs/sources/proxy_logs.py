@@ -25,7 +25,13 @@ LEDGER = Origin(
     "usage ledger", DIFFERS, ("it lacks requests that reached no server, such as rejections",), True
 )
 REQUEST_LOG = Origin(
-    "request log", DIFFERS, ("it has the share logs.sample of the requests, or all at debug",), True
+    "request log",
+    DIFFERS,
+    (
+        "it has the share logs.sample of the requests, or all at debug",
+        "requests of paths that are not shaped, such as embeddings, are left out",
+    ),
+    True,
 )
 
 
@@ -45,6 +51,8 @@ def load_proxy_log(path: Path, name: str | None, lines: Sequence[Any]) -> RunDat
 def is_request(line: Any) -> bool:
     """True if a line is one request of either file."""
     if not isinstance(line, Mapping) or not {"time", "request_id", "status"} <= line.keys():
+        return False
+    if line.get("operation") == "other":  # not shaped, such as an embedding or a list of models
         return False
     return line.get("event", "request") == "request" and "duration_ms" in line
 

@@ -178,10 +178,9 @@ class TestFigures:
             "output_tokens_per_s": output / 50,
             "total_tokens_per_s": (prompt + output) / 50,
         }
-        assert (one.tokens, one.tokens_in_time) == (
-            prompt + output,
-            sum(820 + i for i in range(400) if ttft[i] <= 2.0),  # the recorded target
-        )
+        cost = Price(1.0).per_million(run)
+        in_time = sum(820 + i for i in range(400) if ttft[i] <= 2.0)  # the recorded target
+        assert cost["cost_per_million_in_time"] == pytest.approx(50 / 3_600 / in_time * 1e6)
 
     def test_a_gate_takes_p95_and_names_the_figure(self, tmp_path: Path) -> None:
         run = load_run(write_run(tmp_path / "r", steady(200, 1.0)))
@@ -193,7 +192,7 @@ class TestFigures:
         """100 s on two GPUs at 3.60 an hour are 0.20; 10 answers have 9,010 tokens."""
         rows = [answered(i, "chat", i * 0.1, 1.0 if i < 5 else 9.0) for i in range(10)]
         run = load_run(write_run(tmp_path / "r", rows, {"duration_s": 100.0}, {"gpus": 2}))
-        cost = Price(3.60).per_million(run, figures(run, None))
+        cost = Price(3.60).per_million(run)
         assert cost["cost_per_million"] == pytest.approx(0.2 / 9_010 * 1e6)
         assert cost["cost_per_million_in_time"] == pytest.approx(0.2 / 4_505 * 1e6)
         by_backend = load_run(write_run(tmp_path / "q", rows))

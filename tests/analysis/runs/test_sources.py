@@ -214,6 +214,7 @@ def test_the_request_log_counts_rejections(tmp_path: Path) -> None:
     lines += [ledger_line(number) | about for number in range(3)]
     lines.append(ledger_line(3, status=429, reason="queue_full", ttft_ms=None) | about)
     lines.append(ledger_line(4, status=499, ttft_ms=None) | about)
+    lines.append(ledger_line(5, operation="other", bucket="none") | about)  # no inference
     run = load_run(written(tmp_path / "proxy.log", lines))
     assert run.words["outcome"].tolist() == ["ok"] * 3 + ["rejected", "failed"]
     assert run.words["reason"].tolist()[3:] == ["queue_full", "cancelled"]
