@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from forebay.analysis.runs.window import Cut
     from forebay.replay.plan.slo import Slo
 
+SUFFIXES = {"markdown": "md", "csv": "csv"}
+
 compare_app = new_app()
 report_app = new_app()
 
@@ -119,7 +121,7 @@ def compare(
     from forebay.analysis.compare.limits import broken, parse_limit
     from forebay.analysis.runs.load import load_runs
 
-    _check_forms(markdown, as_csv, as_json)
+    form = _form(markdown, as_csv, as_json)
     cuts = _cuts(since, between)
     if len(runs) < 2 and len(cuts) < 2:
         raise InputError("give two or more runs: the baseline, and those to compare with it")
@@ -130,11 +132,7 @@ def compare(
     compared = [compare_runs(baseline, other, slos, min_beyond, price) for other in others]
     words = [headline(comparison) for comparison in compared]
     failures = [line for comparison in compared for line in broken(comparison, limits)]
-    if markdown or as_csv:
-        text = _plain_text(compared, [said.summary for said in words], as_csv=as_csv)
-        sys.stdout.write(text)
-    else:
-        _show(compared, words, failures if limits else None, as_json=as_json)
+    _print(compared, words, failures if limits else None, form)
     if fail_if_worse:
         failures += _worse(words)
     for line in failures:
@@ -155,6 +153,20 @@ def _worse(words: "Sequence[Headline]") -> list[str]:
         elif said.mood in ("worse", "mixed"):
             lines.append(f"--fail-if-worse: {said.summary}")
     return lines
+
+
+def _print(
+    compared: "Sequence[Comparison]",
+    words: "Sequence[Headline]",
+    failures: list[str] | None,
+    form: str,
+) -> None:
+    """Print the comparisons as csv, markdown or json, or else for people."""
+    if form in ("csv", "markdown"):
+        summaries = [said.summary for said in words]
+        sys.stdout.write(_plain_text(compared, summaries, as_csv=form == "csv"))
+    else:
+        _show(compared, words, failures, as_json=form == "json")
 
 
 def _show(
@@ -214,8 +226,8 @@ def report(
     from forebay.analysis.runs.load import load_runs
     from forebay.analysis.statistics.units import is_text, printable
 
-    _check_forms(markdown, as_csv, as_json)
-    out = out or Path(f"report.{'md' if markdown else 'csv' if as_csv else 'html'}")
+    form = _form(markdown, as_csv, as_json)
+    out = out or Path(f"report.{SUFFIXES.get(form, 'html')}")
     if not is_text(str(out)):
         raise InputError(f"--out {printable(str(out))}: is not UTF-8; give another name")
     if as_json and str(out) == "-":
@@ -237,9 +249,13 @@ def report(
         talk(f"wrote {out}")
 
 
-def _check_forms(*forms: bool) -> None:
-    if sum(forms) > 1:
+def _form(markdown: bool, as_csv: bool, as_json: bool) -> str:
+    """Return the form of the output: markdown, csv, json, or "" for people; raises InputError."""
+    given = {"markdown": markdown, "csv": as_csv, "json": as_json}
+    chosen = [form for form, is_given in given.items() if is_given]
+    if len(chosen) > 1:
         raise InputError("--markdown, --csv and --json: give one of them")
+    return chosen[0] if chosen else ""
 
 
 def _plain_text(compared: "Sequence[Comparison]", summaries: list[str], *, as_csv: bool) -> str:

@@ -24,7 +24,7 @@ import orjson
 
 from forebay.analysis.runs.run import RunData
 from forebay.analysis.runs.sources.proxy_logs import json_lines
-from forebay.analysis.runs.sources.rows import FileRow, Origin, run_of_rows
+from forebay.analysis.runs.sources.rows import FileOrigin, FileRow, run_of_rows
 from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
 from forebay.traces.errors import InputError
 from forebay.traces.formats import DEFAULTS
@@ -111,7 +111,7 @@ def foreign_run(path: Path, name: str | None, content: Any, number: int | None =
     late = any(float(row["sent_s"] or 0.0) > float(row["intended_s"] or 0.0) for row in rows)
     if not (found.from_due or late):
         notes.append(FROM_SENDING)
-    origin = Origin(found.name, DIFFERS.get(found.name, {}), tuple(notes), unix=found.unix)
+    origin = FileOrigin(found.name, DIFFERS.get(found.name, {}), tuple(notes), unix=found.unix)
     return run_of_rows(path, name, origin, rows)
 
 

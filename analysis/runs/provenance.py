@@ -194,6 +194,15 @@ def differences(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
     ]
 
 
+def _silent(a: RunData, b: RunData) -> list[str]:
+    """A warning if a file does not say how its load was made."""
+    silent = [run.name for run in (a, b) if "made_by" in run.info]
+    if not silent or a is b:
+        return []
+    names = " and ".join(dict.fromkeys(silent))
+    return [f"{names}: trace, pace and model are not recorded; check that they are equal"]
+
+
 def _unrecorded(a: RunData, b: RunData, what: str) -> bool:
     """True if a file of another tool, which records no settings, lacks this one."""
     return any("made_by" in run.info and setting(run, what) is None for run in (a, b))
@@ -218,10 +227,7 @@ def warnings(
             found.append(f"{run.name}: ended by {ended}; its last requests are missing")
         own = run.summary.get("warnings")
         found += [f"{run.name}: {text_of(one)}" for one in own] if isinstance(own, list) else []
-    silent = [run.name for run in (a, b) if "made_by" in run.info]
-    if silent and a is not b:
-        names = " and ".join(dict.fromkeys(silent))
-        found.append(f"{names}: trace, pace and model are not recorded; check that they are equal")
+    found += _silent(a, b)
     for what in differences(a, b, judged_anew):
         of_a, of_b = text_of(setting(a, what)), text_of(setting(b, what))
         chance = "; the arrivals differ, and the intervals allow for that" if what == "seed" else ""

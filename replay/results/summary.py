@@ -122,7 +122,7 @@ class RunTotals:
         self._missing: Counter[str] = Counter()
         self._prompt_tokens = 0
         self._cached_tokens = 0
-        self._done_tokens = [0, 0]  # prompt and output tokens of completed requests
+        self._done_prompt_tokens = self._done_output_tokens = 0  # of completed requests
         self._cached_known = False
         # The trace's count of the prompts whose tokens `_prompt_tokens` counts.
         self.counted_input_tokens = 0
@@ -166,8 +166,8 @@ class RunTotals:
 
     def _completed(self, row: Row) -> None:
         self.completed += 1
-        self._done_tokens[0] += row.prompt_tokens or 0
-        self._done_tokens[1] += row.output_tokens or 0
+        self._done_prompt_tokens += row.prompt_tokens or 0
+        self._done_output_tokens += row.output_tokens or 0
         self._estimated += row.tokens_estimated or False
         self._without_output += row.first_s is None
         values = {
@@ -210,7 +210,12 @@ class RunTotals:
             "duration_s": self.last_done_s,
             "window_s": window_s,
             "offered_rate_per_s": _ratio(self.requests - self.failed["never_sent"], window_s),
-            **throughput(self.completed, *self._done_tokens, self.last_done_s),
+            **throughput(
+                self.completed,
+                self._done_prompt_tokens,
+                self._done_output_tokens,
+                self.last_done_s,
+            ),
             "goodput_per_s": _ratio(good, window_s),
             "goodput_by_bucket_per_s": {
                 name: _ratio(self._good[name], window_s) for name in self._seen()

@@ -38,7 +38,8 @@ def read_hgrm(path: Path, text: str) -> Counted:
             raise InputError(f"{path}:{number}: no value, percentile and count") from error
         values.append(round(value * NANO))
         totals.append(total)
-    counts = np.diff(np.array([0, *totals], dtype=np.int64))
+    cumulative = np.array([0, *totals], dtype=np.int64)
+    counts = cumulative[1:] - cumulative[:-1]
     if not len(counts) or counts.sum() <= 0 or (counts < 0).any():
         raise InputError(f"{path}: its percentile distribution has no samples")
     used = counts > 0

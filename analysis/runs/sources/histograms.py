@@ -14,7 +14,7 @@ import numpy as np
 from forebay.analysis.runs.run import NUMBERS, WORDS, RunData, folder_name
 from forebay.analysis.runs.sources.hgrm import NANO, read_hgrm
 from forebay.analysis.runs.sources.hlog import UNITS_S, HistogramLog, Interval, read_log
-from forebay.analysis.runs.sources.rows import NO_VERDICT, Origin, origin_info
+from forebay.analysis.runs.sources.rows import NO_VERDICT, FileOrigin, origin_info
 from forebay.analysis.statistics.quantiles import Floats, percentile_table
 from forebay.traces.errors import InputError
 
@@ -89,7 +89,9 @@ def _run(
         key: {of: _distribution(parts) for of, parts in by.items()} for key, by in tokens.items()
     }
     summary["warnings"] = [f"{made_by}: {note}" for note in notes]
-    info = origin_info(Origin(made_by, unix=log.start_unix_s is not None), log.start_unix_s or 0.0)
+    info = origin_info(
+        FileOrigin(made_by, unix=log.start_unix_s is not None), log.start_unix_s or 0.0
+    )
     info["joint"] = False
     return RunData(path, name or folder_name(path), summary, info, numbers, words)
 

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from forebay.analysis.runs.run import RunData
-from forebay.analysis.runs.sources.rows import FileRow, Origin, run_of_rows
+from forebay.analysis.runs.sources.rows import FileOrigin, FileRow, run_of_rows
 from forebay.replay.send.http.outcome import is_admission
 from forebay.traces.errors import InputError
 
@@ -21,10 +21,10 @@ DIFFERS = {
     "e2e": "from arrival at the proxy to the last byte",
     "tpot": "(last byte - first event) / (output tokens - 1)",
 }
-LEDGER = Origin(
+LEDGER = FileOrigin(
     "usage ledger", DIFFERS, ("it lacks requests that reached no server, such as rejections",), True
 )
-REQUEST_LOG = Origin(
+REQUEST_LOG = FileOrigin(
     "request log",
     DIFFERS,
     (
@@ -58,33 +58,41 @@ def is_request(line: Any) -> bool:
 
 
 def _row(line: Mapping[str, Any]) -> FileRow:
-    took_s = float(line["duration_ms"]) / 1e3
+    took_s, status = float(line["duration_ms"]) / 1e3, int(line["status"])
     due_s = datetime.fromisoformat(line["time"]).timestamp() - took_s
-    status, ok = int(line["status"]), line["status"] == 200 and not line.get("reason")
-    ttft_s, queue_ms = _seconds(line.get("ttft_ms")), line.get("queue_ms")
-    output, reason = line.get("output_tokens"), line.get("reason") or ""
-    rejected = is_admission(status, reason)
-    streamed = ok and ttft_s is not None and output is not None and output > 1
-    return {
+    row: FileRow = {
         "bucket": line.get("bucket") or "other",
-        "outcome": "ok" if ok else "rejected" if rejected else "failed",
-        "reason": None if ok else reason or _reason(status),
         "backend": line.get("backend"),
         "tenant": line.get("tenant"),
         "request_id": line["request_id"],
         "input_tokens": line.get("prompt_tokens"),
-        "prompt_tokens": line.get("prompt_tokens") if ok else None,
-        "cached_tokens": line.get("cached_tokens") if ok else None,
-        "output_tokens": output if ok else None,
         "intended_s": due_s,
         "sent_s": due_s,
-        "ttft_response_s": ttft_s if ok else None,
-        "ttft_service_s": ttft_s if ok else None,
-        "e2e_response_s": took_s if ok else None,
-        "tpot_s": (took_s - float(ttft_s or 0.0)) / (output - 1) if streamed and output else None,
-        "queue_ms": queue_ms,
+        "queue_ms": line.get("queue_ms"),
         "status": status,
-        "reject_latency_s": None if ok else took_s,
+    }
+    reason = line.get("reason") or ""
+    if status == 200 and not reason:
+        return {**row, "outcome": "ok", **_answer(line, took_s)}
+    outcome = "rejected" if is_admission(status, reason) else "failed"
+    return {
+        **row,
+        "outcome": outcome,
+        "reason": reason or _reason(status),
+        "reject_latency_s": took_s,
+    }
+
+
+def _answer(line: Mapping[str, Any], took_s: float) -> FileRow:
+    """Return what is known of a whole answer."""
+    ttft_s, output = _seconds(line.get("ttft_ms")), line.get("output_tokens")
+    streamed = ttft_s is not None and output is not None and output > 1
+    return {
+        **{key: line.get(key) for key in ("prompt_tokens", "cached_tokens", "output_tokens")},
+        "ttft_response_s": ttft_s,
+        "ttft_service_s": ttft_s,
+        "e2e_response_s": took_s,
+        "tpot_s": (took_s - (ttft_s or 0.0)) / (output - 1) if streamed and output else None,
     }
 
 

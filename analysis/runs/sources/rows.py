@@ -17,7 +17,7 @@ FileRow = dict[str, float | str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class FileOrigin:
     """Where rows come from.
 
     Attributes:
@@ -34,7 +34,9 @@ class Origin:
     unix: bool = False
 
 
-def run_of_rows(path: Path, name: str | None, origin: Origin, rows: Sequence[FileRow]) -> RunData:
+def run_of_rows(
+    path: Path, name: str | None, origin: FileOrigin, rows: Sequence[FileRow]
+) -> RunData:
     """Make a run that starts at 0 when its first request was due; there must be rows."""
     first_s = min(float(row["intended_s"] or 0.0) for row in rows)
     for row in rows:
@@ -54,7 +56,7 @@ def run_of_rows(path: Path, name: str | None, origin: Origin, rows: Sequence[Fil
     )
 
 
-def origin_info(origin: Origin, first_s: float) -> dict[str, Any]:
+def origin_info(origin: FileOrigin, first_s: float) -> dict[str, Any]:
     """Return what stands in for run.json."""
     info: dict[str, Any] = {
         "made_by": origin.made_by,
