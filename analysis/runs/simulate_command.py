@@ -49,4 +49,5 @@ def _is_default(info: Mapping[str, Any]) -> bool:
     except (KeyError, TypeError, ValueError, InputError):
         return False
     usual = Config().model_dump(mode="json", exclude={"upstream_api_key"})
-    return {name: str(value) for name, value in plain.items()} == engine and usual == info["proxy"]
+    same = {name: str(value) for name, value in plain.items()} == dict(engine)
+    return same and bool(usual == info.get("proxy"))

@@ -104,7 +104,8 @@ def summarise(
     table, outcomes = Table(simulated), simulated.outcomes
     good = table.good(slos)
     rejects = [o.reject for o in outcomes if o.reject]
-    rejected = dict(sorted(Counter(reject.reason for reject in rejects).items()))
+    reasons: list[str] = [reject.reason for reject in rejects]
+    rejected = dict(sorted(Counter(reasons).items()))
     summary: dict[str, Any] = {
         "requests": len(outcomes),
         "completed": int(table.done.sum()),

@@ -107,7 +107,7 @@ def test_a_run_without_an_answer_fails_and_keeps_what_the_server_said(
     assert (kind["reason"], kind["status"], kind["requests"]) == ("4xx", 404, 25)
     assert kind["said"].startswith("The model `m` does not exist.")
     kept = pyarrow.parquet.read_table(out / "requests.parquet")
-    assert all("does not exist" in said for said in kept["said"].to_pylist())
+    assert all("does not exist" in str(said) for said in kept["said"].to_pylist())
 
 
 @pytest.mark.parametrize(
