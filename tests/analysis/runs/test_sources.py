@@ -143,7 +143,7 @@ def test_two_foreign_logs_are_compared_by_what_they_have(tmp_path: Path) -> None
         rows = "".join(f"{at}.0,1.0,{value / 1e6},{v0([value] * 20, 4)}\n" for at in range(20))
         (tmp_path / f"{name}.hlog").write_text(rows)
     runs = load_runs([tmp_path / "a.hlog", tmp_path / "b.hlog"], unit="ns")
-    words = headline(compare(*runs))
+    words = headline(compare(runs[0], runs[1]))
     assert words.summary.startswith("b.hlog is worse than a.hlog in untagged E2E")
 
 
@@ -289,7 +289,7 @@ def test_definitions_that_differ_stand_beside_the_figure(tmp_path: Path) -> None
     path = written(tmp_path / "result.json", [VLLM | {"ttfts": [0.1]}])
     rows = [answered(at, "chat", at * 0.1, 0.1) for at in range(30)]
     runs = load_runs([write_run(tmp_path / "r", rows), path])
-    found = compare(*runs)
+    found = compare(runs[0], runs[1])
     labels = {line.key: line.label for line in found.lines if line.section == "chat"}
     assert labels["tpot_max"] == "TPOT max *"
     assert labels["e2e_max"] == "E2E max"
