@@ -13,9 +13,13 @@ from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
     from forebay.analysis.compare.compare import Comparison
+    from forebay.analysis.compare.cost import Price
     from forebay.analysis.compare.headline import Headline
     from forebay.analysis.runs.run import RunData
+    from forebay.analysis.runs.window import Cut
     from forebay.replay.plan.slo import Slo
+
+SUFFIXES = {"markdown": "md", "csv": "csv"}
 
 compare_app = new_app()
 report_app = new_app()
@@ -34,6 +38,36 @@ SloText = Annotated[
         "--slo", help="Recompute goodput for other targets, e.g. chat.ttft=2s,document.ttft=15s."
     ),
 ]
+PerGpuHour = Annotated[
+    float | None,
+    typer.Option(
+        "--price-per-gpu-hour",
+        min=0.0,
+        help="Price of a GPU for an hour: adds the cost of a million tokens.",
+    ),
+]
+Gpus = Annotated[
+    int | None,
+    typer.Option(min=1, help="GPUs that the price counts; default: those of the run."),
+]
+Since = Annotated[
+    str | None,
+    typer.Option(help="Only requests due since then: 24h or 7d before the end, or a date."),
+]
+Between = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="START..END",
+        help="Only requests due then: 1m..5m of the run, or dates. Once for each run, or several "
+        "times for a single one, which are then compared.",
+    ),
+]
+HdrUnit = Annotated[
+    str | None,
+    typer.Option("--unit", help="Unit of a histogram file that does not state it: ns, us, ms, s."),
+]
+AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Write a Markdown table.")]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Write CSV, in base units.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -41,7 +75,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="A B [C ...]", help="Run folders; the first is the baseline."),
+        typer.Argument(
+            metavar="A B [C ...]", help="Run folders or result files; the first is the baseline."
+        ),
     ],
     slo: SloText = None,
     min_beyond: Beyond = 10,
@@ -62,13 +98,21 @@ def compare(
             "cannot be compared.",
         ),
     ] = False,
+    price_per_gpu_hour: PerGpuHour = None,
+    gpus: Gpus = None,
+    since: Since = None,
+    between: Between = None,
+    unit: HdrUnit = None,
+    markdown: AsMarkdown = False,
+    as_csv: AsCsv = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs with the first of them.
 
     Figures for --fail-if: ttft, ttft_failures, e2e, tpot, itl, stall and queue, each with _p50,
-    _p90, _p99, _p99.9 or _max; attainment, hit_ratio, goodput, rejected, failed, answered. A bucket
-    and a dot before them narrows them to it.
+    _p90, _p95, _p99, _p99.9 or _max; attainment, hit_ratio, goodput, rejected, failed, answered;
+    requests_per_s, output_tokens_per_s, prompt_tokens_per_s, total_tokens_per_s. A bucket and a dot
+    before them narrows them to it.
 
     Example: forebay compare runs/round-robin runs/forebay --fail-if 'chat.ttft_p99 > 5%'
     """
@@ -77,15 +121,18 @@ def compare(
     from forebay.analysis.compare.limits import broken, parse_limit
     from forebay.analysis.runs.load import load_runs
 
-    if len(runs) < 2:
+    form = _form(markdown, as_csv, as_json)
+    cuts = _cuts(since, between)
+    if len(runs) < 2 and len(cuts) < 2:
         raise InputError("give two or more runs: the baseline, and those to compare with it")
     limits = [parse_limit(text) for text in fail_if or ()]
-    baseline, *others = load_runs(runs)
+    baseline, *others = load_runs(runs, cuts, _unit(unit))
     slos = _slos(slo, [baseline, *others])
-    compared = [compare_runs(baseline, other, slos, min_beyond) for other in others]
+    price = _price(price_per_gpu_hour, gpus)
+    compared = [compare_runs(baseline, other, slos, min_beyond, price) for other in others]
     words = [headline(comparison) for comparison in compared]
     failures = [line for comparison in compared for line in broken(comparison, limits)]
-    _show(compared, words, failures if limits else None, as_json=as_json)
+    _print(compared, words, failures if limits else None, form)
     if fail_if_worse:
         failures += _worse(words)
     for line in failures:
@@ -96,8 +143,30 @@ def compare(
 
 def _worse(words: "Sequence[Headline]") -> list[str]:
     """Return the summaries for which --fail-if-worse fails."""
-    moods = ("worse", "mixed", "doubtful")
-    return [f"--fail-if-worse: {said.summary}" for said in words if said.mood in moods]
+    from forebay.analysis.compare.headline import DOUBTS
+
+    lines = []
+    for said in words:
+        if said.mood == "doubtful":
+            doubts = said.summary.partition(DOUBTS)[2]
+            lines.append(f"--fail-if-worse: the runs cannot be compared: {doubts}")
+        elif said.mood in ("worse", "mixed"):
+            lines.append(f"--fail-if-worse: {said.summary}")
+    return lines
+
+
+def _print(
+    compared: "Sequence[Comparison]",
+    words: "Sequence[Headline]",
+    failures: list[str] | None,
+    form: str,
+) -> None:
+    """Print the comparisons as csv, markdown or json, or else for people."""
+    if form in ("csv", "markdown"):
+        summaries = [said.summary for said in words]
+        sys.stdout.write(_plain_text(compared, summaries, as_csv=form == "csv"))
+    else:
+        _show(compared, words, failures, as_json=form == "json")
 
 
 def _show(
@@ -128,15 +197,25 @@ def _show(
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders; the first is the baseline."),
+        typer.Argument(
+            metavar="RUN...", help="Run folders or result files; the first is the baseline."
+        ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The file to write; default: report.html, .md or .csv."),
+    ] = None,
     slo: SloText = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     min_beyond: Beyond = 10,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    price_per_gpu_hour: PerGpuHour = None,
+    gpus: Gpus = None,
+    since: Since = None,
+    between: Between = None,
+    unit: HdrUnit = None,
+    markdown: AsMarkdown = False,
+    as_csv: AsCsv = False,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page about one or more runs.
@@ -147,12 +226,18 @@ def report(
     from forebay.analysis.runs.load import load_runs
     from forebay.analysis.statistics.units import is_text, printable
 
+    form = _form(markdown, as_csv, as_json)
+    out = out or Path(f"report.{SUFFIXES.get(form, 'html')}")
     if not is_text(str(out)):
         raise InputError(f"--out {printable(str(out))}: is not UTF-8; give another name")
     if as_json and str(out) == "-":
         raise InputError("--json: standard output has the page already (-o -); give -o FILE")
-    loaded = load_runs(runs)
-    page = build_report(loaded, _slos(slo, loaded), min_beyond, title)
+    loaded = load_runs(runs, _cuts(since, between), _unit(unit))
+    price = _price(price_per_gpu_hour, gpus)
+    if markdown or as_csv:
+        _write_table(loaded, out, slo, min_beyond, price, as_csv=as_csv, force=force)
+        return
+    page = build_report(loaded, _slos(slo, loaded), min_beyond, title, price)
     write_report(page, out, force)
     if as_json:
         _print_json({"path": str(out), "headline": page.summary, "warnings": page.warnings})
@@ -162,6 +247,75 @@ def report(
         print(f"warning: {warning}", file=sys.stderr)
     if str(out) != "-":
         talk(f"wrote {out}")
+
+
+def _form(markdown: bool, as_csv: bool, as_json: bool) -> str:
+    """Return the form of the output: markdown, csv, json, or "" for people; raises InputError."""
+    given = {"markdown": markdown, "csv": as_csv, "json": as_json}
+    chosen = [form for form, is_given in given.items() if is_given]
+    if len(chosen) > 1:
+        raise InputError("--markdown, --csv and --json: give one of them")
+    return chosen[0] if chosen else ""
+
+
+def _plain_text(compared: "Sequence[Comparison]", summaries: list[str], *, as_csv: bool) -> str:
+    from forebay.analysis.compare.plain_tables import csv_table, markdown
+
+    runs = [compared[0].a, *(one.b for one in compared)]
+    return csv_table(runs, compared) if as_csv else markdown(runs, compared, summaries)
+
+
+def _write_table(
+    runs: "Sequence[RunData]",
+    out: Path,
+    slo: str | None,
+    min_beyond: int,
+    price: "Price | None",
+    *,
+    as_csv: bool,
+    force: bool,
+) -> None:
+    """Write the figures of `report` as Markdown or CSV."""
+    from forebay.analysis.compare.compare import compare as compare_runs
+    from forebay.analysis.compare.headline import headline
+    from forebay.analysis.compare.plain_tables import csv_table, markdown
+    from forebay.analysis.report.report import write_text
+
+    slos = _slos(slo, runs)
+    compared = [compare_runs(runs[0], run, slos, min_beyond, price) for run in (runs[1:] or runs)]
+    said = [headline(one).summary for one in compared] if len(runs) > 1 else []
+    text = csv_table(runs, compared) if as_csv else markdown(runs, compared, said)
+    write_text(text, out, force)
+    if str(out) != "-":
+        talk(f"wrote {out}")
+
+
+def _cuts(since: str | None, between: list[str] | None) -> "list[Cut]":
+    from forebay.analysis.runs.window import parse_between, parse_since
+
+    if since is not None and between:
+        raise InputError("--since and --between: give one of them")
+    if since is not None:
+        return [parse_since(since)]
+    return [parse_between(text) for text in between or ()]
+
+
+def _unit(text: str | None) -> str | None:
+    from forebay.analysis.runs.sources.hlog import UNITS_S
+
+    if text is not None and text not in UNITS_S:
+        raise InputError(f"--unit {text}: one of: {', '.join(UNITS_S)}")
+    return text
+
+
+def _price(per_gpu_hour: float | None, gpus: int | None) -> "Price | None":
+    from forebay.analysis.compare.cost import Price
+
+    if per_gpu_hour is None:
+        if gpus is not None:
+            raise InputError("--gpus: counts only with --price-per-gpu-hour; give both")
+        return None
+    return Price(per_gpu_hour, gpus)
 
 
 def _slos(text: str | None, runs: "Sequence[RunData]") -> "tuple[Slo, ...]":

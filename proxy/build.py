@@ -30,10 +30,12 @@ from forebay.proxy.telemetry.histogram_log import histogram_log
 from forebay.proxy.telemetry.log_events import Say
 from forebay.proxy.telemetry.logs.access_log import AccessLog
 from forebay.proxy.telemetry.logs.capture import Capture, capturing
+from forebay.proxy.telemetry.logs.rejection_log import RejectionLog
 from forebay.proxy.telemetry.logs.tracing import Tracer
 from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
 from forebay.proxy.telemetry.metrics.backend_metrics import BackendMetrics
 from forebay.proxy.telemetry.metrics.decision_metrics import DecisionMetrics
+from forebay.proxy.telemetry.metrics.past_metrics import PastMetrics
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
 
@@ -90,8 +92,8 @@ class Builder:
 
     async def observers(
         self, metrics: ProxyMetrics, tracer: Tracer | None
-    ) -> tuple[Telemetry, AccessLog, Capture | None, UsageLedger | None]:
-        """Build what reports each request: log, trace, capture and ledger."""
+    ) -> tuple[Telemetry, AccessLog, Capture | None, UsageLedger | None, PastMetrics]:
+        """Build what reports each request, and the metrics of the last hour."""
         config = self.config
         if tracer is None and config.tracing.enabled:
             tracer = Tracer(config.tracing)
@@ -103,8 +105,11 @@ class Builder:
         if config.usage.path is not None:
             ledger = self.stack.enter_context(UsageLedger(config.usage.path, self.say))
         receipts = self.recorder.receipts
-        telemetry = Telemetry(metrics, access, tracer, capture, receipts, ledger)
-        return telemetry, access, capture, ledger
+        rejections = RejectionLog(self.say)
+        telemetry = Telemetry(metrics, access, tracer, capture, receipts, ledger, rejections)
+        past = PastMetrics(metrics.text, asyncio.get_running_loop().time)
+        await self.stack.enter_async_context(past.kept(rejections.tick))
+        return telemetry, access, capture, ledger, past
 
     async def exchange(
         self, driver: Driver, metrics: ProxyMetrics, links: Sequence[Link]
@@ -129,7 +134,7 @@ async def build_services(
     estimate = TokenEstimate(config.tokens.bytes_per_token)
     attempts = Attempts(config, backends, watchdog)
     protection = await build.protection(metrics)
-    telemetry, access, capture, ledger = await build.observers(metrics, tracer)
+    telemetry, access, capture, ledger, past = await build.observers(metrics, tracer)
     return Services(
         access=access,
         attempts=attempts,
@@ -141,6 +146,7 @@ async def build_services(
         followers=followers,
         ledger=ledger,
         metrics=metrics,
+        past=past,
         port=build.port,
         protection=protection,
         receipts=build.recorder.receipts,

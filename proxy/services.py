@@ -21,6 +21,7 @@ from forebay.proxy.share.exchange import PeerExchange
 from forebay.proxy.telemetry.logs.access_log import AccessLog
 from forebay.proxy.telemetry.logs.capture import Capture
 from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
+from forebay.proxy.telemetry.metrics.past_metrics import PastMetrics
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
 
@@ -53,6 +54,7 @@ class Services:
     Attributes:
         access: the log with a line for each request.
         capture, ledger: None where the configuration asks for none.
+        past: the metrics of the last hour.
     """
 
     access: AccessLog
@@ -65,6 +67,7 @@ class Services:
     followers: Followers
     ledger: UsageLedger | None
     metrics: ProxyMetrics
+    past: PastMetrics
     port: PublicPort
     protection: Protection
     receipts: Receipts

@@ -14,6 +14,7 @@ from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.schedule import parse_arrivals
 from forebay.replay.plan.slo import parse_slos
 from forebay.replay.results.server_metrics import metrics_urls
+from forebay.replay.results.verdict import FAILED
 from forebay.replay.runner import Summary, replay
 from forebay.replay.send.fast_loop import run_on_fast_loop
 from forebay.traces.buckets import parse_buckets
@@ -214,6 +215,12 @@ def replay_command(given: ReplayArguments) -> None:
             file=sys.stderr,
         )
         raise typer.Exit(130)
+    if summary.values["verdict"] == FAILED:
+        print(
+            f"forebay replay: the run measured nothing: {summary.values['verdict_reason']}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1)
 
 
 def show(summary: Summary, *, as_json: bool) -> None:

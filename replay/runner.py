@@ -256,6 +256,7 @@ def _commit(plan: _Plan, folder: RunFolder, totals: RunTotals, measured: Measure
         measured.stopped_s if ended == "interrupted" else window_s,
         closed=bool(schedule.arrivals.closed),
         scale=options.time_scale,
+        ended=ended,
     )
     summary["ended"] = ended
     counted = totals.counted_input_tokens

@@ -13,30 +13,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from forebay.analysis.compare.figures import Figures, figures, imbalance, observation_s
+from forebay.analysis.compare.cost import Price
+from forebay.analysis.compare.figures import (
+    LATENCIES,
+    Figures,
+    figures,
+    imbalance,
+    observation_s,
+    recorded_slos,
+)
 from forebay.analysis.runs.provenance import RecordedVerdict, is_little_late, verdict, warnings
 from forebay.analysis.runs.run import RunData, at_path, from_sending
 from forebay.analysis.statistics.bootstrap import ConfidenceInterval, ratio_interval
 from forebay.analysis.statistics.quantiles import EQUAL_WITHIN, MIN_BEYOND, SHARES
 from forebay.analysis.statistics.share_intervals import share_ratio_interval
-from forebay.replay.plan.slo import Slo, parse_slos
+from forebay.replay.plan.slo import Slo
 
-Unit = Literal["s", "per_s", "share", "ratio", "count"]
+Unit = Literal["s", "per_s", "share", "ratio", "count", "money"]
 Better = Literal["a", "b", "equal", "unclear"]
 
 WHOLE_RUN = "run"
 HEADLINE_ORDER = ("p99", "p90", "p50")  # the first with enough samples in both runs
 
+TAIL = ("p50", "p90", "p95", "p99", "p99.9", "max")
 # key of a latency, its name, the percentiles shown
 LATENCY_LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("ttft", "TTFT", ("p50", "p90", "p99", "p99.9", "max")),
-    ("ttft_failures", "TTFT, failures = ∞,", ("p50", "p90", "p99")),
-    ("e2e", "E2E", ("p50", "p90", "p99")),
-    ("tpot", "TPOT", ("p50", "p99")),
-    ("itl", "ITL", ("p50", "p99", "p99.9")),
-    ("stall", "worst stall", ("p50", "p99", "max")),
-    ("queue", "proxy queue", ("p50", "p99", "max")),
+    ("ttft", "TTFT", TAIL),
+    ("ttft_failures", "TTFT, failures = ∞,", TAIL[:-1]),
+    ("e2e", "E2E", TAIL),
+    ("tpot", "TPOT", TAIL),
+    ("itl", "ITL", TAIL),
+    ("stall", "worst stall", TAIL),
+    ("queue", "proxy queue", TAIL),
 )
+THROUGHPUT = {
+    "requests_per_s": "answered requests",
+    "output_tokens_per_s": "output tokens",
+    "prompt_tokens_per_s": "prompt tokens",
+    "total_tokens_per_s": "all tokens",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +93,7 @@ class Comparison:
     buckets: tuple[str, ...]
     figures: dict[str | None, tuple[Figures, Figures]]
     headline_percentile: dict[str, str | None]
+    headline_latency: dict[str, str]  # ttft, or e2e where no TTFT is known
     lines: tuple[ComparisonRow, ...]
     warnings: tuple[str, ...]
     doubtful: tuple[bool, bool]  # the client may have changed the outcome
@@ -89,9 +105,18 @@ class Comparison:
                 return line
         return None
 
+    def headline_line(self, bucket: str) -> ComparisonRow | None:
+        """The latency that stands for a bucket; None with too few samples."""
+        return self.line(
+            bucket, f"{self.headline_latency[bucket]}_{self.headline_percentile[bucket]}"
+        )
+
     def outcome(self) -> dict[tuple[str, str], Better | None]:
         """Which run is better by each figure of the headline."""
-        keys = [(bucket, f"ttft_{self.headline_percentile[bucket]}") for bucket in self.buckets]
+        keys = [
+            (bucket, f"{self.headline_latency[bucket]}_{self.headline_percentile[bucket]}")
+            for bucket in self.buckets
+        ]
         keys.append((WHOLE_RUN, "attainment"))
         lines = [self.line(*key) for key in keys]
         return {key: line.better for key, line in zip(keys, lines, strict=True) if line}
@@ -131,14 +156,20 @@ def _plain(value: float | None) -> float | str | None:
 
 
 def compare(
-    a: RunData, b: RunData, slos: Sequence[Slo] = (), min_beyond: int = MIN_BEYOND
+    a: RunData,
+    b: RunData,
+    slos: Sequence[Slo] = (),
+    min_beyond: int = MIN_BEYOND,
+    price: Price | None = None,
 ) -> Comparison:
     """Compare run B with run A; `slos` judge both anew, else each run's own goodput is used."""
     found = _compare(a, b, slos, min_beyond)
+    if price is not None:
+        found = replace(found, lines=(*_costs(found, price), *found.lines))
     late = is_little_late(a), is_little_late(b)
     matters = False
     if any(late):
-        targets = slos or _recorded_slos(a)
+        targets = slos or recorded_slos(a)
         as_sent = _compare(from_sending(a), from_sending(b), targets, min_beyond)
         sent = as_sent.outcome()
         matters = any(sent.get(key) != better for key, better in found.outcome().items())
@@ -148,28 +179,23 @@ def compare(
     return replace(found, doubtful=doubtful, warnings=told)
 
 
-def _recorded_slos(run: RunData) -> tuple[Slo, ...]:
-    """The targets of the run's own goodput."""
-    listed = at_path(run.summary, ("slos",))
-    texts = [str(one) for one in listed] if isinstance(listed, list) else []
-    buckets = [text.rpartition(".")[0] for text in texts]
-    return parse_slos(",".join(texts), buckets) if texts else ()
-
-
 def _compare(a: RunData, b: RunData, slos: Sequence[Slo], min_beyond: int) -> Comparison:
     buckets = tuple(dict.fromkeys(a.buckets() + b.buckets()))
     found: dict[str | None, tuple[Figures, Figures]] = {
         bucket: (figures(a, bucket, slos, min_beyond), figures(b, bucket, slos, min_beyond))
         for bucket in (None, *buckets)
     }
-    headline = {bucket: _headline_percentile(*found[bucket]) for bucket in buckets}
+    chosen = {bucket: _headline_latency(*found[bucket]) for bucket in buckets}
+    headline = {bucket: _headline_percentile(*found[bucket], chosen[bucket]) for bucket in buckets}
     seconds = (observation_s(a), observation_s(b))
     lines = _run_lines(*found[None], seconds)
     lines.append(line_of(WHOLE_RUN, "imbalance", "busiest / idlest GPU", "ratio",
                          imbalance(a), imbalance(b), "lower"))  # fmt: skip
     for bucket in buckets:
-        interval = _interval(a, b, bucket, headline[bucket])
-        lines += _bucket_lines(bucket, *found[bucket], headline[bucket], interval)
+        interval = _interval(a, b, bucket, headline[bucket], chosen[bucket])
+        lines += _bucket_lines(
+            bucket, *found[bucket], f"{chosen[bucket]}_{headline[bucket]}", interval
+        )
         lines += _shares(bucket, *found[bucket], seconds)
     return Comparison(
         a=a,
@@ -179,33 +205,62 @@ def _compare(a: RunData, b: RunData, slos: Sequence[Slo], min_beyond: int) -> Co
         buckets=buckets,
         figures=found,
         headline_percentile=headline,
-        lines=tuple(lines),
+        headline_latency=chosen,
+        lines=tuple(_marked(line, (a, b)) for line in lines),
         warnings=(),
         doubtful=(False, False),
         min_beyond=min_beyond,
     )
 
 
-def _headline_percentile(a: Figures, b: Figures) -> str | None:
+def _headline_latency(a: Figures, b: Figures) -> str:
+    """TTFT, or E2E where neither run has one, such as histograms of another program."""
+    there = [one.latency["ttft"].count for one in (a, b)]
+    return "ttft" if any(there) or not a.latency["e2e"].count else "e2e"
+
+
+def _marked(line: ComparisonRow, runs: tuple[RunData, RunData]) -> ComparisonRow:
+    """Mark the label of a figure that a run defines otherwise; `definition_notes` says how."""
+    latency = line.key.rpartition("_")[0].partition("_")[0]
+    if not any(latency in (at_path(run.info, ("differs",)) or ()) for run in runs):
+        return line
+    return replace(line, label=f"{line.label} *")
+
+
+def definition_notes(runs: Sequence[RunData]) -> list[str]:
+    """A sentence for each figure that a run defines otherwise than a run folder does."""
+    names = {key: label.removeprefix("worst ") for key, label, _ in LATENCY_LINES}
+    return [
+        f"* {names.get(key, key)} of {run.name} ({run.info.get('made_by')}): {words}."
+        for run in _different(runs)
+        for key, words in (at_path(run.info, ("differs",)) or {}).items()
+    ]
+
+
+def _different(runs: Sequence[RunData]) -> list[RunData]:
+    return [run for at, run in enumerate(runs) if all(run is not one for one in runs[:at])]
+
+
+def _headline_percentile(a: Figures, b: Figures, latency: str) -> str | None:
     for name in HEADLINE_ORDER:
-        if None not in (a.latency["ttft"].values[name], b.latency["ttft"].values[name]):
+        if None not in (a.latency[latency].values[name], b.latency[latency].values[name]):
             return name
     return None
 
 
 def _interval(
-    a: RunData, b: RunData, bucket: str, percentile: str | None
+    a: RunData, b: RunData, bucket: str, percentile: str | None, latency: str
 ) -> ConfidenceInterval | None:
     if percentile is None:
         return None
-    of_a, of_b = (_ttft_in_order(run, bucket) for run in (a, b))
+    of_a, of_b = (_in_order(run, bucket, LATENCIES[latency]) for run in (a, b))
     return ratio_interval(of_a, of_b, SHARES[percentile])
 
 
-def _ttft_in_order(run: RunData, bucket: str) -> Any:
+def _in_order(run: RunData, bucket: str, column: str) -> Any:
     rows = run.rows(bucket, "ok")
     order = run.numbers["intended_s"][rows].argsort(kind="stable")
-    return run.numbers["ttft_response_s"][rows][order]
+    return run.numbers[column][rows][order]
 
 
 def line_of(
@@ -257,6 +312,18 @@ def _run_lines(
     return lines
 
 
+def _costs(found: Comparison, price: Price) -> list[ComparisonRow]:
+    a, b = (price.per_million(run, found.slos) for run in (found.a, found.b))
+    labels = {
+        "cost_per_million": "cost of a million tokens",
+        "cost_per_million_in_time": "the same, in time",
+    }
+    return [
+        line_of(WHOLE_RUN, key, label, "money", a[key], b[key], "lower")
+        for key, label in labels.items()
+    ]
+
+
 def _counted(
     key: str, label: str, a: int, b: int, wanted: Literal["lower", "higher", ""]
 ) -> ComparisonRow:
@@ -279,12 +346,14 @@ def _shares(
                 met),
         line_of(section, "hit_ratio", "prefix hit ratio", "share", a.hit_ratio, b.hit_ratio,
                 "higher"),
+        *(line_of(section, key, label, "per_s", a.rates[key], b.rates[key], "")
+          for key, label in THROUGHPUT.items()),
     ]  # fmt: skip
     return [line for line in lines if (line.a, line.b) != (None, None)]
 
 
 def _bucket_lines(
-    bucket: str, a: Figures, b: Figures, headline: str | None, interval: ConfidenceInterval | None
+    bucket: str, a: Figures, b: Figures, headline: str, interval: ConfidenceInterval | None
 ) -> list[ComparisonRow]:
     lines = []
     for key, label, names in LATENCY_LINES:
@@ -297,7 +366,7 @@ def _bucket_lines(
             )
             if (of_a, of_b) == (None, None) and (key, name) != ("ttft", "p99"):
                 continue
-            sure = interval if key == "ttft" and name == headline else None
+            sure = interval if f"{key}_{name}" == headline else None
             lines.append(
                 line_of(bucket, f"{key}_{name}", f"{label} {name}", "s", of_a, of_b, "lower", sure)
             )

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from forebay.analysis.runs.run import RunData
+from forebay.analysis.runs.run import RunData, at_path
 from forebay.analysis.statistics.quantiles import (
     MIN_BEYOND,
     SHARES,
@@ -22,7 +23,8 @@ from forebay.analysis.statistics.quantiles import (
     samples_beyond,
 )
 from forebay.analysis.statistics.units import printable
-from forebay.replay.plan.slo import Slo, meets
+from forebay.replay.plan.slo import Slo, parse_slos
+from forebay.replay.results.summary import throughput
 
 LATENCIES = {
     "ttft": "ttft_response_s",
@@ -30,6 +32,7 @@ LATENCIES = {
     "tpot": "tpot_s",
     "stall": "stall_s",
 }
+TOKENS = ("prompt_tokens", "output_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Figures:
     goodput_per_s: float | None
     attainment: float | None
     hit_ratio: float | None
+    rates: Mapping[str, float | None]  # by the keys of summary.json, such as requests_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ def figures(
     latency["queue"] = percentile_table(run.numbers["queue_ms"][ok] / 1e3, min_beyond=min_beyond)
     latency["itl"] = recorded(run, "itl_ms", bucket or "all", min_beyond)
     goodput, attainment = _goodput(run, bucket, slos)
+    prompt, output = (float(np.nansum(run.numbers[name][ok])) for name in TOKENS)
     return Figures(
         bucket=bucket,
         intended=intended,
@@ -97,6 +102,7 @@ def figures(
         goodput_per_s=goodput,
         attainment=attainment,
         hit_ratio=_hit_ratio(run.numbers, rows),
+        rates=_rates(run, answered, prompt, output),
     )
 
 
@@ -112,6 +118,40 @@ def recorded(run: RunData, metric: str, tag: str, min_beyond: int = MIN_BEYOND) 
     return Percentiles(count, values, None if longest_ms is None else longest_ms / 1e3)
 
 
+def _rates(run: RunData, answered: int, prompt: float, output: float) -> dict[str, float | None]:
+    """Throughput by the keys of summary.json; None for tokens that the run does not count."""
+    rates = throughput(answered, prompt, output, busy_s(run) or 0.0)
+    for name in TOKENS:
+        if np.isnan(run.numbers[name]).all():
+            rates[f"{name}_per_s"] = rates["total_tokens_per_s"] = None
+    return rates
+
+
+def recorded_slos(run: RunData) -> tuple[Slo, ...]:
+    """The targets of the run's own goodput."""
+    listed = at_path(run.summary, ("slos",))
+    texts = [str(one) for one in listed] if isinstance(listed, list) else []
+    buckets = [text.rpartition(".")[0] for text in texts]
+    return parse_slos(",".join(texts), buckets) if texts else ()
+
+
+def good_rows(run: RunData, slos: Sequence[Slo]) -> NDArray[np.bool_]:
+    """A mask of the answered requests that met every target that applies to them, as `meets`."""
+    good = run.rows(outcome="ok")
+    for slo in slos:
+        values = run.numbers[LATENCIES[slo.metric]]
+        missed = values > slo.limit_s
+        if slo.metric in ("ttft", "e2e"):
+            missed |= np.isnan(values)
+        good &= ~(missed & run.rows(slo.bucket))
+    return good
+
+
+def busy_s(run: RunData) -> float | None:
+    """The seconds that throughput is divided by: from the start to the last answer."""
+    return run.number("duration_s") or run.number("window_s")
+
+
 def observation_s(run: RunData) -> float | None:
     """The seconds that goodput is divided by: those in which requests were due."""
     for key in ("window_s", "duration_s"):
@@ -124,7 +164,9 @@ def observation_s(run: RunData) -> float | None:
 def _goodput(
     run: RunData, bucket: str | None, slos: Sequence[Slo]
 ) -> tuple[float | None, float | None]:
-    if not slos:
+    if "cut" in run.info:  # its summary judges the whole run
+        slos = slos or recorded_slos(run)
+    elif not slos:
         if bucket is None:
             return run.number("goodput_per_s"), run.number("attainment")
         return (
@@ -135,14 +177,7 @@ def _goodput(
     intended = int(rows.sum())
     if not intended:
         return None, None
-    columns = {name: run.numbers[column].tolist() for name, column in LATENCIES.items()}
-    buckets = run.words["bucket"].tolist()
-    good = 0
-    for i in np.flatnonzero(run.rows(bucket, "ok")).tolist():
-        values = {
-            name: None if math.isnan(column[i]) else column[i] for name, column in columns.items()
-        }
-        good += meets(slos, buckets[i], values)
+    good = int((good_rows(run, slos) & rows).sum())
     seconds = observation_s(run)
     return (good / seconds if seconds else None), good / intended
 

@@ -17,6 +17,7 @@ from forebay.analysis.statistics.units import NONE, durations, rates, ratio, sha
 
 Mood = Literal["better", "worse", "mixed", "none", "doubtful"]  # doubtful: invalid or unlike runs
 LEFT_OUT_SHARE = 0.01  # with more unanswered, the summary adds "of answered requests"
+DOUBTS = "Treat with care: "  # in front of the reasons why two runs cannot be compared
 SHOWN_SHARE = 0.001  # a smaller share of unanswered requests is only in the table
 
 
@@ -35,11 +36,16 @@ def headline(comparison: Comparison) -> Headline:
     points: list[str] = []
     for bucket in comparison.buckets:
         name = comparison.headline_percentile[bucket]
-        line = comparison.line(bucket, f"ttft_{name}")
+        line = comparison.headline_line(bucket)
         if line is None:
             points.append(_too_few(comparison, bucket))
             continue
-        judged.append((f"{bucket} TTFT{_of_whom(comparison, bucket)}", _sure(line)))
+        judged.append(
+            (
+                f"{bucket} {_latency(comparison, bucket)[0]}{_of_whom(comparison, bucket)}",
+                _sure(line),
+            )
+        )
         points.append(_ttft(comparison, bucket, str(name), line))
     goodput = comparison.line(WHOLE_RUN, "goodput")
     if goodput is None or goodput.better is None:
@@ -65,7 +71,7 @@ def _sure(line: ComparisonRow) -> Better | None:
 def _sum_up(comparison: Comparison, judged: list[tuple[str, Better | None]]) -> tuple[Mood, str]:
     mood, text = _outcome(comparison, judged)
     if doubts := _doubts(comparison):
-        mood, text = "doubtful", f"{text}. Treat with care: {'; '.join(doubts)}"
+        mood, text = "doubtful", f"{text}. {DOUBTS}{'; '.join(doubts)}"
     return mood, text + "."
 
 
@@ -109,7 +115,9 @@ def _judged(comparison: Comparison) -> list[tuple[RunData, RecordedVerdict, bool
 def _ttft(comparison: Comparison, bucket: str, percentile: str, line: ComparisonRow) -> str:
     a, b = comparison.a.name, comparison.b.name
     of_a, of_b = durations([line.a, line.b])
-    text = f"{bucket}: {percentile} time to first token {of_b} with {b}, {of_a} with {a}"
+    text = (
+        f"{bucket}: {percentile} {_latency(comparison, bucket)[1]} {of_b} with {b}, {of_a} with {a}"
+    )
     between = ""
     if line.interval is not None:
         low, high = line.interval.low, line.interval.high
@@ -127,6 +135,13 @@ def _ttft(comparison: Comparison, bucket: str, percentile: str, line: Comparison
     return f"{text}: {ratio(factor)} {word}{between}."
 
 
+def _latency(comparison: Comparison, bucket: str) -> tuple[str, str]:
+    """Name the latency that stands for a bucket, in short and in full."""
+    if comparison.headline_latency[bucket] == "ttft":
+        return "TTFT", "time to first token"
+    return "E2E", "end-to-end latency"
+
+
 def _of_whom(comparison: Comparison, bucket: str) -> str:
     """A reminder, if the percentiles leave out more than a few requests."""
     left_out = any(
@@ -140,8 +155,19 @@ def _too_few(comparison: Comparison, bucket: str) -> str:
     of_a, of_b = (one.latency["ttft"].count for one in comparison.figures[bucket])
     return (
         f"{bucket}: too few answered requests for a percentile ({of_b:,} with "
-        f"{comparison.b.name}, {of_a:,} with {comparison.a.name})."
+        f"{comparison.b.name}, {of_a:,} with {comparison.a.name}).{_longest(comparison, bucket)}"
     )
+
+
+def _longest(comparison: Comparison, bucket: str) -> str:
+    """Say the longest time to the first token, which stands for percentiles of few requests."""
+    of_a, of_b = (one.latency["ttft"].max for one in comparison.figures[bucket])
+    shown = [
+        f"{longest} with {run.name}"
+        for run, longest in zip((comparison.b, comparison.a), durations([of_b, of_a]), strict=True)
+        if longest != NONE
+    ]
+    return f" Longest time to first token: {', '.join(shown)}." if shown else ""
 
 
 def _service(comparison: Comparison) -> list[str]:
@@ -238,7 +264,10 @@ def single(of: dict[str | None, Figures]) -> list[str]:
             for percentile, value in one.latency["ttft"].values.items()
             if value is not None
         ]
-        ttft = ", ".join(percentiles) or (f"{NONE} (too few samples)" if one.answered else NONE)
+        longest = durations([one.latency["ttft"].max])[0]
+        ttft = ", ".join(percentiles) or (
+            f"at most {longest}, of too few requests for a percentile" if one.answered else NONE
+        )
         points.append(
             f"{bucket}: time to first token {ttft}; {one.answered:,} of {one.intended:,} answered."
         )

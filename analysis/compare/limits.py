@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forebay.analysis.compare.compare import Comparison, Unit
+from forebay.analysis.compare.compare import THROUGHPUT, Comparison, Unit
 from forebay.analysis.compare.figures import Figures
 from forebay.analysis.compare.terminal import FORMATS
 from forebay.analysis.statistics.quantiles import SHARES
@@ -18,6 +18,7 @@ from forebay.traces.command_line.quantities import seconds
 from forebay.traces.errors import InputError
 
 LATENCIES = ("ttft", "ttft_failures", "e2e", "tpot", "itl", "stall", "queue")
+RATES: tuple[str, ...] = tuple(THROUGHPUT)
 OTHERS: dict[str, Unit] = {
     "attainment": "share",
     "hit_ratio": "share",
@@ -25,6 +26,7 @@ OTHERS: dict[str, Unit] = {
     "rejected": "count",
     "failed": "count",
     "answered": "count",
+    **dict.fromkeys(RATES, "per_s"),
 }
 GRAMMAR = "write e.g. 'chat.ttft_p99 > 5%', 'document.e2e_p50 > 2s' or 'attainment < 0.99'"
 _CONDITION = re.compile(
@@ -76,7 +78,7 @@ def parse_limit(text: str) -> FailCondition:
     if figure not in OTHERS and figure not in known:
         raise InputError(
             f"--fail-if {text!r}: no figure {figure!r}; one of: {', '.join(LATENCIES)} with _p50, "
-            f"_p90, _p99, _p99.9 or _max; {', '.join(OTHERS)}"
+            f"_p90, _p95, _p99, _p99.9 or _max; {', '.join(OTHERS)}"
         )
     value = _limit(text, figure, number, unit)
     return FailCondition(text, bucket, figure, direction == ">", value, unit == "%")
@@ -153,6 +155,8 @@ def _change(a: float, b: float) -> float:
 
 
 def _value(figures: Figures, figure: str) -> float | None:
+    if figure in RATES:
+        return figures.rates[figure]
     if figure in OTHERS:
         value: float | None = getattr(figures, "goodput_per_s" if figure == "goodput" else figure)
         return value

@@ -5,15 +5,31 @@ Text from files is passed as Text, never as Rich markup. Nothing is computed her
 
 from typing import TYPE_CHECKING
 
-from forebay.analysis.compare.compare import WHOLE_RUN, Comparison, ComparisonRow
+from forebay.analysis.compare.compare import WHOLE_RUN, Comparison, ComparisonRow, definition_notes
 from forebay.analysis.compare.headline import Headline
-from forebay.analysis.statistics.units import NONE, counts, durations, rates, ratio, ratios, shares
+from forebay.analysis.statistics.units import (
+    NONE,
+    counts,
+    durations,
+    money,
+    rates,
+    ratio,
+    ratios,
+    shares,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-FORMATS = {"s": durations, "per_s": rates, "share": shares, "ratio": ratios, "count": counts}
+FORMATS = {
+    "s": durations,
+    "per_s": rates,
+    "share": shares,
+    "ratio": ratios,
+    "count": counts,
+    "money": money,
+}
 MOODS = {
     "better": "bold green",
     "worse": "bold red",
@@ -46,7 +62,7 @@ def notes(comparison: Comparison) -> str:
     )
     if comparison.slos:
         text += f" Targets: {', '.join(str(slo) for slo in comparison.slos)}."
-    return text
+    return "\n".join([text, *definition_notes((comparison.a, comparison.b))])
 
 
 def better_name(comparison: Comparison, line: ComparisonRow) -> str:

@@ -86,6 +86,11 @@ tbody th.section { font-weight: 600; padding-top: 18px; }
 .why { padding-left: 16px; }
 td.run { white-space: nowrap; } td.run .key { width: 11px; height: 11px; margin-right: 3px; }
 td:last-child, th:last-child { padding-right: 4px; }
+.bars { white-space: nowrap; line-height: 0; }
+.part { display: inline-block; height: 14px; min-width: 0; vertical-align: middle; }
+.legend .part { width: 14px; flex: none; }
+.part.late { background: var(--run4); } .part.queue { background: var(--run1); }
+.part.first { background: var(--run0); } .part.rest { background: var(--run2); }
 .bar { display: inline-block; height: .7em; min-width: 1px; background: var(--c);
   border-radius: 1px; }
 .settings th { width: 9em; vertical-align: top; } .settings td { overflow-wrap: anywhere; }
@@ -103,7 +108,8 @@ footer { margin-top: 3rem; border-top: 1px solid var(--rule); padding-top: 10px;
   .card .name { flex: 1 0 100%; } dl { grid-template-columns: 1fr; } dd { margin-bottom: .5rem; }
   .settings th { width: auto; } }
 @media print { main { max-width: none; padding: 0; } .readout { display: none; }
-  figure, .card, tr { break-inside: avoid; } }
+  figure, .card, tr { break-inside: avoid; } h2, h3, thead { break-after: avoid; }
+  section > p { break-after: avoid; } }
 """
 
 # Shows the value of every run at the pointer: that of the last step at or before it.

@@ -1,4 +1,4 @@
-"""Draw the two plots of a report for a bucket: latency by percentile, and latency over time.
+"""Draw the plots of a report for a bucket: latencies by percentile, and TTFT over time.
 
 Each function returns an inline SVG. Colours come from the page's `.run0` to `.run5`, so that one
 drawing serves light and dark mode. Every run also has its own shape of mark.
@@ -19,7 +19,7 @@ from forebay.analysis.statistics.units import duration
 SMALLEST_S = 1e-4  # lower end of the log axis; no answer over a network is faster
 PERCENT_TICKS = ((1, "0%"), (2, "50%"), (10, "90%"), (100, "99%"), (1000, "99.9%"),
                  (10_000, "99.99%"), (100_000, "99.999%"))  # fmt: skip
-MARKED = ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"), (0.999, "p99.9"))
+MARKED = ((0.5, "p50"), (0.9, "p90"), (0.95, "p95"), (0.99, "p99"), (0.999, "p99.9"))
 STRIP = 11.0  # height of the strip with the unanswered requests of one run
 
 
@@ -31,14 +31,45 @@ class _Frame:
     drawn: str
 
 
-def percentile_plot(runs: Sequence[RunData], bucket: str, min_beyond: int) -> str:
-    """Draw TTFT of `bucket` by percentile on HDR's scale: x = 1 / (1 - percentile), both axes log.
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A latency that is drawn: its name, its column in a run, and seconds in one of its units.
+
+    A request without an answer counts as infinitely late if `infinite`.
+    """
+
+    name: str
+    column: str
+    unit_s: float = 1.0
+    infinite: bool = False
+
+    def samples(self, run: RunData, bucket: str) -> Floats:
+        """The values of the answered requests of a bucket in seconds, ascending."""
+        return np.sort(finite(run.numbers[self.column][run.rows(bucket, "ok")])) * self.unit_s
+
+
+TTFT = Quantity("time to first token", "ttft_response_s", infinite=True)
+OTHERS = (
+    Quantity("end-to-end latency", "e2e_response_s", infinite=True),
+    Quantity("time per output token", "tpot_s"),
+    Quantity("longest stall", "stall_s"),
+    Quantity("queue of the proxy", "queue_ms", 1e-3),
+)
+
+
+def percentile_plot(
+    runs: Sequence[RunData], bucket: str, min_beyond: int, quantity: Quantity = TTFT
+) -> str:
+    """Draw a latency of `bucket` by percentile on HDR's scale: x = 1 / (1 - percentile), log axes.
 
     The curve is thin where fewer than `min_beyond` samples are beyond. A dotted curve adds a run's
     unanswered requests as infinitely late samples.
     """
-    samples = [_answered(run, bucket) for run in runs]
-    lost = [int(run.rows(bucket).sum()) - len(of) for run, of in zip(runs, samples, strict=True)]
+    samples = [quantity.samples(run, bucket) for run in runs]
+    lost = [
+        int(run.rows(bucket).sum()) - len(of) if quantity.infinite else 0
+        for run, of in zip(runs, samples, strict=True)
+    ]
     if not any(len(of) for of in samples):
         return ""
     most = max(len(of) + gone for of, gone in zip(samples, lost, strict=True))
@@ -62,7 +93,8 @@ def percentile_plot(runs: Sequence[RunData], bucket: str, min_beyond: int) -> st
         drawn.append(svg.element("path", d=svg.steps_path(strong), class_=f"curve run{number}"))
         drawn += _marks(frame, number, run.name, of, min_beyond)
         curves.append(_readout(frame, run.name, number, places, values))
-    label = f"Time to first token by percentile, {bucket} requests: " + "; ".join(
+    name = quantity.name[0].upper() + quantity.name[1:]
+    label = f"{name} by percentile, {bucket} requests: " + "; ".join(
         f"{run.name} {_spoken(of)}" for run, of in zip(runs, samples, strict=True)
     )
     extra = {"data-curves": json.dumps(curves), "data-left": frame.x.start,
@@ -70,10 +102,11 @@ def percentile_plot(runs: Sequence[RunData], bucket: str, min_beyond: int) -> st
     return _svg("".join(drawn), svg.HEIGHT, label, "percentile", extra)
 
 
-def timeline_plot(runs: Sequence[RunData], bucket: str) -> str:
+def timeline_plot(runs: Sequence[RunData], bucket: str, first: int = 0) -> str:
     """Draw TTFT of every answered request of `bucket` at the time it was due.
 
-    Strips below the axis, one per run, mark unanswered requests.
+    Strips below the axis, one per run, mark unanswered requests. `first` is the number of the first
+    run, by which runs have their colours.
     """
     columns = [_over_time(run, bucket) for run in runs]
     times = [times for due, _, lost in columns for times in (due, lost) if len(times)]
@@ -84,9 +117,10 @@ def timeline_plot(runs: Sequence[RunData], bucket: str) -> str:
     frame = _time_frame(max(float(due.max()) for due in times), every, len(strips))
     drawn = [frame.drawn]
     for number, (due_s, ttft_s, _) in enumerate(columns):
-        drawn.append(_dots(frame, number, due_s, ttft_s))
+        drawn.append(_dots(frame, first + number, due_s, ttft_s))
     for place, number in enumerate(strips):
-        drawn.append(_strip(frame, place, number, runs[number].name, columns[number][2]))
+        lost = columns[number][2]
+        drawn.append(_strip(frame, place, first + number, runs[number].name, lost))
     label = f"Time to first token of {bucket} requests over the run: " + "; ".join(
         f"{run.name} {len(ttft):,} answered, {len(lost):,} rejected or failed"
         for run, (_, ttft, lost) in zip(runs, columns, strict=True)
@@ -116,10 +150,6 @@ def legend_mark(number: int) -> str:
     """The mark of a run, for a legend."""
     drawn = svg.mark(number, 7, 7, f"mark run{number}", "")
     return svg.element("svg", drawn, viewBox="0 0 14 14", class_="key", aria_hidden="true")
-
-
-def _answered(run: RunData, bucket: str) -> Floats:
-    return np.sort(finite(run.numbers["ttft_response_s"][run.rows(bucket, "ok")]))
 
 
 def _over_time(run: RunData, bucket: str) -> tuple[Floats, Floats, Floats]:

@@ -11,10 +11,12 @@ from html import escape
 from pathlib import Path
 
 from forebay.analysis.compare.compare import Comparison, compare
+from forebay.analysis.compare.cost import Price
 from forebay.analysis.compare.headline import Headline, headline, single
 from forebay.analysis.report import tables
+from forebay.analysis.report.breakdown import breakdown_section
 from forebay.analysis.report.page import html_page
-from forebay.analysis.report.plots import legend_mark, percentile_plot, timeline_plot
+from forebay.analysis.report.plots import OTHERS, legend_mark, percentile_plot, timeline_plot
 from forebay.analysis.runs.provenance import setting, text_of
 from forebay.analysis.runs.run import RunData
 from forebay.analysis.statistics.quantiles import MIN_BEYOND
@@ -23,6 +25,7 @@ from forebay.replay.plan.slo import Slo
 from forebay.traces.errors import InputError
 from forebay.traces.whole_file import whole_file
 
+TOGETHER = 2  # runs whose dots share one plot over time
 MAX_RUNS = 6  # the number of colours that are easy to distinguish
 
 _UNIT = re.compile(r"(?<=\d) (?=(?:m?s|/s|%)(?:\W|$))")
@@ -43,6 +46,7 @@ def build_report(
     slos: Sequence[Slo] = (),
     min_beyond: int = MIN_BEYOND,
     title: str | None = None,
+    price: Price | None = None,
 ) -> ReportPage:
     """Build the report of `runs`.
 
@@ -54,7 +58,7 @@ def build_report(
     if not 1 <= len(runs) <= MAX_RUNS:
         raise InputError(f"{len(runs)} runs: a report takes 1 to {MAX_RUNS}")
     # A single run is compared with itself; only the first column of the rows is shown.
-    comparisons = [compare(runs[0], run, slos, min_beyond) for run in (runs[1:] or runs)]
+    comparisons = [compare(runs[0], run, slos, min_beyond, price) for run in (runs[1:] or runs)]
     headlines = [headline(comparison) for comparison in comparisons] if len(runs) > 1 else []
     title = title or _title([run.name for run in runs])
     warnings = _warnings(comparisons)
@@ -65,7 +69,8 @@ def build_report(
         _warning_box(warnings),
         tables.cards(runs, comparisons),
         _all_points(runs, headlines) or _points(alone),
-        _plots(runs, comparisons[0], min_beyond),
+        _plots(runs, min_beyond),
+        breakdown_section(runs, min_beyond),
         tables.figures_table(runs, comparisons),
         tables.rejections_table(runs),
         tables.backends_table(runs),
@@ -77,7 +82,12 @@ def build_report(
 
 
 def write_report(page: ReportPage, out: Path, force: bool = False) -> None:
-    """Write the page completely or not at all; `-` is standard output.
+    """Write the page; see `write_text`."""
+    write_text(page.html, out, force)
+
+
+def write_text(text: str, out: Path, force: bool = False) -> None:
+    """Write a file completely or not at all; `-` is standard output.
 
     Raises:
         InputError: the file exists without `force`, or cannot be written.
@@ -87,7 +97,7 @@ def write_report(page: ReportPage, out: Path, force: bool = False) -> None:
     if out.is_file() and str(out) != "-" and not force:
         raise InputError(f"--out {out}: exists; give another name, or --force to overwrite it")
     with whole_file(out) as file:
-        file.write(page.html.encode())
+        file.write(text.encode())
 
 
 def _title(names: Sequence[str]) -> str:
@@ -138,31 +148,73 @@ def _all_points(runs: Sequence[RunData], headlines: Sequence[Headline]) -> str:
     )
 
 
-def _plots(runs: Sequence[RunData], comparison: Comparison, min_beyond: int) -> str:
-    buckets = list(dict.fromkeys(name for run in runs for name in run.buckets()))
-    legend = "".join(
-        f"<li>{legend_mark(number)}{escape(run.name)}</li>" for number, run in enumerate(runs)
+def _legend(runs: Sequence[RunData]) -> str:
+    """Name each run, with its seed where the seeds differ."""
+    seeds = [text_of(setting(run, "seed")) for run in runs]
+    told = [f"{run.name}, seed {seed}" if len(set(seeds)) > 1 and seed else run.name
+            for run, seed in zip(runs, seeds, strict=True)]  # fmt: skip
+    items = "".join(
+        f"<li>{legend_mark(number)}{escape(name)}</li>" for number, name in enumerate(told)
     )
-    legend = f'<ul class="legend">{legend}</ul>'
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _timelines(runs: Sequence[RunData], buckets: Sequence[str]) -> list[tuple[str, str]]:
+    """One plot for each bucket; with many runs one for each run, as dots would hide each other."""
+    if len(runs) <= TOGETHER:
+        return [(name, timeline_plot(runs, name)) for name in buckets]
+    return [
+        (f"{name}, {run.name}", timeline_plot([run], name, number))
+        for name in buckets
+        for number, run in enumerate(runs)
+    ]
+
+
+def _plots(runs: Sequence[RunData], min_beyond: int) -> str:
+    buckets = list(dict.fromkeys(name for run in runs for name in run.buckets()))
+    legend = _legend(runs)
     percentile = [(name, percentile_plot(runs, name, min_beyond)) for name in buckets]
-    timeline = [(name, timeline_plot(runs, name)) for name in buckets]
+    others = [
+        (f"{name}: {quantity.name}", f'{plot}<div class="readout"></div>')
+        for name in buckets
+        for quantity in OTHERS
+        if (plot := percentile_plot(runs, name, min_beyond, quantity))
+    ]
+    timeline = _timelines(runs, buckets)
     dotted = (
         " Dotted: with rejected and failed requests counted as infinitely late."
         if any((run.words["outcome"] != "ok").any() for run in runs)
         else ""
     )
-    return _section(
-        "Time to first token by percentile",
-        "Answered requests, from when each was due; both axes are logarithmic. Marks: p50, p90, "
-        f"p99 and p99.9. A thin line has fewer than {min_beyond} samples beyond.{dotted}",
-        legend,
-        [(name, f'{plot}<div class="readout"></div>' if plot else "") for name, plot in percentile],
-    ) + _section(
-        "Time to first token over the run",
-        "Each dot is an answered request, at the time it was due. Strokes below the axis are "
-        "rejected or failed requests.",
-        legend,
-        timeline,
+    return (
+        _section(
+            "Time to first token by percentile",
+            "Answered requests, from when each was due; both axes are logarithmic. Marks: p50, "
+            f"p90, p95, p99 and p99.9. A thin line: fewer than {min_beyond} samples beyond."
+            f"{dotted}",
+            legend,
+            [
+                (name, f'{plot}<div class="readout"></div>' if plot else "")
+                for name, plot in percentile
+            ],
+        )
+        + _section(
+            "Time to first token over the run",
+            "Each dot is an answered request, at the time it was due. Strokes below the axis are "
+            "rejected or failed requests.",
+            legend,
+            timeline,
+        )
+        + (
+            _section(
+                "The other latencies by percentile",
+                "As above. Where a tool defines a latency otherwise, the table below says so.",
+                legend,
+                others,
+            )
+            if others
+            else ""
+        )
     )
 
 

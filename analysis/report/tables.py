@@ -5,7 +5,13 @@ from html import escape
 
 import orjson
 
-from forebay.analysis.compare.compare import WHOLE_RUN, Comparison, ComparisonRow, Unit
+from forebay.analysis.compare.compare import (
+    WHOLE_RUN,
+    Comparison,
+    ComparisonRow,
+    Unit,
+    definition_notes,
+)
 from forebay.analysis.compare.figures import UnansweredRow, backends, imbalance, unanswered
 from forebay.analysis.compare.terminal import FORMATS
 from forebay.analysis.report.plots import legend_mark
@@ -46,7 +52,9 @@ def cards(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
     for bucket in first.buckets:
         percentile = first.headline_percentile[bucket]
         if percentile is not None:
-            wanted.append((bucket, f"ttft_{percentile}", f"TTFT {percentile}, {bucket}"))
+            latency = first.headline_latency[bucket]
+            label = f"{latency.upper()} {percentile}, {bucket}"
+            wanted.append((bucket, f"{latency}_{percentile}", label))
     wanted.append((WHOLE_RUN, "goodput", "Goodput"))
     wanted.append((WHOLE_RUN, "attainment", "Requests within target"))
     wanted += [(bucket, "stall_max", f"Longest stall, {bucket}") for bucket in first.buckets]
@@ -120,8 +128,8 @@ def figures_table(runs: Sequence[RunData], comparisons: Sequence[Comparison]) ->
     note = (
         "Latencies are of answered requests. A dash: not measured, or fewer than "
         f"{comparisons[0].min_beyond} samples beyond the percentile (p99 needs "
-        f"{comparisons[0].min_beyond * 100:,} requests)."
-    )
+        f"{comparisons[0].min_beyond * 100:,} requests). "
+    ) + " ".join(definition_notes(runs))
     return f"<section><h2>All figures</h2>{_table(f'<th></th>{heads}', body, note)}</section>"
 
 

@@ -21,6 +21,7 @@ from forebay.analysis.runs.run import RunData
 from forebay.traces.errors import InputError
 
 GROUP = "forebay.exporters"
+US_IN_MS = 1_000.0
 SENT = ("mlflow", "otlp")  # formats whose output only says where the run was sent
 Exporter = Callable[[Path, BinaryIO, str], None]
 
@@ -92,8 +93,21 @@ def export_hgrm(run: Path, out: BinaryIO, tag: str) -> None:
         for interval in logs[name]:
             add_into(total, interval.histogram)
     text = io.BytesIO()
-    total.output_percentile_distribution(text, 1_000.0)  # microseconds to milliseconds
-    out.write(text.getvalue())
+    total.output_percentile_distribution(text, US_IN_MS)
+    rows = text.getvalue().decode().partition("#[")[0]
+    out.write(f"{rows}{_footer(total)}".encode())
+
+
+def _footer(total: Any) -> str:
+    """Return the last lines as Java prints them; the library mixes units and names the count so
+    that hdr-plot cannot read it."""
+    mean, deviation = total.get_mean_value() / US_IN_MS, total.get_stddev() / US_IN_MS
+    return (
+        f"#[Mean    = {mean:12.3f}, StdDeviation   = {deviation:12.3f}]\n"
+        f"#[Max     = {total.max_value / US_IN_MS:12.3f}, "
+        f"Total count    = {total.total_count:12d}]\n"
+        f"#[Buckets = {total.bucket_count:12d}, SubBuckets     = {total.sub_bucket_count:12d}]\n"
+    )
 
 
 def export_vllm_bench(run: Path, out: BinaryIO, tag: str) -> None:

@@ -1,4 +1,4 @@
-"""Read run folders (`summary.json`, `run.json`, `requests.parquet`) and results of other tools.
+"""Read run folders (`summary.json`, `run.json`, `requests.parquet`) and files as runs.
 
 Nothing is computed or written here. A file that is missing, damaged or not part of the run is an
 InputError that names the file and the fix.
@@ -21,13 +21,21 @@ from forebay.analysis.runs.run import (
     Words,
     folder_name,
 )
+from forebay.analysis.runs.window import Cut, cut_run
 from forebay.analysis.statistics.quantiles import Floats
 from forebay.analysis.statistics.units import is_text, printable
 from forebay.traces.errors import InputError
 
+HISTOGRAMS = (".hlog", ".hgrm")
 
-def load_run(path: Path, name: str | None = None) -> RunData:
-    """Read a run folder, or the result file of another load generator.
+
+def load_run(path: Path, name: str | None = None, unit: str | None = None) -> RunData:
+    """Read a run folder, or a file: of another load generator, of the proxy, or of histograms.
+
+    `FILE#2` is the second result in a file that holds several.
+
+    Args:
+        unit: ns, us, ms or s: of the values of a histogram file that does not state it.
 
     Raises:
         InputError: the folder is missing or not named in UTF-8, or a file is missing, damaged or
@@ -35,10 +43,9 @@ def load_run(path: Path, name: str | None = None) -> RunData:
     """
     if not is_text(str(path)):
         raise InputError(f"{printable(str(path))}: its name is not UTF-8; rename it")
-    if path.is_file():
-        from forebay.analysis.runs.other_tools import load_foreign
-
-        return load_foreign(path, name)
+    whole, number = _numbered(path)
+    if whole.is_file():
+        return _load_file(whole, name or folder_name(path), number, unit)
     if not path.is_dir():
         raise InputError(f"{path}: not there; give a run folder, as `forebay replay --out` writes")
     summary = _json(path / "summary.json")
@@ -56,9 +63,60 @@ def load_run(path: Path, name: str | None = None) -> RunData:
     return run
 
 
-def load_runs(paths: Sequence[Path]) -> list[RunData]:
-    """Read several runs and give each a unique name."""
-    runs = [load_run(path) for path in paths]
+def _numbered(path: Path) -> tuple[Path, int | None]:
+    """Split `FILE#2` into file and number, unless a file has that name."""
+    stem, mark, number = path.name.rpartition("#")
+    if mark and stem and number.isdigit() and not path.exists():
+        return path.with_name(stem), int(number)
+    return path, None
+
+
+def _load_file(path: Path, name: str, number: int | None, unit: str | None) -> RunData:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    if path.suffix in HISTOGRAMS or raw.lstrip()[:1] in (b"#", b'"'):
+        from forebay.analysis.runs.sources.hgrm import is_hgrm
+        from forebay.analysis.runs.sources.histograms import load_hgrm, load_histogram_log
+
+        text = raw.decode("utf-8", "replace")
+        read = load_hgrm if is_hgrm(text) else load_histogram_log
+        return read(path, name, text, unit)
+    from forebay.analysis.runs.other_tools import content_of, foreign_run
+    from forebay.analysis.runs.sources.proxy_logs import is_request, load_proxy_log
+
+    content = content_of(path, raw)
+    lines = content if isinstance(content, list) else [content]
+    if any(map(is_request, lines)):
+        return load_proxy_log(path, name, lines)
+    return foreign_run(path, name, content, number)
+
+
+def load_runs(
+    paths: Sequence[Path], cuts: Sequence[Cut] = (), unit: str | None = None
+) -> list[RunData]:
+    """Read several runs and give each a unique name.
+
+    Args:
+        cuts: parts of the runs' time to keep. One counts for all runs, as many as there are runs
+            for one each, and several of a single run make a run of each.
+    """
+    if len(paths) == 1 and len(cuts) > 1:
+        whole = load_run(paths[0], unit=unit)
+        return [cut_run(whole, cut, f"{whole.name} {cut.text}") for cut in cuts]
+    if len(cuts) not in (0, 1, len(paths)):
+        raise InputError(
+            f"--between: {len(cuts)} windows for {len(paths)} runs; give one, or one for each"
+        )
+    return _load_all(paths, cuts, unit)
+
+
+def _load_all(paths: Sequence[Path], cuts: Sequence[Cut], unit: str | None) -> list[RunData]:
+    runs = [load_run(path, unit=unit) for path in paths]
+    if cuts:
+        of_each = list(cuts) * len(runs) if len(cuts) == 1 else cuts
+        runs = [cut_run(run, cut) for run, cut in zip(runs, of_each, strict=True)]
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return runs

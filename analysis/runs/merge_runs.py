@@ -8,16 +8,18 @@ their rates are averaged. Everything but seed, salt and schedule must agree.
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import orjson
 
-from forebay.analysis.runs.load import load_runs
+from forebay.analysis.runs.load import load_run, load_runs
 from forebay.analysis.runs.provenance import LATENCY_TARGETS, MUST_AGREE, PLACES
 from forebay.analysis.runs.run import RunData, at_path
+from forebay.analysis.runs.sources.made_folder import write_folder
 from forebay.replay.plan.slo import parse_slos
 from forebay.replay.results.folder import ANSWERS, HLOG, SUMMARY, TABLE, RunFolder
 from forebay.replay.results.merge import merge_parts
@@ -43,7 +45,24 @@ class MergedRuns:
 
 def merge_runs(paths: Sequence[Path], out: Path, *, force: bool = False) -> MergedRuns:
     """Write the merged folder; raises InputError if the runs do not belong together."""
-    runs = load_runs(paths)
+    with TemporaryDirectory() as scratch:
+        return _merge(_as_folders(load_runs(paths), Path(scratch)), out, force=force)
+
+
+def _as_folders(runs: Sequence[RunData], scratch: Path) -> list[RunData]:
+    """Write the runs that were read from files to folders under `scratch`."""
+    made = []
+    for number, run in enumerate(runs):
+        if run.path.is_dir():
+            made.append(run)
+            continue
+        folder = scratch / str(number)
+        write_folder(replace(run, info={**run.info, "run_id": _id(run)}), folder)
+        made.append(load_run(folder, run.name))
+    return made
+
+
+def _merge(runs: Sequence[RunData], out: Path, *, force: bool) -> MergedRuns:
     _check(runs)
     at_once = _at_once(runs)
     scale = _number(runs[0].info, "time_scale", 1.0)
@@ -64,7 +83,9 @@ def merge_runs(paths: Sequence[Path], out: Path, *, force: bool = False) -> Merg
         closed = str(runs[0].info.get("arrivals")).startswith("closed")
         windows = [_window_s(run) for run in runs]
         window_s = max(windows) if at_once else math.fsum(windows)
-        summary = totals.summary(measured.histograms, window_s, closed=closed, scale=scale)
+        summary = totals.summary(
+            measured.histograms, window_s, closed=closed, scale=scale, ended=ended
+        )
         summary["ended"] = ended
         summary["warnings"] = _each(runs, "warnings")
         folder.commit(_record(runs, ended, at_once), summary)

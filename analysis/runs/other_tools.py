@@ -2,9 +2,11 @@
 
     vllm bench serve   the JSON of --save-result --save-detailed
     aiperf             profile_export.jsonl
-    guidellm           benchmarks.json with its requests; the last benchmark in it
+    guidellm           benchmarks.json with its requests
     inference-perf     per_request_lifecycle_metrics.json
-    genai-perf         profile_export.json, of perf_analyzer too; the last experiment in it
+    genai-perf         profile_export.json, of perf_analyzer too
+
+A file with several results is read as the last one, or as the one that is asked for.
 
 Their times count from when a request was sent, and a request that waited for their own concurrency
 limit was sent late. `vllm bench` keeps that wait, guidellm and some versions of inference-perf the
@@ -13,85 +15,146 @@ Requests that were never sent are in none of these files.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 
-from forebay.analysis.runs.run import NUMBERS, WORDS, RunData, folder_name
-from forebay.replay.plan.slo import default_slos, meets
+from forebay.analysis.runs.run import RunData
+from forebay.analysis.runs.sources.proxy_logs import json_lines
+from forebay.analysis.runs.sources.rows import FileOrigin, FileRow, run_of_rows
 from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
 from forebay.traces.errors import InputError
 from forebay.traces.formats import DEFAULTS
 from forebay.traces.formats.body import of_body, prompt_tokens
 
 FROM_SENDING = "times count from when a request was sent, not from when it was due"
-NO_VERDICT = "the file does not say how late requests were sent"
 
-ForeignRow = dict[str, float | str | None]
+DIFFERS: dict[str, dict[str, str]] = {
+    "vllm bench serve": {
+        "ttft": "from sending; a wait for --max-concurrency is added where the file has it",
+        "tpot": "(E2E - TTFT) / (output tokens - 1)",
+        "stall": "longest gap between chunks; not the wait for the first",
+    },
+    "guidellm": {
+        "ttft": "to the first line with content",
+        "e2e": "to the end of the stream, with usage and [DONE]",
+        "tpot": "(E2E - TTFT) / (output tokens - 1)",
+    },
+    "aiperf": {
+        "ttft": "from sending",
+        "e2e": "from sending",
+        "tpot": "(E2E - TTFT) / (output tokens - 1)",
+    },
+    "genai-perf": {
+        "ttft": "from sending",
+        "e2e": "from sending",
+        "tpot": "(E2E - TTFT) / (output tokens - 1)",
+    },
+    "inference-perf": {
+        "e2e": "to the end of the call, with the time to tokenise the answer",
+        "tpot": "(E2E - TTFT) / (output tokens - 1)",
+    },
+}
+"""How each tool defines a figure otherwise than a run folder does, by the key of the figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignFormat:
-    """A result format: its name, and the function that makes rows of a file's content."""
+    """A result format: its name, and the functions that find results and make rows of one."""
 
     name: str
-    rows: Callable[[Any], list[ForeignRow]]
+    rows: Callable[[Any], list[FileRow]]
     from_due: bool = False
+    results: Callable[[Any], Sequence[Any]] | None = None  # None: a file holds one
+    unix: bool = True  # times of the rows are seconds since 1970
 
 
-def load_foreign(path: Path, name: str | None = None) -> RunData:
-    """Read one result file; raises InputError if it is damaged or of no known format."""
-    content = _content(path)
-    found = _format(content)
-    if found is None:
-        raise InputError(
-            f"{path}: a file; give a run folder, or a result of `vllm bench serve`, aiperf "
-            "(profile_export.jsonl), guidellm, inference-perf "
-            "(per_request_lifecycle_metrics.json) or genai-perf (profile_export.json)"
-        )
-    try:
-        rows = found.rows(content)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise InputError(f"{path}: not a whole result of {found.name} ({error!r})") from error
-    if not rows:
-        raise InputError(f"{path}: holds no requests; {_remedy(found.name)}")
-    run = _run(path, name, found, rows)
-    if found.from_due or np.any(run.numbers["sent_s"] > run.numbers["intended_s"]):
-        return run
-    return replace(run, summary={**run.summary, "warnings": [f"{found.name}: {FROM_SENDING}"]})
+def load_foreign(path: Path, name: str | None = None, number: int | None = None) -> RunData:
+    """Read one result file; raises InputError if it is damaged or of no known format.
 
-
-def _content(path: Path) -> Any:
+    Args:
+        number: which of several results in the file, from 1. None is the last one.
+    """
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    return foreign_run(path, name, content_of(path, raw), number)
+
+
+def foreign_run(path: Path, name: str | None, content: Any, number: int | None = None) -> RunData:
+    """Make a run of the content of a result file; see `load_foreign`."""
+    found = _format(content)
+    if found is None:
+        if _is_trace(content):
+            raise InputError(
+                f"{path}: a trace or a capture has no results; `forebay replay` or `simulate` it, "
+                "or read `forebay traces describe`"
+            )
+        raise InputError(
+            f"{path}: a file; give a run folder, or a result of `vllm bench serve`, aiperf "
+            "(profile_export.jsonl), guidellm, inference-perf "
+            "(per_request_lifecycle_metrics.json) or genai-perf (profile_export.json), a usage "
+            "ledger or JSON log of the proxy, an .hlog or an .hgrm"
+        )
+    try:
+        results = found.results(content) if found.results else [content]
+        chosen, notes = _chosen(path, content, results, number)
+        rows = found.rows(chosen)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise InputError(f"{path}: not a whole result of {found.name} ({error!r})") from error
+    if not rows:
+        raise InputError(f"{path}: holds no requests; {_remedy(found.name)}")
+    late = any(float(row["sent_s"] or 0.0) > float(row["intended_s"] or 0.0) for row in rows)
+    if not (found.from_due or late):
+        notes.append(FROM_SENDING)
+    origin = FileOrigin(found.name, DIFFERS.get(found.name, {}), tuple(notes), unix=found.unix)
+    return run_of_rows(path, name, origin, rows)
+
+
+def _chosen(
+    path: Path, content: Any, results: Sequence[Any], number: int | None
+) -> tuple[Any, list[str]]:
+    """Return one of the results in a file, and a note if several were appended to it."""
+    if number is not None and not 1 <= number <= len(results):
+        raise InputError(f"{path}#{number}: the file holds {len(results)} results, from #1")
+    if len(results) == 1 or (number is None and not isinstance(content, list)):
+        return results[-1], []
+    at = len(results) if number is None else number
+    note = f"result {at} of {len(results)} in the file; FILE#1 to FILE#{len(results)} choose one"
+    return results[at - 1], [note]
+
+
+def content_of(path: Path, raw: bytes) -> Any:
+    """Parse a file of one JSON value, or of one a line; raises InputError."""
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:
-        pass
-    rows = []
-    for number, line in enumerate(raw.splitlines(), 1):
-        if line.strip():
-            try:
-                rows.append(orjson.loads(line))
-            except orjson.JSONDecodeError as error:
-                raise InputError(f"{path}:{number}: not JSON ({error})") from error
-    return rows
+        return json_lines(path, raw)
+
+
+def _is_trace(content: Any) -> bool:
+    first = content[0] if isinstance(content, list) and content else content
+    return isinstance(first, Mapping) and {"arrival_s", "input_tokens"} <= first.keys()
 
 
 def _format(content: Any) -> ForeignFormat | None:
     if isinstance(content, Mapping) and "benchmarks" in content:
-        return ForeignFormat("guidellm", _guidellm)
-    if isinstance(content, Mapping) and "request_throughput" in content:
-        return ForeignFormat("vllm bench serve", _vllm, from_due="queue_times" in content)
+        return ForeignFormat("guidellm", _guidellm, results=lambda of: of["benchmarks"])
     if isinstance(content, Mapping) and "experiments" in content:
-        return ForeignFormat("genai-perf", _genai_perf)
+        return ForeignFormat("genai-perf", _genai_perf, results=lambda of: of["experiments"])
     one = content[0] if isinstance(content, list) and content else content
+    if isinstance(one, Mapping) and "request_throughput" in one:
+        return ForeignFormat(
+            "vllm bench serve",
+            _vllm,
+            from_due="queue_times" in one,
+            results=lambda of: of if isinstance(of, list) else [of],
+            unix=False,
+        )
     if isinstance(one, Mapping) and "metadata" in one and "metrics" in one:
         return ForeignFormat("aiperf", _aiperf)
     if isinstance(one, Mapping) and {"start_time", "end_time", "info"} <= one.keys():
@@ -105,7 +168,7 @@ def _remedy(name: str) -> str:
     return "check that it is the file with every request"
 
 
-def _vllm(content: Mapping[str, Any]) -> list[ForeignRow]:
+def _vllm(content: Mapping[str, Any]) -> list[FileRow]:
     sent, ttfts, itls = (content.get(key) or [] for key in ("start_times", "ttfts", "itls"))
     count = len(ttfts)
     latencies = content.get("latencies") or [
@@ -130,7 +193,7 @@ def _vllm(content: Mapping[str, Any]) -> list[ForeignRow]:
     return rows
 
 
-def _aiperf(content: Any) -> list[ForeignRow]:
+def _aiperf(content: Any) -> list[FileRow]:
     rows = []
     for one in content if isinstance(content, list) else [content]:
         about, metrics = one["metadata"], one["metrics"]
@@ -165,8 +228,8 @@ def _seconds(metric: Mapping[str, Any]) -> Any:
     return [one * scale for one in value] if isinstance(value, list) else value * scale
 
 
-def _guidellm(content: Mapping[str, Any]) -> list[ForeignRow]:
-    requests = content["benchmarks"][-1]["requests"]
+def _guidellm(content: Mapping[str, Any]) -> list[FileRow]:
+    requests = content["requests"]
     rows = [
         _guidellm_row(one, ok=kind == "successful")
         for kind in ("successful", "errored", "incomplete")
@@ -175,7 +238,7 @@ def _guidellm(content: Mapping[str, Any]) -> list[ForeignRow]:
     return sorted(rows, key=lambda row: row["sent_s"] or 0.0)
 
 
-def _guidellm_row(one: Mapping[str, Any], *, ok: bool) -> ForeignRow:
+def _guidellm_row(one: Mapping[str, Any], *, ok: bool) -> FileRow:
     ttft_ms = one.get("time_to_first_token_ms")
     sent_s = one.get("request_start_time", one.get("start_time")) or 0.0
     timings = (one.get("info") or {}).get("timings") or {}
@@ -191,13 +254,13 @@ def _guidellm_row(one: Mapping[str, Any], *, ok: bool) -> ForeignRow:
     )
 
 
-def _inference_perf(content: Any) -> list[ForeignRow]:
+def _inference_perf(content: Any) -> list[FileRow]:
     return [
         _inference_perf_row(one) for one in (content if isinstance(content, list) else [content])
     ]
 
 
-def _inference_perf_row(one: Mapping[str, Any]) -> ForeignRow:
+def _inference_perf_row(one: Mapping[str, Any]) -> FileRow:
     """Read one request; versions before multimodal requests have all fields in `info` itself."""
     info = one["info"] or {}
     answer = info.get("response_metrics") or info
@@ -216,13 +279,12 @@ def _inference_perf_row(one: Mapping[str, Any]) -> ForeignRow:
     )
 
 
-def _genai_perf(content: Mapping[str, Any]) -> list[ForeignRow]:
-    """Read the last experiment: the load that was measured last."""
-    requests = content["experiments"][-1]["requests"]
-    return sorted(map(_genai_perf_row, requests), key=lambda row: row["sent_s"] or 0.0)
+def _genai_perf(content: Mapping[str, Any]) -> list[FileRow]:
+    """Read one experiment: the requests of one load."""
+    return sorted(map(_genai_perf_row, content["requests"]), key=lambda row: row["sent_s"] or 0.0)
 
 
-def _genai_perf_row(one: Mapping[str, Any]) -> ForeignRow:
+def _genai_perf_row(one: Mapping[str, Any]) -> FileRow:
     """Read one request: what came back is there event by event, as the server sent it.
 
     Events without text do not count: the first one of a chat has a role only. An answer without
@@ -278,7 +340,7 @@ def _row(
     ttft_s: float | None,
     e2e_s: float | None,
     stall_s: float | None,
-) -> ForeignRow:
+) -> FileRow:
     """Make a row; without `e2e_s` the request failed."""
     ok = e2e_s is not None
     tpot_s = None
@@ -298,55 +360,4 @@ def _row(
         "e2e_response_s": None if e2e_s is None else e2e_s + wait_s,
         "tpot_s": tpot_s,
         "stall_s": stall_s if ok else None,
-    }
-
-
-def _run(path: Path, name: str | None, kind: ForeignFormat, rows: Sequence[ForeignRow]) -> RunData:
-    first_s = min(float(row["intended_s"] or 0.0) for row in rows)
-    for row in rows:
-        for key in ("intended_s", "sent_s"):
-            row[key] = float(row[key] or 0.0) - first_s
-    numbers = {
-        key: np.array([row.get(key) for row in rows], dtype=np.float64) for key in NUMBERS
-    }  # None becomes NaN
-    words = {
-        key: np.array([str(row.get(key) or "") for row in rows], dtype=object) for key in WORDS
-    }
-    names = [bucket.name for bucket in DEFAULT_BUCKETS]
-    summary = _summary(rows, names)
-    info = {"made_by": kind.name, "buckets": [{"name": one} for one in names]}
-    return RunData(path, name or folder_name(path), summary, info, numbers, words)
-
-
-def _summary(rows: Sequence[ForeignRow], buckets: Sequence[str]) -> dict[str, Any]:
-    """Judge the rows by the default targets, as a replay without --slo does."""
-    slos = default_slos(buckets)
-    due = [float(row["intended_s"] or 0.0) for row in rows]
-    window_s = (max(due) - min(due)) * len(rows) / max(1, len(rows) - 1)
-    good: dict[str, int] = {}
-    total: dict[str, int] = {}
-    for row in rows:
-        bucket = str(row["bucket"])
-        values: dict[str, Any] = {
-            "ttft": row["ttft_response_s"], "e2e": row["e2e_response_s"],
-            "tpot": row["tpot_s"], "stall": row["stall_s"],
-        }  # fmt: skip
-        total[bucket] = total.get(bucket, 0) + 1
-        good[bucket] = good.get(bucket, 0) + (
-            row["outcome"] == "ok" and meets(slos, bucket, values)
-        )
-    met = sum(good.values())
-    return {
-        "verdict": "unknown",
-        "verdict_reason": NO_VERDICT,
-        "requests": len(rows),
-        "window_s": window_s,
-        "duration_s": max(due) + max(float(row["e2e_response_s"] or 0.0) for row in rows),
-        "attainment": met / len(rows),
-        "goodput_per_s": met / window_s if window_s else None,
-        "attainment_by_bucket": {name: good[name] / count for name, count in total.items()},
-        "goodput_by_bucket_per_s": {
-            name: good[name] / window_s if window_s else None for name in total
-        },
-        "slos": [str(slo) for slo in slos],
     }

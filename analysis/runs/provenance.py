@@ -109,12 +109,17 @@ def settings(run: RunData) -> dict[str, str]:
     command = repeat_command(run)
     return {
         **({"command": command} if command else {}),
+        **({"before it": _start_first(run)} if command and _start_first(run) else {}),
         **{what: text for what, text in texts.items() if (text and text != "0") or what == "seed"},
     }
 
 
 def repeat_command(run: RunData) -> str:
-    """The `forebay replay` command that repeats the run; "" if no single one does."""
+    """The `forebay replay` or `simulate` command that repeats the run; "" if no single one does."""
+    if run.info.get("simulated"):
+        from forebay.analysis.runs.simulate_command import simulate_command
+
+        return simulate_command(run)
     trace, targets = setting(run, "trace"), setting(run, "targets")
     if not isinstance(trace, str) or not isinstance(targets, list) or "merged" in run.info:
         return ""
@@ -135,6 +140,12 @@ def repeat_command(run: RunData) -> str:
             words += [option, text_of(value)]
     words += [*given_options(run.info), "--out", run.path.name]
     return " ".join(shlex.quote(word) for word in words)
+
+
+def _start_first(run: RunData) -> str:
+    """Say that servers of this machine must run again; "" for others."""
+    near = sorted(at for at in _servers(run) if at.startswith(("127.", "localhost:", "::1:")))
+    return f"start the servers at {', '.join(near)}, or give their new addresses" if near else ""
 
 
 def text_of(value: Any) -> str:
@@ -178,8 +189,23 @@ def differences(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
         what
         for what in MUST_AGREE
         if not (what == LATENCY_TARGETS and judged_anew)
+        and not _unrecorded(a, b, what)
         and text_of(setting(a, what)) != text_of(setting(b, what))
     ]
+
+
+def _silent(a: RunData, b: RunData) -> list[str]:
+    """A warning if a file does not say how its load was made."""
+    silent = [run.name for run in (a, b) if "made_by" in run.info]
+    if not silent or a is b:
+        return []
+    names = " and ".join(dict.fromkeys(silent))
+    return [f"{names}: trace, pace and model are not recorded; check that they are equal"]
+
+
+def _unrecorded(a: RunData, b: RunData, what: str) -> bool:
+    """True if a file of another tool, which records no settings, lacks this one."""
+    return any("made_by" in run.info and setting(run, what) is None for run in (a, b))
 
 
 def warnings(
@@ -201,6 +227,7 @@ def warnings(
             found.append(f"{run.name}: ended by {ended}; its last requests are missing")
         own = run.summary.get("warnings")
         found += [f"{run.name}: {text_of(one)}" for one in own] if isinstance(own, list) else []
+    found += _silent(a, b)
     for what in differences(a, b, judged_anew):
         of_a, of_b = text_of(setting(a, what)), text_of(setting(b, what))
         chance = "; the arrivals differ, and the intervals allow for that" if what == "seed" else ""

@@ -37,16 +37,23 @@ def given_options(info: Mapping[str, Any]) -> list[str]:
     buckets = _listed(info, "buckets", _bucket) or DEFAULT_BUCKETS
     if buckets != DEFAULT_BUCKETS:
         options.append(("--buckets", ",".join(f"{one.name}:{one.up_to}" for one in buckets)))
-    slos = _listed(info, "slos", _slo)
-    if slos != default_slos([one.name for one in buckets]):
-        options.append(("--slo", ",".join(map(_as_typed, slos)) or None))
     words = [
         word
         for option, value in options
         if value is not None
         for word in (option, printable(str(value)))
     ]
+    words += slo_option(info)
     return [*words, "--skip-bad"] if at_path(info, ("trace", "skipped_bad")) else words
+
+
+def slo_option(info: Mapping[str, Any]) -> list[str]:
+    """The option --slo, if the latency targets are not the default ones."""
+    buckets = _listed(info, "buckets", _bucket) or DEFAULT_BUCKETS
+    slos = _listed(info, "slos", _slo)
+    if not slos or slos == default_slos([one.name for one in buckets]):
+        return []
+    return ["--slo", printable(",".join(map(_as_typed, slos)))]
 
 
 def _unless_default(info: Mapping[str, Any], name: str) -> Any:

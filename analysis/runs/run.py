@@ -34,7 +34,7 @@ NUMBERS = (
     "retry_after_s",
     "reject_latency_s",
 )
-WORDS = ("bucket", "outcome", "reason", "backend")
+WORDS = ("bucket", "outcome", "reason", "backend", "tenant", "id", "request_id")
 NEEDED = frozenset({"bucket", "intended_s", "ttft_response_s", "outcome"})
 OUTCOMES = frozenset({"ok", "rejected", "failed"})
 NO_BUCKET = "other"  # requests longer than every bucket

@@ -16,6 +16,8 @@ from forebay.analysis.statistics.quantiles import Floats, order_statistic
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.schedule import Arrivals
 from forebay.replay.plan.slo import Slo
+from forebay.replay.results.printed_table import unanswered_lines
+from forebay.replay.results.verdict import FAILED
 from forebay.replay.runner import Summary, replay
 from forebay.replay.send.fast_loop import run_on_fast_loop
 from forebay.replay.sim.scenario import Scenario, simulate
@@ -119,6 +121,10 @@ class HttpTrials:
         run = load_run(out)
         row = trial_of_run(run, rate_per_s, part, self.slos)
         told = summary.values
+        if told["verdict"] == FAILED:  # a fact about the server, not a doubt about the client
+            for line in unanswered_lines(told):
+                talk(f"{rate_per_s:g}/s: {line}")
+            return row
         return replace(row, verdict=told["verdict"], reason=told["verdict_reason"])
 
 

@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 MIN_BEYOND = 10
 EQUAL_WITHIN = 0.05  # figures within 5 % are called equal
-SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 
 
 def rank_of(share: float, count: int) -> int:

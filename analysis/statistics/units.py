@@ -55,6 +55,13 @@ def shares(values: Sequence[float | None]) -> list[str]:
     return [NONE if v is None else f"{v * 100:.1f} %" for v in values]
 
 
+def money(values: Sequence[float | None]) -> list[str]:
+    """Format amounts of one currency, with three digits of the smallest."""
+    smallest = min((v for v in values if v), default=1.0)
+    decimals = min(6, max(2, 2 - math.floor(math.log10(abs(smallest)))))
+    return [NONE if v is None else f"{v:,.{decimals}f}" for v in values]
+
+
 def ratios(values: Sequence[float | None]) -> list[str]:
     return [ratio(v) for v in values]
 

@@ -61,7 +61,8 @@ class Admin:
                 ready = self._app.ready
                 return web.Response(status=200 if ready else 503, text=f"ready: {ready}\n")
             case "GET", "/metrics":
-                text = self._services.metrics.text()
+                ago_s, services = seconds_ago(request), self._services
+                text = services.metrics.text() if ago_s is None else services.past.ago(ago_s)
                 return web.Response(
                     body=text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
                 )
@@ -150,6 +151,12 @@ def wrong_request(request: web.BaseRequest) -> web.Response:
 def requested_id(request: web.BaseRequest) -> str | None:
     """Return the id in `/status?request=ID`; None if there is none."""
     return query_of(request).get("request", [None])[0]
+
+
+def seconds_ago(request: web.BaseRequest) -> float | None:
+    """Return the number in `/metrics?ago=SECONDS`; None for the metrics of now."""
+    text = query_of(request).get("ago", [""])[0]
+    return float(text) if text.isdecimal() and len(text) < 8 else None
 
 
 def query_of(request: web.BaseRequest) -> Mapping[str, Sequence[str]]:

@@ -1,27 +1,32 @@
 """Check a running proxy and its backends: one function for each check.
 
 Each yields findings: what is wrong with its figures, and what to do. `CHECKS` is the table of all
-of them. Counters are those since the start of the proxy.
+of them. Counters are those of the window that the scene looks at. Causes come before effects.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 from forebay.proxy.config.advice import COMPUTED_WHOLE, THRESHOLD_REMEDY
+from forebay.proxy.diagnose.causes import (
+    FEW,
+    MANY,
+    SOME,
+    Found,
+    Severity,
+    document_stream,
+    floods,
+    kv_full,
+    rejections,
+)
 from forebay.proxy.diagnose.scene import Scene
-
-Severity = Literal["error", "warning"]
 
 SLOWER = 1.5
 """Times the prefill of the fastest backend, with the learned error of both on top: a fifth after
 two prompts. Equal GPUs differ by less than a tenth."""
-FEW = 20
-"""Requests or answers below which a share says nothing."""
 LEARNED = 2  # prefills from which the learned speed of a backend is compared
-SOME = 0.01  # of all requests: more errors, rejections or preemptions than this are a finding
-MANY = 0.05  # of the admitted requests that were late, or of the waiting time for one reason
 OFF = 1.5  # times the predicted time to first token
 KEPT = 0.5  # of its KV cache: a backend that keeps less has other clients, or a smaller cache
 LAG_S = "0.02"  # bound of the histogram above which the event loop is late
@@ -44,9 +49,6 @@ class Finding:
     remedy: str
 
 
-Found = Iterator[tuple[Severity, str, str]]
-
-
 def states(scene: Scene) -> Found:
     """Every backend takes work."""
     worst: dict[str, dict[str, object]] = {}
@@ -60,6 +62,8 @@ def states(scene: Scene) -> Found:
         remedy = "read its log; it comes back after a trial"
         if state == "down":
             remedy = "start it, and check that the proxy reaches its URL"
+            if backend.get("reason") == "probes_failed":
+                remedy = "restart it if it hangs; else check that the proxy reaches its URL"
         yield "error" if state == "down" else "warning", f"{text}{backend['why']}", remedy
     if none_up:
         yield "error", "no backend takes work: every request gets 503", "start a backend"
@@ -245,40 +249,6 @@ def backend_errors(scene: Scene) -> Found:
             yield "error", text, "read its log around the time of the errors"
 
 
-REJECTION_REMEDIES = {
-    "queue_full": "add a GPU (`forebay size` says how many), or raise max_queue",
-    "deadline_unattainable": "add a GPU (`forebay size` says how many), or raise max_wait",
-    "no_backend_available": "start a backend",
-    "tenant_quota": "raise the tenant's tokens_per_s, or let it wait",
-    "prompt_too_long": "raise up_to of the last bucket, if the backends take longer prompts",
-}
-
-
-def rejections(scene: Scene) -> Found:
-    """Few requests are rejected, and none needlessly."""
-    reasons = scene.by("forebay_rejects_total", "reason")
-    rejected = sum(reasons.values())
-    answered = scene.total("forebay_responses_total")
-    if rejected > max(1.0, SOME * answered):
-        listed = ", ".join(f"{count:.0f} {reason}" for reason, count in reasons.items())
-        yield (
-            "warning",
-            f"{rejected:.0f} of {max(answered, rejected):.0f} requests were rejected: {listed}",
-            REJECTION_REMEDIES.get(next(iter(reasons)), "read `forebay explain --rejected`"),
-        )
-    verdicts = scene.by("forebay_refusals_in_hindsight_total", "verdict")
-    judged = sum(count for verdict, count in verdicts.items() if verdict != "unjudged")
-    needless = verdicts.get("false", 0.0)
-    if needless > max(1.0, MANY * judged):
-        yield (
-            "warning",
-            f"{needless:.0f} of {judged:.0f} rejections that were checked afterwards were "
-            "unnecessary",
-            "this passes with new traffic after a slow backend has recovered; else read "
-            "`forebay explain --rejected`",
-        )
-
-
 def late(scene: Scene) -> Found:
     """Admitted requests meet their target."""
     outcomes = scene.by("forebay_admitted_total", "outcome")
@@ -369,6 +339,9 @@ CHECKS: Mapping[str, Callable[[Scene], Found]] = {
     "backends take work": states,
     "backends answer": unanswered,
     "speed of backends": speeds,
+    "tenants": floods,
+    "room for KV cache": kv_full,
+    "long documents": document_stream,
     "predictions": predictions,
     "prefix caching": prefix_caching,
     "cached tokens in answers": token_details,

@@ -14,6 +14,8 @@ import typer
 from forebay.proxy.command import new_app
 from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, Unreachable, ask, ask_json
 from forebay.traces.command_line.messages import talk
+from forebay.traces.command_line.options import a_time
+from forebay.traces.command_line.quantities import long_time
 
 if TYPE_CHECKING:
     from forebay.proxy.diagnose.checks import Finding
@@ -23,7 +25,8 @@ EXAMPLE = """Say what is wrong with a running proxy and its backends.
 
 Reads /status and /metrics of the admin port, and asks every backend through the proxy for
 its version, its models and its metrics. One line for each finding: what, the figures, and
-the remedy. Exit status 0: nothing found; 1: something found; 2: the proxy does not answer.
+the remedy. Findings are about the last 5 minutes, or --since. What was wrong before is
+information. Exit status 0: nothing found; 1: something found; 2: the proxy does not answer.
 
 Example:
 
@@ -45,40 +48,54 @@ def doctor(
             help="also check this file, what it names, and whether it is in force",
         ),
     ] = None,
+    since: Annotated[
+        float, a_time("how far back to look: at most 1h, or the start of the proxy", "--since")
+    ] = 300.0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     from forebay.proxy.diagnose.checks import CHECKS, examine
 
-    scene = ask_all(admin)
+    whole = ask_all(admin, since)
+    scene = whole.recent()
     found, checked = examine(scene), list(CHECKS)
+    now = {finding.check for finding in found}
+    earlier = [finding for finding in examine(whole) if finding.check not in now]
     if config is not None:
         from forebay.proxy.diagnose.config_file import CHECK, examine_file
 
         found += examine_file(config, os.environ, scene)
         checked.append(CHECK)
     if as_json:
-        data = {"checked": checked, "findings": [asdict(finding) for finding in found]}
+        data = {
+            "checked": checked,
+            "since_s": since,
+            "findings": [asdict(finding) for finding in found],
+            "earlier": [asdict(finding) for finding in earlier],
+        }
         sys.stdout.write(json.dumps(data, indent=2) + "\n")
     else:
         show(found)
+        for finding in earlier:
+            talk(f"INFO     before the last {long_time(since)}: {finding.text}.")
         talk(textwrap.fill(_summary(scene, found, checked), WIDTH))
     if found:
         raise typer.Exit(1)
 
 
-def ask_all(admin: str) -> "Scene":
-    """Read everything from the admin port; raises InputError."""
+def ask_all(admin: str, since_s: float) -> "Scene":
+    """Read everything from the admin port, and the metrics of `since_s` ago; raises InputError."""
     from forebay.proxy.diagnose.scene import Scene, samples_of
 
     before = ask_json(admin, "/status", "ready")
     try:
         facts = json.loads(ask(admin, "/backends"))
         samples = samples_of(ask(admin, "/metrics").decode())
+        then = samples_of(ask(admin, f"/metrics?ago={since_s:.0f}").decode())
     except ValueError:
         raise Unreachable(
             f"--admin {admin}: not the admin port of a Forebay of this version"
         ) from None
-    return Scene(ask_json(admin, "/status", "ready"), facts, samples, before)
+    return Scene(ask_json(admin, "/status", "ready"), facts, samples, before, then)
 
 
 def show(findings: "Sequence[Finding]") -> None:

@@ -12,9 +12,9 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, Refused, ask_json
-from forebay.proxy.diagnose.spoken_times import long_time, short_time
 from forebay.traces.command_line.messages import talk
 from forebay.traces.command_line.options import a_time
+from forebay.traces.command_line.quantities import long_time, short_time
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:

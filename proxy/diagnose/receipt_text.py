@@ -9,6 +9,7 @@ from forebay.proxy.core.model import INSTANT_S
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.telemetry.record import CLIENT_GONE
 
+AS_PREDICTED = 0.1  # of the prediction: a larger difference is named
 FAR_LATER = 1.5  # times its prediction: then the backend is the reason
 WAITS = {
     "turn": "it was behind earlier requests",
@@ -163,7 +164,11 @@ def main_reason(receipt: Receipt) -> str:
         return f"{receipt.backend} took {_spoken(after_s)}; {_spoken(predicted_s)} predicted"
     tokens = receipt.engine_tokens or receipt.prompt_tokens
     cached = f", {receipt.cached_tokens:,} cached" if receipt.cached_tokens >= 0 else ""
-    return f"its prompt of {tokens:,} tokens{cached}, as predicted"
+    what = f"its prompt of {tokens:,} tokens{cached}"
+    if abs(after_s - predicted_s) <= AS_PREDICTED * predicted_s + INSTANT_S:
+        return f"{what}, as predicted"
+    times = after_s / max(predicted_s, 1e-9)
+    return f"{what}, on {receipt.backend}: {times:.1f} times as long as predicted"
 
 
 def _why_no_token(receipt: Receipt) -> str:

@@ -1,7 +1,7 @@
 """Hold the answers of a running proxy, as `forebay doctor` reads them."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -23,12 +23,18 @@ class Scene:
         facts: `/backends`: what each backend says about itself.
         samples: `/metrics`.
         before: `/status` of a moment before `facts`; None: the same.
+        then: `/metrics` of the start of the window; empty: the window is all of the proxy's life.
     """
 
     status: dict[str, Any]
     facts: list[dict[str, Any]]
     samples: list[MetricSample] = field(default_factory=list)
     before: dict[str, Any] | None = None
+    then: list[MetricSample] = field(default_factory=list)
+
+    def recent(self) -> "Scene":
+        """Return the scene with counters as they grew within the window."""
+        return replace(self, samples=between(self.then, self.samples), then=[])
 
     def statuses(self) -> list[dict[str, Any]]:
         """Return the status of each process that answers."""
@@ -76,6 +82,30 @@ def statuses_of(status: dict[str, Any]) -> list[dict[str, Any]]:
     if "workers" not in status:
         return [status]
     return [worker["status"] for worker in status["workers"] if worker["status"]]
+
+
+def between(then: Sequence[MetricSample], now: Sequence[MetricSample]) -> list[MetricSample]:
+    """Return the samples of now, with counters as they grew since `then`.
+
+    A counter that is smaller than it was has begun anew.
+    """
+    before = {_key(sample): sample.value for sample in then if _counts(sample.name)}
+    grown = []
+    for sample in now:
+        value = sample.value
+        if _counts(sample.name):
+            earlier = before.get(_key(sample), 0.0)
+            value -= earlier if earlier <= value else 0.0
+        grown.append(MetricSample(sample.name, sample.labels, value))
+    return grown
+
+
+def _counts(name: str) -> bool:
+    return name.endswith(("_total", "_sum", "_count", "_bucket"))
+
+
+def _key(sample: MetricSample) -> tuple[str, frozenset[tuple[str, str]]]:
+    return sample.name, frozenset(sample.labels.items())
 
 
 def _running(status: dict[str, Any], name: str) -> int:

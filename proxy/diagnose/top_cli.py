@@ -13,8 +13,8 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, Unreachable, ask, ask_json
-from forebay.proxy.diagnose.spoken_times import long_time, short_time
 from forebay.traces.command_line.messages import talk
+from forebay.traces.command_line.quantities import long_time, short_time
 
 if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from forebay.proxy.admin.port import query_of, requested_id, wrong_request
+from forebay.proxy.admin.port import query_of, requested_id, seconds_ago, wrong_request
 from forebay.proxy.admin.request_list import DEFAULT_ROWS, ordered
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import SERVER, ApiError, error_body
@@ -64,7 +64,9 @@ class WorkersAdmin:
             case "GET" | "HEAD", "/readyz":
                 return await self._readiness()
             case "GET", "/metrics":
-                text = generate_latest(await self._registry())
+                ago_s = seconds_ago(request)
+                query = "" if ago_s is None else f"?ago={ago_s:.0f}"
+                text = generate_latest(await self._registry(query))
                 return web.Response(
                     body=text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
                 )
@@ -219,8 +221,8 @@ class WorkersAdmin:
             ],
         }
 
-    async def _registry(self) -> CollectorRegistry:
-        answers = await self._ask("/metrics")
+    async def _registry(self, query: str) -> CollectorRegistry:
+        answers = await self._ask(f"/metrics{query}")
         texts = {i: body.decode() for i, (status, body) in answers.items() if status == 200}
         up = GaugeMetricFamily("forebay_worker_up", "1 if the worker responds", labels=["worker"])
         restarts = CounterMetricFamily(

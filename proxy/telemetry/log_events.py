@@ -48,6 +48,15 @@ class LogEvent(Enum):
     WORKER_RESPONDS = "worker_responds", INFO, "a worker that hung responds again"
     WORKER_DIED = "worker_died", WARNING, "a worker process ended and is restarted"
     PARENT_ENDED = "parent_ended", WARNING, "the parent of --workers has ended: a worker ends, too"
+    REJECTIONS_BEGAN = (
+        *("rejections_began", WARNING),
+        "the first requests are rejected, after none for a while",
+    )
+    REJECTIONS_GO_ON = (
+        *("rejections_go_on", WARNING),
+        "once a minute: how many requests are rejected, and why",
+    )
+    REJECTIONS_OVER = "rejections_over", INFO, "no request was rejected for half a minute"
     OVERLOADED = "overloaded", WARNING, "the proxy sheds service classes to protect itself"
     OVERLOAD_OVER = "overload_over", INFO, "all service classes are accepted again"
     KEYS_LOADED = "keys_loaded", INFO, "API keys or certificates were read"

@@ -6,6 +6,7 @@ from forebay.proxy.core.explain.receipt import Receipt, Receipts
 from forebay.proxy.http1.server.active_ids import ActiveIds
 from forebay.proxy.telemetry.logs.access_log import AccessLog
 from forebay.proxy.telemetry.logs.capture import Capture
+from forebay.proxy.telemetry.logs.rejection_log import RejectionLog
 from forebay.proxy.telemetry.logs.tracing import Tracer
 from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
@@ -23,6 +24,7 @@ class Telemetry:
         capture: Capture | None,
         receipts: Receipts,
         ledger: UsageLedger | None,
+        rejections: RejectionLog,
     ) -> None:
         self._metrics = metrics
         self._access = access
@@ -30,6 +32,7 @@ class Telemetry:
         self._capture = capture
         self._receipts = receipts
         self._ledger = ledger
+        self._rejections = rejections
         self._ids = ActiveIds()
 
     def new_record(self, id_: str, now: float) -> RequestRecord:
@@ -55,6 +58,7 @@ class Telemetry:
         if record.request is not None:
             self._receipts.answered(record.request.id, status, record.reason)
         self._access.finished(record, status, now)
+        self._rejections.finished(record, now)
         if self._capture is not None:
             self._capture.finished(record)
         if self._ledger is not None:

@@ -38,7 +38,7 @@ OPTIONAL = (ANSWERS, METRICS)
 GROUP_ROWS = 1_000
 _TYPES: dict[type, str] = {str: "string", int: "int64", float: "float64", bool: "bool_"}
 _VALUES = attrgetter(*Row.__slots__)
-_DICTIONARY: Any = ["bucket", "tenant", "document", "outcome", "reason", "backend"]
+_DICTIONARY: Any = ["bucket", "tenant", "document", "outcome", "reason", "backend", "said"]
 
 
 def check_folder(folder: Path, *, force: bool) -> None:

@@ -2,12 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
-from forebay.replay.results.summary import firm
+from forebay.replay.results.summary import firm, highest_firm
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
 UNKNOWN = "–"
+SHOWN = ("p50", "p90", "p95", "p99", "p99.9", "max")
 
 
 def summary_table(summary: dict[str, Any]) -> "RenderableType":
@@ -16,7 +19,7 @@ def summary_table(summary: dict[str, Any]) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("bucket", "requests", "done", "TTFT p50", "p99", "max", "stall p99", "goodput/s"):
         table.add_column(name, justify="left" if name == "bucket" else "right")
     buckets = [name for name, count in summary["requests_by_bucket"].items() if count]
@@ -30,9 +33,9 @@ def summary_table(summary: dict[str, Any]) -> "RenderableType":
             str(requests),
             str(summary["completed"] if of_all else ttft["count"]),
             _ms(firm(ttft, "p50")),
-            _ms(firm(ttft, "p99")),
+            _highest(ttft, "p99"),
             _ms(ttft["max"]),
-            _ms(firm(stall, "p99")),
+            _highest(stall, "p99"),
             _number(summary["goodput_per_s"] if of_all else goodput, 2),
         )
     lag = summary["schedule_lag_ms"]
@@ -45,9 +48,75 @@ def summary_table(summary: dict[str, Any]) -> "RenderableType":
         f"rejected {_counts(summary['rejected'])}   failed {_counts(summary['failed'])}",
         f"verdict: {summary['verdict']} ({summary['verdict_reason']})",
     ]
+    lines += unanswered_lines(summary)
     if summary["verdict_at_s"] is not None:
-        lines[-1] += f" from second {summary['verdict_at_s']:.1f} on"
-    return Group(table, *(Text(line) for line in lines))
+        lines[2] += f" from second {summary['verdict_at_s']:.1f} on"
+    return Group(
+        table, _rates(summary), *(Text(line) for line in lines), _quantities(summary, buckets)
+    )
+
+
+QUANTITIES = {
+    "TTFT": "ttft_ms",
+    "TPOT": "tpot_ms",
+    "ITL": "itl_ms",
+    "E2E": "e2e_ms",
+    "stall": "stall_ms",
+    "queue": "queue_ms",
+}
+
+
+def _rates(summary: dict[str, Any]) -> "Text":
+    from rich.text import Text
+
+    names = {
+        "requests": "requests_per_s",
+        "output tokens": "output_tokens_per_s",
+        "prompt tokens": "prompt_tokens_per_s",
+        "all tokens": "total_tokens_per_s",
+    }
+    shown = (f"{name} {_number(summary[key], 2)}/s" for name, key in names.items())
+    return Text(f"answered: {'   '.join(shown)}")
+
+
+def _quantities(summary: dict[str, Any], buckets: list[str]) -> "Table":
+    """Make the table of each quantity of each bucket that has samples; see `is_firm`."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("quantity", *SHOWN):
+        table.add_column(name, justify="left" if name == "quantity" else "right")
+    for bucket in buckets:
+        for name, key in QUANTITIES.items():
+            figures = summary[key][bucket]
+            if figures["count"]:
+                table.add_row(f"{bucket} {name}", *(_ms(firm(figures, share)) for share in SHOWN))
+    return table
+
+
+def _highest(figures: dict[str, Any], name: str) -> str:
+    """Return a percentile, or with its name the highest one below it that the count allows.
+
+    With too few samples for any percentile it is unknown: the table has the maximum elsewhere.
+    """
+    allowed, value = highest_firm(figures, name)
+    if allowed == "max":
+        return UNKNOWN
+    return _ms(value) if allowed == name or value is None else f"{allowed} {_ms(value)}"
+
+
+def unanswered_lines(summary: dict[str, Any]) -> list[str]:
+    """Return one line for each kind of unanswered request of which the server said something."""
+    return [
+        f"{_kind(one)}: {one['requests']:,} requests; the first one: {one['said']}"
+        for one in summary["unanswered"]
+        if one["said"]
+    ]
+
+
+def _kind(one: dict[str, Any]) -> str:
+    status = "" if one["status"] in (None, 200) else f" (HTTP {one['status']})"
+    return f"{one['reason']}{status}"
 
 
 def _ms(value: float | None) -> str:

@@ -18,12 +18,15 @@ class Row:
     prompt_tokens, output_tokens, cached_tokens: as the server counted them.
     intended_s: when the request was due.
     sent_s: when it was sent.
-    first_s, last_s: first and last output event.
+    first_s: first output event.
+    last_s: last output event.
     done_s: end of the response.
     pacing_lag_s: how late the client began to send, for lack of processor time.
     cap_wait_s: wait for a free slot under --max-in-flight.
-    ttft_response_s, e2e_response_s: first and last output since the request was due.
-    ttft_service_s, e2e_service_s: the same since it was sent.
+    ttft_response_s: time from when the request was due to its first output event.
+    e2e_response_s: time from when the request was due to its last output event.
+    ttft_service_s: time from when the request was sent to its first output event.
+    e2e_service_s: time from when the request was sent to its last output event.
     tpot_s: mean time per output token after the first event.
     stall_s: longest gap between two output events.
     queue_ms: wait in the proxy, from its header x-forebay-queue-ms.
@@ -35,6 +38,7 @@ class Row:
     backend: the server, where the proxy names it (debug_headers), else the target.
     request_id: as the server returned it.
     tokens_estimated: the server did not count the tokens of each event.
+    said: first words of the server, or of the system, about a rejection or failure.
     """
 
     id: str
@@ -68,6 +72,7 @@ class Row:
     backend: str | None
     request_id: str | None
     tokens_estimated: bool | None
+    said: str | None
 
 
 def row_of(request: TraceRequest, bucket: str, exchange: ClientExchange, latency: Latency) -> Row:
@@ -104,6 +109,7 @@ def row_of(request: TraceRequest, bucket: str, exchange: ClientExchange, latency
         backend=exchange.backend,
         request_id=exchange.request_id,
         tokens_estimated=exchange.events.estimated if latency.first_s is not None else None,
+        said=None if exchange.outcome == "ok" else exchange.said,
     )
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from forebay.proxy.telemetry.hlog import Total, add_into, new_histogram, to_us
 from forebay.replay.plan.slo import Slo, meets
 from forebay.replay.results.row import Row
-from forebay.replay.results.verdict import Lateness, lag_limit_s
+from forebay.replay.results.verdict import Lateness, judge_answers, lag_limit_s
 
-PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 LEAST_BEYOND = 10  # samples that must exceed a percentile before it is shown to people
 # For each key of the summary: the metric as the tags of the log name it.
 METRICS = {
@@ -76,6 +76,28 @@ def firm(figures: Mapping[str, Any], name: str) -> Any:
     return figures[name] if is_firm(name, figures["count"]) else None
 
 
+def highest_firm(figures: Mapping[str, Any], name: str) -> tuple[str, Any]:
+    """Return the percentile `name` with its value, or the highest one below it that is firm.
+
+    The maximum stands in where no percentile is firm.
+    """
+    for percentile in reversed(PERCENTILES):
+        lower = f"p{percentile:g}"
+        if percentile <= float(name[1:]) and is_firm(lower, figures["count"]):
+            return lower, figures[lower]
+    return "max", figures["max"]
+
+
+def throughput(completed: int, prompt: float, output: float, seconds: float) -> dict[str, Any]:
+    """Return completed requests and their tokens, divided by the seconds to the last answer."""
+    return {
+        "requests_per_s": _ratio(completed, seconds),
+        "prompt_tokens_per_s": _ratio(prompt, seconds),
+        "output_tokens_per_s": _ratio(output, seconds),
+        "total_tokens_per_s": _ratio(prompt + output, seconds),
+    }
+
+
 @dataclass(slots=True)
 class _Rejects:
     histogram: Any = field(default_factory=new_histogram)
@@ -100,6 +122,7 @@ class RunTotals:
         self._missing: Counter[str] = Counter()
         self._prompt_tokens = 0
         self._cached_tokens = 0
+        self._done_prompt_tokens = self._done_output_tokens = 0  # of completed requests
         self._cached_known = False
         # The trace's count of the prompts whose tokens `_prompt_tokens` counts.
         self.counted_input_tokens = 0
@@ -107,6 +130,8 @@ class RunTotals:
         self._estimated = 0
         self._without_output = 0
         self._rejects = _Rejects()
+        self._unanswered: Counter[tuple[str, str, int | None]] = Counter()
+        self._said: dict[tuple[str, str, int | None], str] = {}
 
     def add(self, row: Row) -> None:
         self.requests += 1
@@ -126,6 +151,10 @@ class RunTotals:
             self._completed(row)
             return
         self._missing[row.bucket] += 1
+        kind = row.outcome, row.reason or "unknown", row.status
+        self._unanswered[kind] += 1
+        if row.said is not None:
+            self._said.setdefault(kind, row.said)
         if row.outcome == "rejected":
             self.rejected[row.reason or "unknown"] += 1
             if row.reject_latency_s is not None:
@@ -137,6 +166,8 @@ class RunTotals:
 
     def _completed(self, row: Row) -> None:
         self.completed += 1
+        self._done_prompt_tokens += row.prompt_tokens or 0
+        self._done_output_tokens += row.output_tokens or 0
         self._estimated += row.tokens_estimated or False
         self._without_output += row.first_s is None
         values = {
@@ -149,7 +180,13 @@ class RunTotals:
             self._good[row.bucket] += 1
 
     def summary(
-        self, totals: Mapping[str, Total], window_s: float, *, closed: bool, scale: float
+        self,
+        totals: Mapping[str, Total],
+        window_s: float,
+        *,
+        closed: bool,
+        scale: float,
+        ended: str = "complete",
     ) -> dict[str, Any]:
         """Make the summary.
 
@@ -158,18 +195,27 @@ class RunTotals:
             window_s: how long arrivals went on; 0: until the last answer.
             closed: a closed loop, in which requests are due when a slot is free.
             scale: seconds of the run in one wall second.
+            ended: complete, interrupted or drain timeout.
         """
         window_s = window_s or self.last_done_s
-        judged = self.lateness.judge(closed=closed)
+        lost = judge_answers(self.requests, self.completed, self.rejected, self.failed, ended)
+        judged = lost or self.lateness.judge(closed=closed)
         good = sum(self._good.values())
         figures: dict[str, Any] = {
             "requests": self.requests,
             "completed": self.completed,
             "rejected": dict(sorted(self.rejected.items())),
             "failed": dict(sorted(self.failed.items())),
+            "unanswered": self._first_words(),
             "duration_s": self.last_done_s,
             "window_s": window_s,
             "offered_rate_per_s": _ratio(self.requests - self.failed["never_sent"], window_s),
+            **throughput(
+                self.completed,
+                self._done_prompt_tokens,
+                self._done_output_tokens,
+                self.last_done_s,
+            ),
             "goodput_per_s": _ratio(good, window_s),
             "goodput_by_bucket_per_s": {
                 name: _ratio(self._good[name], window_s) for name in self._seen()
@@ -204,6 +250,19 @@ class RunTotals:
             figures[key] = self._distributions(totals, metric)
         figures["ttft_ms_failures_as_inf"] = self._distributions(totals, "ttft_response", True)
         return figures
+
+    def _first_words(self) -> list[dict[str, Any]]:
+        """Return the kinds of unanswered requests, the most frequent first, with first words."""
+        return [
+            {
+                "outcome": outcome,
+                "reason": reason,
+                "status": status,
+                "requests": count,
+                "said": self._said.get((outcome, reason, status)),
+            }
+            for (outcome, reason, status), count in self._unanswered.most_common()
+        ]
 
     def _seen(self) -> list[str]:
         extra = sorted(name for name in self._intended if name not in self.buckets)

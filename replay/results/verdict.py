@@ -1,11 +1,11 @@
-"""Judge whether a run is valid: did requests leave when they were due? Pure.
+"""Judge whether a run is valid: was it answered, and did requests leave when they were due? Pure.
 
 A client that is late, or that delays requests by its own in-flight limit, measures itself. One
 arrival in a hundred may be later than the limit, which is 10 ms or 1 % of the tightest TTFT target,
 whichever is more. An error that small cannot decide whether a target was met.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from forebay.replay.plan.slo import Slo
@@ -13,6 +13,9 @@ from forebay.replay.plan.slo import Slo
 LEAST_LIMIT_S = 0.010
 SLO_SHARE = 0.01
 LATE_SHARE = 0.01
+MOST_LOST = 0.5  # of the requests: with more failed or never sent, what is left shows little
+FAILED = "failed"
+INTERRUPTED = "interrupted"
 
 
 def lag_limit_s(slos: Sequence[Slo]) -> float:
@@ -22,7 +25,7 @@ def lag_limit_s(slos: Sequence[Slo]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RunVerdict:
-    """The verdict on a run: `word` is valid, client-limited or cap-limited.
+    """The verdict on a run: `word` is valid, failed, interrupted, client-limited or cap-limited.
 
     `at_s` is the second of the run from which on it is not valid.
     """
@@ -30,6 +33,36 @@ class RunVerdict:
     word: str
     reason: str
     at_s: float | None = None
+
+
+def judge_answers(
+    requests: int,
+    completed: int,
+    rejected: Mapping[str, int],
+    failed: Mapping[str, int],
+    ended: str = "complete",
+) -> RunVerdict | None:
+    """Return the verdict on a run that lost its requests or was stopped, None for any other.
+
+    Args:
+        rejected: rejections by admission, by code. They are what an overload test measures, so they
+            count as lost only if nothing was answered.
+        failed: failures by reason, with never_sent.
+        ended: how the run ended.
+    """
+    unsent = failed.get("never_sent", 0)
+    if ended == INTERRUPTED:
+        sent = f"{requests - unsent:,} of {requests:,} requests had been sent"
+        return RunVerdict(INTERRUPTED, f"stopped after {sent}")
+    if requests and not completed:
+        missing = {**rejected, **failed}
+        why = ", ".join(f"{name} {count:,}" for name, count in missing.items())
+        return RunVerdict(FAILED, f"none of {requests:,} requests was answered: {why}")
+    lost = sum(failed.values())
+    if lost > MOST_LOST * requests:
+        why = ", ".join(f"{name} {count:,}" for name, count in failed.items())
+        return RunVerdict(FAILED, f"{lost:,} of {requests:,} requests were lost: {why}")
+    return None
 
 
 @dataclass(slots=True)

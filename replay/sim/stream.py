@@ -19,8 +19,9 @@ from hdrh.histogram import HdrHistogram
 from forebay.replay.plan.schedule import Schedule, make_schedule
 from forebay.replay.plan.slo import Slo, meets
 from forebay.replay.plan.source import TraceSource
-from forebay.replay.results.summary import PERCENTILES, rank_of
+from forebay.replay.results.summary import PERCENTILES, rank_of, throughput
 from forebay.replay.sim.fleet import Fleet, SimOutcome
+from forebay.replay.sim.summary import simulated_verdict
 from forebay.replay.sim.sweep import SweepCase
 from forebay.replay.sim.workload import with_blocks
 from forebay.traces.buckets import LengthBucket, bucket_of
@@ -42,6 +43,7 @@ class StreamTotals:
     rejected: Counter[str] = field(default_factory=Counter)
     prompt_tokens: Counter[str] = field(default_factory=Counter)
     cached_tokens: int = 0
+    output_tokens: int = 0
     last_s: float = 0.0
     histograms: dict[tuple[str, str], HdrHistogram] = field(default_factory=dict)
 
@@ -70,6 +72,7 @@ class StreamTotals:
         self.good[bucket] += meets(self.slos, bucket, values)
         self.prompt_tokens[outcome.backend or ""] += row.input_tokens
         self.cached_tokens += outcome.cached_tokens
+        self.output_tokens += row.output_tokens
         self.last_s = max(self.last_s, end_s)
 
     def _histogram(self, metric: str, bucket: str) -> HdrHistogram:
@@ -168,6 +171,7 @@ def _summary(case: SweepCase, totals: StreamTotals, schedule: Schedule) -> dict[
         "duration_s": totals.last_s,
         "window_s": window_s,
         "offered_rate_per_s": count / window_s if window_s else None,
+        **throughput(completed, prompt_tokens, totals.output_tokens, totals.last_s),
         "goodput_per_s": good / window_s if window_s else None,
         "attainment": good / count,
         "attainment_by_bucket": {
@@ -184,8 +188,7 @@ def _summary(case: SweepCase, totals: StreamTotals, schedule: Schedule) -> dict[
         "prompt_tokens": prompt_tokens,
         "cached_tokens": totals.cached_tokens,
         "prompt_tokens_per_backend": dict(sorted(totals.prompt_tokens.items())),
-        "verdict": "valid",
-        "verdict_reason": "simulated: every arrival is at its time",
+        **simulated_verdict(count, completed, dict(totals.rejected)),
     }
     for metric in METRICS:
         summary[f"{metric}_ms"] = totals.distributions(metric)

@@ -14,13 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.replay.plan.slo import Slo
-from forebay.replay.results.summary import INFINITE, PERCENTILES, rank_of
+from forebay.replay.results.summary import INFINITE, PERCENTILES, rank_of, throughput
+from forebay.replay.results.verdict import judge_answers
 from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.routers.possible import most_in_time
 from forebay.replay.sim.scenario import Simulated
 from forebay.traces.buckets import bucket_of
 
 Floats = NDArray[np.float64]
+ON_TIME = "simulated: every arrival is at its time"
 METRICS = {
     "ttft_ms": "ttft",
     "ttft_service_ms": "ttft",
@@ -46,7 +48,7 @@ class Table:
         )
         self.arrival_s = np.array([row.arrival_s for row in rows])
         self.prompt_tokens = np.array([row.input_tokens for row in rows])
-        output = np.array([row.output_tokens for row in rows], dtype=float)
+        self.output = output = np.array([row.output_tokens for row in rows], dtype=float)
         first = _times(outcomes, "first_token_s")
         last = _times(outcomes, "finished_s")
         self.done = ~np.isnan(last)
@@ -62,6 +64,11 @@ class Table:
         }
         self.queue_s = _times(outcomes, "sent_s") - self.arrival_s
         self.last_s = float(np.nanmax(last)) if self.done.any() else 0.0
+
+    def completed_work(self) -> tuple[int, float, float]:
+        """Return the completed requests, and their prompt and output tokens."""
+        prompt, output = (float(of[self.done].sum()) for of in (self.prompt_tokens, self.output))
+        return int(self.done.sum()), prompt, output
 
     def good(self, slos: Sequence[Slo]) -> NDArray[np.bool_]:
         """Tell for each request whether it met every target that applies to it."""
@@ -97,21 +104,27 @@ def summarise(
     table, outcomes = Table(simulated), simulated.outcomes
     good = table.good(slos)
     rejects = [o.reject for o in outcomes if o.reject]
+    reasons: list[str] = [reject.reason for reject in rejects]
+    rejected = dict(sorted(Counter(reasons).items()))
     summary: dict[str, Any] = {
         "requests": len(outcomes),
         "completed": int(table.done.sum()),
-        "rejected": dict(sorted(Counter(reject.reason for reject in rejects).items())),
+        "rejected": rejected,
         "failed": {},
+        "unanswered": [
+            {"outcome": "rejected", "reason": name, "status": 429, "requests": count, "said": None}
+            for name, count in Counter(reject.reason for reject in rejects).most_common()
+        ],
         "duration_s": table.last_s,
         "window_s": window_s,
         "offered_rate_per_s": len(outcomes) / window_s if window_s else None,
+        **throughput(*table.completed_work(), table.last_s),
         **_goodput(table, good, window_s),
         "possible_goodput_per_s": None,
         "share_of_possible": None,
         "slos": [str(slo) for slo in slos],
         **_cache_use(outcomes),
-        "verdict": "valid",
-        "verdict_reason": "simulated: every arrival is at its time",
+        **simulated_verdict(len(outcomes), int(table.done.sum()), rejected),
         "verdict_at_s": None,
         "late_arrivals": 0,
         "ended": "complete",
@@ -135,6 +148,13 @@ def summarise(
     if bounded:
         set_bound(summary, _most_in_time(simulated, table, slos))
     return summary
+
+
+def simulated_verdict(requests: int, completed: int, rejected: dict[str, int]) -> dict[str, str]:
+    """Return the verdict: valid, or failed if nothing was answered."""
+    lost = judge_answers(requests, completed, rejected, {})
+    word, reason = (lost.word, lost.reason) if lost else ("valid", ON_TIME)
+    return {"verdict": word, "verdict_reason": reason}
 
 
 def bound_of(simulated: Simulated, slos: Sequence[Slo]) -> int:

@@ -6,11 +6,11 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from forebay.replay.results.summary import firm
+from forebay.replay.results.summary import highest_firm
 
 
 def results_table(results: Sequence[dict[str, Any]]) -> Table:
-    """Make a row for each case; latencies in seconds, - if too few samples exceed a percentile."""
+    """Make a row for each case; latencies in seconds, of few samples a lower percentile by name."""
     varied = list(results[0]["case"])
     buckets = [name for name in results[0]["ttft_ms"] if name != "all"]
     table = Table(
@@ -31,10 +31,17 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
             f"{result['attainment']:.1%}",
             _number(result["goodput_per_s"], 1.0),
             _number(result["hit_ratio"], 1.0, ".0%"),
-            *(_number(firm(result["ttft_ms"][bucket], "p99"), 1e-3, ".3g") for bucket in buckets),
+            *(_p99(result["ttft_ms"][bucket]) for bucket in buckets),
             _number(result["stall_ms"]["all"]["max"], 1e-3),
         )
     return table
+
+
+def _p99(figures: dict[str, Any]) -> str:
+    """Return p99, or the highest percentile below it that the count allows, with its name."""
+    name, value = highest_firm(figures, "p99")
+    shown = _number(value, 1e-3, ".3g")
+    return shown if name == "p99" or value is None else f"{name} {shown}"
 
 
 def _number(value: float | None, scale: float, how: str = ".2f") -> str:

@@ -15,6 +15,7 @@ from forebay.proxy.diagnose import doctor_cli
 from forebay.proxy.diagnose.checks import CHECKS, Finding, examine
 from forebay.proxy.diagnose.config_file import examine_file
 from forebay.proxy.diagnose.scene import MetricSample, Scene, samples_of
+from forebay.proxy.telemetry.metrics.past_metrics import PastMetrics
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.options import ServerOptions
@@ -244,6 +245,25 @@ CASES: list[Case] = [
     ("b keeps only 30% of the prefixes",
      status(backend("a"), backend("b", prefix_index={"kept_share": 0.3})), (), ()),
     ("the proxy only observes", status(mode="observe"), (), ()),
+    ("tenant acme sent 87% of the requests (870 of 1000) and had 100% of the rejections (21 of",
+     status(), (), [
+        sample("tenant_requests_total", 849.0, tenant="acme", status="200"),
+        sample("tenant_requests_total", 21.0, tenant="acme", status="429"),
+        sample("tenant_requests_total", 130.0, tenant="good", status="200")]),
+    ("requests waited 62 s for room in the KV cache, 78% of all time in the queue; a has 1,000",
+     status(backend("a", kv_tokens=1_000, kv_reserved_tokens=940), backend("b")), (), [
+        sample("wait_seconds_total", 62.0, bucket="chat", reason="kv_full"),
+        sample("wait_seconds_total", 18.0, bucket="chat", reason="busy")]),
+    ("bucket document: 10 of 210 requests took 90% of the time to first tokens (9.0 s each)",
+     status(), (), [
+        sample("backend_time_to_first_token_seconds_sum", 90.0, backend="a", bucket="document"),
+        sample("backend_time_to_first_token_seconds_count", 10.0, backend="a", bucket="document"),
+        sample("backend_time_to_first_token_seconds_sum", 10.0, backend="a", bucket="chat"),
+        sample("backend_time_to_first_token_seconds_count", 200.0, backend="a", bucket="chat"),
+        sample("backend_predicted_time_to_first_token_seconds_total", 100.0, backend="a"),
+        sample("rejects_total", 3.0, bucket="document", reason="deadline_unattainable"),
+        sample("responses_total", 300.0, bucket="chat"),
+        sample("responses_total", 13.0, bucket="document")]),
     ("none of 100 answers of b says how many",
      status(backend("a"), backend("b", prefix_index={"mode": "believed"})), (), SERVED),
     ("different versions (a 0.20.2, b 0.26.0)", status(), [fact("a"), fact("b", version="0.26.0")],
@@ -318,6 +338,72 @@ def test_every_check_has_a_case() -> None:
     assert examine(Scene(status(), [fact("a"), fact("b")], SERVED)) == []
 
 
+def test_a_rejection_has_the_remedy_of_its_cause() -> None:
+    flood = [
+        sample("tenant_requests_total", 900.0, tenant="acme", status="429"),
+        sample("tenant_requests_total", 100.0, tenant="good", status="200"),
+        sample("rejects_total", 900.0, bucket="chat", reason="queue_full"),
+        sample("responses_total", 1_000.0),
+    ]
+    first, second = examine(Scene(status(), [fact("a"), fact("b")], flood))
+    assert (first.check, second.check) == ("tenants", "rejections")
+    assert "tenants.known.acme.tokens_per_s" in first.remedy
+    assert second.remedy == first.remedy
+    alone = [one for one in flood if one.labels.get("tenant") != "acme"]
+    (found,) = examine(Scene(status(), [fact("a"), fact("b")], alone))
+    assert found.remedy.startswith("add a GPU")
+
+
+def test_old_errors_are_over_once_the_window_has_passed() -> None:
+    """12 failures before the window: an error since the start, and nothing now."""
+    then = [*SERVED, sample("upstream_errors_total", 12.0, backend="b", kind="connect")]
+    now = [sample("backend_requests_total", 300.0, backend="a", outcome="ok"),
+           sample("backend_requests_total", 300.0, backend="b", outcome="ok"),
+           *then[2:]]  # fmt: skip
+    whole = Scene(status(), [fact("a"), fact("b")], now, None, then)
+    assert [one.check for one in examine(whole)] == ["errors of backends"]
+    recent = whole.recent()
+    assert recent.total("forebay_backend_requests_total", backend="b") == 200.0
+    assert recent.total("forebay_upstream_errors_total") == 0.0
+    assert examine(recent) == []
+    anew = Scene(status(), [], [sample("responses_total", 5.0)], None, SERVED)
+    assert anew.recent().total("forebay_responses_total") == 5.0  # it has restarted
+
+
+def test_the_metrics_of_five_minutes_ago() -> None:
+    at = 0.0
+    past = PastMetrics(lambda: b"now %d" % at, lambda: at)
+    assert past.ago(300.0) == b""
+    for minute in range(20):
+        at = minute * 60.0
+        past.take()
+    at += 10.0
+    assert past.ago(300.0) == b"now 840"  # the latest that is old enough
+    assert past.ago(1_500.0) == b""  # before the start of the process
+    for minute in range(20, 200):
+        at = minute * 60.0
+        past.take()
+    assert past.ago(1e6) == b"now %d" % (79 * 60)  # the oldest that is kept
+
+
+def test_the_window_is_read_from_a_running_proxy() -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            engine = await stack.enter_async_context(start_engine(EngineConfig(seed=1)))
+            on = await stack.enter_async_context(stage([engine.url], each=CHUNKED))
+            await chats(on, 3)
+            await asyncio.sleep(61.0)
+            await chats(on, 6)
+            counts = {}
+            for query in ("", "?ago=30", "?ago=3000"):
+                async with on.client.get(f"{on.proxy.admin_url}/metrics{query}") as response:
+                    scene = Scene({}, [], samples_of(await response.text()))
+                counts[query] = scene.total("forebay_responses_total")
+            assert counts == {"": 9.0, "?ago=30": 3.0, "?ago=3000": 0.0}
+
+    run(main())
+
+
 def test_the_work_of_several_workers_counts_together() -> None:
     busy = status(backend("a", in_flight=6), backend("b"))
     told = {"ready": True, "workers": [worker(0, busy), worker(1, busy)]}
@@ -366,7 +452,7 @@ def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = Scene(status(backend("a", up=False, state="down", why="no connection")), [])
-    monkeypatch.setattr(doctor_cli, "ask_all", lambda admin: told)
+    monkeypatch.setattr(doctor_cli, "ask_all", lambda admin, since: told)
     assert main(["doctor"]) == 1
     said = capsys.readouterr()
     lines = said.out.splitlines()
@@ -377,7 +463,7 @@ def test_the_command(
     assert data["checked"] == list(CHECKS)
     assert data["findings"][0]["severity"] == "error"
     told = Scene(status(), [fact("a"), fact("b")])
-    monkeypatch.setattr(doctor_cli, "ask_all", lambda admin: told)
+    monkeypatch.setattr(doctor_cli, "ask_all", lambda admin, since: told)
     assert main(["doctor", "--quiet"]) == 0
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "")

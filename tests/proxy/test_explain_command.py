@@ -246,8 +246,14 @@ def test_the_slowest_and_the_rejected(capsys: pytest.CaptureFixture[str]) -> Non
         ({"sent_at": 3.0, "first_token_at": 4.0, "waits": {"kv": 2.0, "turn": 1.0}},
          "waited 3.00 s: the KV cache had no room for it"),
         ({"sent_at": 0.0, "first_token_at": 4.0, "predicted_s": 1.0}, "b took 4.00 s; 1.00 s pred"),
-        ({"sent_at": 0.0, "first_token_at": 1.2, "predicted_s": 1.0, "cached_tokens": 7},
+        ({"sent_at": 0.0, "first_token_at": 1.1, "predicted_s": 1.0, "cached_tokens": 7},
          "its prompt of 100 tokens, 7 cached, as predicted"),
+        ({"sent_at": 0.0, "first_token_at": 16.79, "predicted_s": 12.11, "cached_tokens": 0},
+         "its prompt of 100 tokens, 0 cached, on b: 1.4 times as long as predicted"),
+        ({"sent_at": 0.0, "first_token_at": 4.0, "predicted_s": 8.0},
+         "its prompt of 100 tokens, on b: 0.5 times as long as predicted"),
+        ({"sent_at": 0.0, "first_token_at": 0.04, "predicted_s": 0.01},
+         "its prompt of 100 tokens, as predicted"),
     ],
 )  # fmt: skip
 def test_the_main_reason(state: dict[str, Any], reason: str) -> None:

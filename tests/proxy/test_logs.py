@@ -15,6 +15,8 @@ from proxy_stage import EVENT, STREAM_HEAD, Call, RawBackend, by_request, chunk,
 from forebay.proxy.config.sections import Logs
 from forebay.proxy.telemetry.log_events import LogEvent
 from forebay.proxy.telemetry.logs.access_log import LOGGER, configure_logs, say
+from forebay.proxy.telemetry.logs.rejection_log import RejectionLog
+from forebay.proxy.telemetry.record import RequestRecord
 from forebay.replay.clock.virtual_loop import run
 
 SECRET = "the-secret-prompt"
@@ -164,3 +166,36 @@ def test_each_state_of_a_backend_is_an_event() -> None:
         ("warning", "backend_down", "b0", "probes_failed"),
         ("info", "backend_up", "b0", "probe_passed"),
     ]
+
+
+def test_rejections_have_a_line_at_their_beginning_each_minute_and_at_their_end() -> None:
+    said: list[tuple[str, str]] = []
+
+    def listen(event: LogEvent, message: str, *_: str) -> None:
+        said.append((event.label, message))
+
+    log = RejectionLog(listen)
+    for second in range(100):
+        for number in range(6):
+            record = RequestRecord(
+                f"{second}-{number}", float(second), tenant="good", bucket="chat"
+            )
+            if number < 4:
+                record.tenant, record.reason = "acme", "queue_full"
+            log.finished(record, float(second))
+        if second % 30 == 29:
+            log.tick(float(second))
+    for second in (119, 149):
+        log.tick(float(second))
+    assert [event for event, _ in said] == [
+        "rejections_began", "rejections_go_on", "rejections_over",
+    ]  # fmt: skip
+    began, going, over = (message for _, message in said)
+    assert began == (
+        "requests are rejected: queue_full in bucket chat, the first one of tenant acme"
+    )
+    assert going.startswith("requests are still rejected: 360 of 540 requests (360 queue_full in")
+    assert over == (
+        "rejections are over after 99 s: 400 of 600 requests (400 queue_full in chat); 400 of "
+        "tenant acme"
+    )

@@ -13,7 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import orjson
+import pyarrow.parquet
 import pytest
+from aiohttp import web
 from replay_server import Server, serve
 
 from forebay.analysis.runs.load import load_run
@@ -82,6 +84,30 @@ def test_a_run_and_what_it_prints(
     record = orjson.loads((out / "run.json").read_bytes())
     assert (record["arrivals"], record["rate_per_s"]) == ("poisson", 100.0)
     assert len(record["trace"]["sha256"]) == 64
+
+
+def test_a_run_without_an_answer_fails_and_keeps_what_the_server_said(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def unknown(server: Server, request: web.Request, body: object) -> web.StreamResponse:
+        error = {"message": f"The model `m` does not exist. {len(server.bodies)}", "code": 404}
+        return web.json_response({"error": error}, status=404)
+
+    out = tmp_path / "run"
+    with served(Server(unknown)) as server:
+        assert main(["replay", str(trace), "--target", server.url, "--out", str(out)]) == 1
+    told = capsys.readouterr()
+    printed = " ".join(told.out.split())
+    assert "verdict: failed (none of 25 requests was answered: 4xx 25)" in printed
+    assert printed.count("does not exist") == 1  # the first one of its kind
+    assert "4xx (HTTP 404): 25 requests; the first one: The model `m` does not exist." in printed
+    assert "measured nothing" in told.err
+    summary = orjson.loads((out / "summary.json").read_bytes())
+    (kind,) = summary["unanswered"]
+    assert (kind["reason"], kind["status"], kind["requests"]) == ("4xx", 404, 25)
+    assert kind["said"].startswith("The model `m` does not exist.")
+    kept = pyarrow.parquet.read_table(out / "requests.parquet")
+    assert all("does not exist" in str(said) for said in kept["said"].to_pylist())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Files and streams with a line for each request.
 
-In reading order: access_log (the log of the proxy), log_queue (a thread writes it), capture
+In reading order: access_log (the log of the proxy), log_queue (a thread writes it), rejection_log
+(when rejections begin and end), capture
 (traffic as a trace, without text), usage_ledger (what each tenant used), tracing (spans of
 OpenTelemetry).
 """

@@ -105,7 +105,8 @@ class AnswerReader:
             self._complete(keep=False)  # the end of the connection is the end of this answer
             return
         if exchange.outcome != "ok" and exchange.reason is None:
-            exchange.fail(failure_of(error, exchange))
+            words = None if error is None else outcome.words_of(str(error))
+            exchange.fail(failure_of(error, exchange), words)
         self._stop(self._clock.now())
 
     def read(self) -> None:
@@ -201,7 +202,7 @@ class AnswerReader:
         elif kind == "text/event-stream":
             self._scanner = EventScanner()
         else:
-            exchange.fail("malformed")
+            exchange.fail("malformed", f"the content type is {outcome.words_of(kind) or 'missing'}")
 
     def _piece(self, data: bytes) -> bool:
         """Take a piece of the body; False ends the answer here."""
@@ -241,7 +242,8 @@ class AnswerReader:
             return True
         event = event_of(body)
         if event.error is not None:
-            exchange.fail(outcome.of_stream_error(event.error))
+            words = outcome.error_words(event.error)
+            exchange.fail(outcome.of_stream_error(event.error), words)
             return False
         if event.finish_reason == "abort":  # vLLM shutting down ends its streams cleanly
             exchange.fail("truncated")
@@ -273,6 +275,7 @@ class AnswerReader:
         assert exchange.status is not None
         raw = bytes(self._body or b"")[:MAX_ERROR_BYTES]
         exchange.outcome, exchange.reason = outcome.of_status(exchange.status, raw)
+        exchange.said = outcome.first_words(raw)
         exchange.reject_latency_s = self._at_s - exchange.sent_s
 
     def _whole(self, raw: bytes) -> None:
@@ -285,7 +288,8 @@ class AnswerReader:
             return
         counted = _usage(event.usage, exchange) if event.usage is not None else None
         if event.error is not None:
-            exchange.fail(outcome.of_stream_error(event.error))
+            words = outcome.error_words(event.error)
+            exchange.fail(outcome.of_stream_error(event.error), words)
             return
         exchange.events.add(self._at_s, counted)
         if exchange.pieces is not None:

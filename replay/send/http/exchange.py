@@ -30,6 +30,7 @@ class ClientExchange:
     output_tokens: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    said: str | None = None  # first words of the server about a failure
     pieces: list[str] | None = None  # of the answer's text; None: it is not kept
     unread: Callable[[], None] | None = None  # reads what has come of the answer
 
@@ -47,8 +48,9 @@ class ClientExchange:
     def ok(self) -> None:
         self.outcome, self.reason = "ok", None
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, said: str | None = None) -> None:
         self.outcome, self.reason = "failed", reason
+        self.said = said or self.said
 
 
 class ProgressWatch:

@@ -5,8 +5,8 @@
     failed    one of FAILURES, which is the reason
 
 `connect` is any failure before an answer began: connection refused, reset or closed. After the
-answer began, an end before `[DONE]` is `truncated`, and bytes that are no OpenAI stream are
-`malformed`.
+answer began, an end before `[DONE]` is `truncated`, an error event in place of the rest is
+`stream_error`, and bytes that are no OpenAI stream are `malformed`.
 """
 
 from typing import Any
@@ -20,6 +20,7 @@ FAILURES = (
     "503",
     "4xx",
     "5xx",
+    "stream_error",
     "timeout",
     "stall",
     "truncated",
@@ -30,16 +31,23 @@ FAILURES = (
 # These codes report a failure of the service, not a decision about the request.
 _NOT_ADMISSION = frozenset({"no_backend_available", "draining"})
 _MAX_CODE = 64
+MAX_WORDS = 200
 
 
 def of_status(status: int, body: bytes) -> tuple[str, str]:
     """Return outcome and reason of an answer whose status is not 200."""
     code = error_code(body)
     if status in (429, 503):
-        if isinstance(code, str) and not code.isdigit() and code not in _NOT_ADMISSION:
+        if isinstance(code, str) and is_admission(status, code):
             return "rejected", code
         return "failed", str(status)
     return "failed", _class_of(status)
+
+
+def is_admission(status: int, code: str) -> bool:
+    """True if an answer with this status and error code is a rejection by admission."""
+    named = bool(code) and not code.isdigit() and code not in _NOT_ADMISSION
+    return status in (429, 503) and named
 
 
 def of_stream_error(error: dict[str, Any]) -> str:
@@ -47,7 +55,7 @@ def of_stream_error(error: dict[str, Any]) -> str:
     code = error.get("code")
     if type(code) is int and 400 <= code < 500:
         return _class_of(code)
-    return "5xx"
+    return "stream_error"
 
 
 def _class_of(status: int) -> str:
@@ -69,6 +77,38 @@ def error_code(body: bytes) -> str | int | None:
     if isinstance(code, str) and code:
         return code[:_MAX_CODE]
     return code if type(code) is int else None
+
+
+def first_words(body: bytes) -> str | None:
+    """Return what an error body says, in one line of at most MAX_WORDS characters.
+
+    The message of an OpenAI error, else the text itself. None if it says nothing.
+    """
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return words_of(body[: 4 * MAX_WORDS].decode("utf-8", "replace"))
+    if not isinstance(answer, dict):
+        return words_of(body[: 4 * MAX_WORDS].decode("utf-8", "replace"))
+    for key in ("error", "message", "detail"):
+        if (value := answer.get(key)) is not None:
+            return error_words(value)
+    return words_of(body[: 4 * MAX_WORDS].decode("utf-8", "replace"))
+
+
+def error_words(error: Any) -> str | None:
+    """Return the message of an error object, in one line."""
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("code") or error
+    return words_of(error if isinstance(error, str) else orjson.dumps(error).decode())
+
+
+def words_of(text: str) -> str | None:
+    """Return a text as one printable line of at most MAX_WORDS characters, None if it is blank."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    if len(line) > MAX_WORDS:
+        line = f"{line[: MAX_WORDS - 1]}…"
+    return line or None
 
 
 def token_count(value: Any) -> int | None:

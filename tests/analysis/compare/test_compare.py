@@ -5,14 +5,17 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from made_runs import SLOS, Row, answered, realistic_rows, refused, write_pair, write_run
 
 from forebay.analysis.cli import compare_app
 from forebay.analysis.compare.compare import Comparison, ComparisonRow, compare
+from forebay.analysis.compare.cost import Price
 from forebay.analysis.compare.figures import backends, figures, imbalance, unanswered
 from forebay.analysis.compare.headline import headline
+from forebay.analysis.compare.limits import broken, parse_limit
 from forebay.analysis.runs.load import load_run, load_runs
 from forebay.analysis.runs.provenance import repeat_command, verdict
 from forebay.proxy.command import run_command
@@ -145,14 +148,58 @@ class TestFigures:
         run = load_run(write_run(tmp_path / "r", rows))
         one = figures(run, "chat", [Slo("chat", "ttft", 0.5), Slo(None, "tpot", 0.02)])
         assert (one.intended, one.answered, one.rejected, one.failed) == (1250, 1000, 250, 0)
-        assert one.latency["ttft"].values == {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": None}
+        assert one.latency["ttft"].values == {
+            "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": None,
+        }  # fmt: skip
         assert one.latency["ttft_failures"].values == {
-            "p50": 0.625, "p90": math.inf, "p99": math.inf, "p99.9": None,
+            "p50": 0.625, "p90": math.inf, "p95": math.inf, "p99": math.inf, "p99.9": None,
         }  # fmt: skip
         assert one.attainment == 500 / 1250  # over what was due, not over what was answered
         assert one.goodput_per_s == pytest.approx(500 / 180)
         itl = one.latency["itl"]  # of tokens, so from summary.json
         assert (itl.count, itl.values["p99"], itl.values["p99.9"]) == (9000, 0.031, None)
+
+    def test_p95_and_throughput_are_those_of_numpy_and_plain_division(self, tmp_path: Path) -> None:
+        random = np.random.default_rng(4)
+        rows = [
+            answered(i, "chat", i * 0.1, float(random.exponential(1.0)), output_tokens=20 + i)
+            for i in range(400)
+        ]
+        rows.append(refused(400, "chat", 40.0))
+        run = load_run(write_run(tmp_path / "r", rows, {"duration_s": 50.0}))
+        one = figures(run, "chat")
+        ttft = [row["ttft_response_s"] for row in rows[:400]]
+        exact = float(np.percentile(ttft, 95, method="inverted_cdf"))
+        assert one.latency["ttft"].values["p95"] == exact
+        prompt, output = 400 * 800, sum(20 + i for i in range(400))
+        assert one.rates == {
+            "requests_per_s": 400 / 50,
+            "prompt_tokens_per_s": prompt / 50,
+            "output_tokens_per_s": output / 50,
+            "total_tokens_per_s": (prompt + output) / 50,
+        }
+        cost = Price(1.0).per_million(run)
+        in_time = sum(820 + i for i in range(400) if ttft[i] <= 2.0)  # the recorded target
+        assert cost["cost_per_million_in_time"] == pytest.approx(50 / 3_600 / in_time * 1e6)
+
+    def test_a_gate_takes_p95_and_names_the_figure(self, tmp_path: Path) -> None:
+        run = load_run(write_run(tmp_path / "r", steady(200, 1.0)))
+        limits = [parse_limit("chat.ttft_p95 > 1s"), parse_limit("chat.ttft_p95 > 9s")]
+        (said,) = broken(compare(run, run), limits)
+        assert said == "chat.ttft_p95 of r is 1.95 s (limit > 1.00 s)"
+
+    def test_cost_of_a_million_tokens(self, tmp_path: Path) -> None:
+        """100 s on two GPUs at 3.60 an hour are 0.20; 10 answers have 9,010 tokens."""
+        rows = [answered(i, "chat", i * 0.1, 1.0 if i < 5 else 9.0) for i in range(10)]
+        run = load_run(write_run(tmp_path / "r", rows, {"duration_s": 100.0}, {"gpus": 2}))
+        cost = Price(3.60).per_million(run)
+        assert cost["cost_per_million"] == pytest.approx(0.2 / 9_010 * 1e6)
+        assert cost["cost_per_million_in_time"] == pytest.approx(0.2 / 4_505 * 1e6)
+        by_backend = load_run(write_run(tmp_path / "q", rows))
+        assert (Price(1.0).gpus_of(by_backend), Price(1.0, 8).gpus_of(by_backend)) == (1, 8)
+        nowhere = load_run(write_run(tmp_path / "s", [row | {"backend": None} for row in rows]))
+        with pytest.raises(InputError, match="give --gpus"):
+            Price(1.0).gpus_of(nowhere)
 
     def test_an_undefined_tpot_does_not_miss_its_target(self, tmp_path: Path) -> None:
         rows = steady(4, 0.1, tpot_s=None)
@@ -556,6 +603,7 @@ class TestCommand:
             (["chat.ttft_p50 > 5%"], "chat.ttft_p50 of b is 1.66 s, +10.4 % against 1.50 s of "
                                      "a (limit > 5 %)"),
             (["ttft_p50 > 15%"], None),
+            (["output_tokens_per_s < 1000"], "output_tokens_per_s of b is"),
             (["chat.ttft_p50 < -5%"], None),
             (["ttft_max > 2.1s"], "ttft_max of b is 2.20 s (limit > 2.10 s)"),
             (["ttft_max > 2300ms"], None),

@@ -1,8 +1,11 @@
 """The HTML report: one well-formed file that loads nothing and shows the figures of the runs."""
 
+import csv
+import io
 import json
 import os
 import re
+import shlex
 import threading
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,15 +15,21 @@ import pytest
 from made_runs import SLOS, answered, refused, write_pair, write_run
 
 from forebay.analysis.bench import cases
-from forebay.analysis.cli import report_app
+from forebay.analysis.cli import compare_app, report_app
+from forebay.analysis.compare.figures import figures
+from forebay.analysis.report.breakdown import spent_times
 from forebay.analysis.report.page import html_page
 from forebay.analysis.report.plots import percentile_plot, timeline_plot
 from forebay.analysis.report.report import build_report, write_report
 from forebay.analysis.report.tables import provenance_section
 from forebay.analysis.runs.load import load_run, load_runs
+from forebay.analysis.runs.provenance import repeat_command
+from forebay.proxy.cli import main
 from forebay.proxy.command import run_command
 from forebay.replay.plan.slo import Slo
 from forebay.traces.errors import InputError
+from forebay.traces.reading.jsonl import write_trace
+from forebay.traces.schema import TraceRequest
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "<img src=x onerror=alert(1)>\"'&</script>"
@@ -73,7 +82,90 @@ def test_page_is_well_formed(page: str) -> None:
     assert checked.tags.count("h1") == 1
     assert checked.tags.count("script") == 1
     headings = [i for i, tag in enumerate(checked.tags) if tag == "h2"]
-    assert len(headings) == 7
+    assert len(headings) == 9
+
+
+def test_every_latency_has_a_curve(page: str) -> None:
+    labels = re.findall(r'aria-label="([^"]*) by percentile, (\w+) requests', page)
+    assert labels == [
+        ("Time to first token", "chat"),
+        ("Time to first token", "document"),
+        *(
+            (name, bucket)
+            for bucket in ("chat", "document")
+            for name in ("End-to-end latency", "Time per output token", "Longest stall",
+                         "Queue of the proxy")
+        ),
+    ]  # fmt: skip
+
+
+def test_the_time_of_single_requests_adds_up(tmp_path: Path) -> None:
+    rows = [
+        answered(i, "chat", i * 1.0, (i + 1) / 10, queue_ms=50.0, request_id=f"q{i}",
+                 ttft_service_s=(i + 1) / 10 - 0.02)
+        for i in range(200)
+    ]  # fmt: skip
+    run = load_run(write_run(tmp_path / "r", rows))
+    spent = {one.rank: one for one in spent_times(run, "chat", 10)}
+    assert list(spent) == ["p50", "p90", "longest"]  # 2 samples beyond p99 are too few
+    median = spent["p50"]
+    assert median.request_id == "q99"
+    assert median.parts == pytest.approx({"late": 0.02, "queue": 0.05, "first": 9.93, "rest": 1.0})
+    assert sum(median.parts.values()) == pytest.approx(11.0)  # its E2E
+    text = Checked(build_report([run]).html).text
+    assert "Where the time went" in text
+    assert "q199" in text
+
+
+def test_three_runs_and_their_seeds_are_told_apart(tmp_path: Path) -> None:
+    rows = [answered(i, "chat", i * 1.0, 0.1) for i in range(30)]
+    runs = load_runs(
+        [write_run(tmp_path / f"r{seed}", rows, info={"seed": seed}) for seed in (1, 2, 3)]
+    )
+    html = build_report(runs).html
+    text = Checked(html).text
+    for seed in (1, 2, 3):
+        assert f"r{seed}, seed {seed}" in text
+        assert f"chat, r{seed}" in text  # a plot over time of its own
+        assert f'class="dots run{seed - 1}"' in html
+
+
+def test_the_figures_as_markdown_and_csv(
+    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(pair[0]), str(pair[1])]
+    out = tmp_path / "r.md"
+    assert run_command(report_app, "report", [*words, "--markdown", "-o", str(out)]) == 0
+    lines = out.read_text().splitlines()
+    assert lines[0].startswith("forebay is better than round-robin in chat TTFT")
+    assert "|  | round-robin | forebay | B/A |" in lines
+    widths = {line.count("|") for line in lines if line.startswith("|")}
+    assert widths == {5}
+    capsys.readouterr()
+    assert run_command(compare_app, "compare", [*words, "--csv"]) == 0
+    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    by_key = {(row["section"], row["figure"]): row for row in table}
+    runs = load_runs(pair)
+    for name, run in zip(("round-robin", "forebay"), runs, strict=True):
+        exact = figures(run, "chat").latency["ttft"].values["p95"]
+        assert float(by_key["chat", "ttft_p95"][name]) == exact
+    assert run_command(compare_app, "compare", [*words, "--csv", "--json"]) == 2
+    assert "give one of them" in capsys.readouterr().err
+
+
+def test_the_command_of_a_simulation_repeats_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_trace(tmp_path / "t.jsonl", (TraceRequest(f"r{i}", i * 0.1, 900, 8) for i in range(30)))
+    line = "simulate t.jsonl --rate 7 --arrivals poisson --seed 3 --policy direct --gpus 1 --out a"
+    assert main(shlex.split(line)) == 0
+    again = repeat_command(load_run(tmp_path / "a"))
+    assert again.startswith("forebay simulate t.jsonl --gpus 1")
+    assert main(shlex.split(again)[1:]) == 0
+    first, second = (load_run(tmp_path / name) for name in ("a", "a-again"))
+    by_chance = {"cpu_s": None}
+    assert {**first.summary, **by_chance} == {**second.summary, **by_chance}
 
 
 def test_page_needs_nothing_else(page: str) -> None:

@@ -90,7 +90,7 @@ def test_a_connection_that_was_idle_for_long_is_not() -> None:
 def test_a_failed_stream_closes_its_connection() -> None:
     error = b'data: {"error":{"message":"gone","code":503}}\n\n'
     found, opened = asked(keeps_alive(WORD + error + WORD), requests=2)
-    assert [(one.outcome, one.reason) for one in found] == [("failed", "5xx")] * 2
+    assert [(one.outcome, one.reason) for one in found] == [("failed", "stream_error")] * 2
     assert opened == 2
 
 

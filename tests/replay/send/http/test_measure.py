@@ -2,16 +2,30 @@
 
 from io import StringIO
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from forebay.proxy.telemetry.hlog import new_histogram
 from forebay.replay.plan.slo import Slo, default_slos, meets, parse_slos
 from forebay.replay.results.printed_table import summary_table
-from forebay.replay.results.summary import RunTotals, distribution_ms, firm, is_firm
-from forebay.replay.results.verdict import Lateness, lag_limit_s
+from forebay.replay.results.summary import (
+    RunTotals,
+    distribution_ms,
+    firm,
+    highest_firm,
+    is_firm,
+    throughput,
+)
+from forebay.replay.results.verdict import Lateness, judge_answers, lag_limit_s
 from forebay.replay.send.http.measure import Latency, OutputEvents, measure
-from forebay.replay.send.http.outcome import of_status, of_stream_error, seconds_header, token_count
+from forebay.replay.send.http.outcome import (
+    first_words,
+    of_status,
+    of_stream_error,
+    seconds_header,
+    token_count,
+)
 from forebay.traces.errors import InputError
 
 
@@ -220,6 +234,52 @@ def test_verdict_of_a_closed_loop(
     assert values["verdict_reason"] == verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("requests", "completed", "rejected", "failed", "ended", "word", "says"),
+    [
+        (6, 0, {}, {"4xx": 6}, "complete", "failed", "none of 6 requests was answered: 4xx 6"),
+        (6, 0, {"queue_full": 6}, {}, "complete", "failed", "none of 6 requests was answered"),
+        (437, 44, {}, {"never_sent": 393}, "interrupted", "interrupted", "44 of 437 requests"),
+        (437, 437, {}, {}, "interrupted", "interrupted", "437 of 437"),
+        (10, 4, {}, {"5xx": 5, "timeout": 1}, "complete", "failed", "6 of 10 requests were lost"),
+        (10, 5, {}, {"5xx": 5}, "complete", None, ""),
+        (10, 1, {"queue_full": 9}, {}, "complete", None, ""),  # a flood measures rejections
+        (0, 0, {}, {}, "complete", None, ""),
+    ],
+)
+def test_a_run_that_lost_its_requests_is_not_valid(
+    requests: int,
+    completed: int,
+    rejected: dict[str, int],
+    failed: dict[str, int],
+    ended: str,
+    word: str | None,
+    says: str,
+) -> None:
+    judged = judge_answers(requests, completed, rejected, failed, ended)
+    assert (judged.word if judged else None) == word
+    assert says in (judged.reason if judged else "")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'{"error": {"message": "The model `m` does not exist.", "code": 404}}',
+         "The model `m` does not exist."),
+        (b'{"error": "Unauthorized"}', "Unauthorized"),
+        (b'{"detail": "Not Found"}', "Not Found"),
+        (b'{"error": {}}', "{}"),
+        (b"<html>\n Bad\tgateway\x1b[31m", "<html> Bad gateway [31m"),
+        (b"x" * 900, "x" * 199 + "\u2026"),
+        (b"[1]", "[1]"),
+        (b"  ", None),
+        (b"", None),
+    ],
+)  # fmt: skip
+def test_first_words_of_an_error(body: bytes, says: str | None) -> None:
+    assert first_words(body) == says
+
+
 def test_the_limit_follows_the_tightest_ttft_target() -> None:
     assert lag_limit_s(()) == 0.010
     assert lag_limit_s((Slo("chat", "ttft", 2.0), Slo("document", "ttft", 15.0))) == 0.020
@@ -259,7 +319,13 @@ def test_outcome_of_an_answer_that_is_not_200(
 
 @pytest.mark.parametrize(
     ("code", "reason"),
-    [(500, "5xx"), (400, "4xx"), (429, "429"), ("upstream_stream_error", "5xx"), (None, "5xx")],
+    [
+        (500, "stream_error"),
+        (400, "4xx"),
+        (429, "429"),
+        ("upstream_stream_error", "stream_error"),
+        (None, "stream_error"),
+    ],
 )
 def test_error_event(code: object, reason: str) -> None:
     assert of_stream_error({"code": code}) == reason
@@ -299,6 +365,31 @@ def test_the_percentiles_of_one_sample_are_numbers() -> None:
     told = distribution_ms(histogram)
     assert told.pop("count") == 1
     assert all(value == pytest.approx(5.0, rel=1e-3) for value in told.values())
+
+
+@pytest.mark.parametrize(
+    ("count", "name"),
+    [(1000, "p99"), (999, "p95"), (200, "p95"), (199, "p90"), (99, "p50"), (19, "max"), (1, "max")],
+)
+def test_the_highest_percentile_that_a_count_allows(count: int, name: str) -> None:
+    figures = {"count": count} | {one: one for one in ("p50", "p90", "p95", "p99", "max")}
+    assert highest_firm(figures, "p99") == (name, name)
+
+
+@pytest.mark.parametrize("count", [1, 7, 100, 1013])
+def test_p95_is_the_nearest_rank(count: int) -> None:
+    values = np.random.default_rng(count).integers(1, 2_000, count)  # exact in the histogram
+    histogram = new_histogram()
+    for value in values.tolist():
+        histogram.record_value(value)
+    exact = float(np.percentile(values, 95, method="inverted_cdf")) / 1e3
+    assert distribution_ms(histogram)["p95"] == exact
+
+
+def test_throughput_is_plain_division() -> None:
+    told = throughput(30, 6_000.0, 300.0, 12.0)
+    assert list(told.values()) == [2.5, 500.0, 25.0, 525.0]
+    assert set(throughput(0, 0.0, 0.0, 0.0).values()) == {None}
 
 
 def test_the_table_of_a_short_run_shows_no_tails() -> None:

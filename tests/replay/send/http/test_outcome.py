@@ -107,8 +107,11 @@ ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content":
         (streams(text(" abc"), DONE[:-3]), "truncated"),
         (streams(text(" abc"), b"data: {oops\n\n"), "malformed"),
         (streams(text(" abc"), b"data: [1]\n\n"), "malformed"),
-        (streams(text(" abc"), event({"error": {"code": 500, "message": "m"}}), DONE), "5xx"),
-        (streams(event({"error": {"code": "upstream_stream_error"}})), "5xx"),
+        (
+            streams(text(" abc"), event({"error": {"code": 500, "message": "m"}}), DONE),
+            "stream_error",
+        ),
+        (streams(event({"error": {"code": "upstream_stream_error"}})), "stream_error"),
         (streams(event({"error": {"code": 400}}), DONE), "4xx"),
         (never_answers, "timeout"),
         (streams(ROLE), "truncated"),

@@ -1,0 +1,120 @@
+"""Read the lines of an .hlog of any program: V0 to V2, with and without tags, stamps and legend."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from forebay.analysis.runs.sources.hdr_payload import Counted, decode_payload
+from forebay.traces.errors import InputError
+
+UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+NAMES = {"ns": "nanoseconds", "us": "microseconds", "ms": "milliseconds", "s": "seconds"}
+YEAR_S = 366 * 86_400
+_STAMP = re.compile(r"#\[(BaseTime|StartTime): ([0-9.eE+-]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """One line: when, under which tag ("": none), and its histogram. `largest` is as printed."""
+
+    start_s: float
+    length_s: float
+    largest: float
+    tag: str
+    counted: Counted
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramLog:
+    """The intervals of a file.
+
+    Attributes:
+        start_unix_s: wall clock at second 0, None if the file does not say.
+        unit: of the values, a key of UNITS_S.
+        stated: how the unit is known, as a sentence.
+        unread: a sentence on lines that could not be read, "" if there are none.
+    """
+
+    intervals: Sequence[Interval]
+    start_unix_s: float | None
+    unit: str
+    stated: str
+    unread: str
+
+
+def read_log(path: Path, text: str, unit: str | None = None) -> HistogramLog:
+    """Read a log; `unit` overrides what the file says.
+
+    Raises:
+        InputError: no line is an interval.
+    """
+    stamps: dict[str, float] = {}
+    intervals: list[Interval] = []
+    bad: list[str] = []
+    ours = False
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.strip()
+        if line.startswith("#"):
+            ours |= line.startswith("#[microseconds;")
+            if match := _STAMP.match(line):
+                stamps[match[1]] = float(match[2])
+        elif line and not line.startswith('"'):
+            try:
+                intervals.append(_interval(line))
+            except ValueError as error:
+                bad.append(f"line {number}: {error}")
+    if not intervals:
+        why = f" ({bad[0]})" if bad else ""
+        raise InputError(f"{path}: holds no interval of a histogram log{why}")
+    start, shift = _start(stamps, intervals[0].start_s)
+    moved = [
+        Interval(one.start_s + shift, one.length_s, one.largest, one.tag, one.counted)
+        for one in intervals
+    ]
+    known, stated = (unit, "--unit") if unit else _unit(intervals, ours)
+    unread = f"{len(bad):,} lines were not read, {bad[0]}" if bad else ""
+    return HistogramLog(moved, start, known, f"values are {NAMES[known]} ({stated})", unread)
+
+
+def _interval(line: str) -> Interval:
+    tag = ""
+    if line.startswith("Tag="):
+        tag, _, line = line[4:].partition(",")
+    fields = [field.strip() for field in line.split(",")]
+    if len(fields) != 4:
+        raise ValueError(f"{len(fields)} fields, where an interval has 4")
+    start, length, largest = map(float, fields[:3])
+    return Interval(start, length, largest, tag, decode_payload(fields[3]))
+
+
+def _start(stamps: dict[str, float], first_s: float) -> tuple[float | None, float]:
+    """Return the wall clock at second 0, and what is added to the stamps of lines.
+
+    As the Java reader: with a BaseTime stamps count from it. Without one they count from the
+    StartTime if they are more than a year before it, else from 1970.
+    """
+    base, start = stamps.get("BaseTime"), stamps.get("StartTime")
+    if base is not None:
+        start = base + first_s if start is None else start
+        return start, base - start
+    if start is None:
+        return (first_s, -first_s) if first_s > YEAR_S else (None, 0.0)
+    return (start, 0.0) if first_s < start - YEAR_S else (start, -start)
+
+
+def _unit(intervals: Sequence[Interval], ours: bool) -> tuple[str, str]:
+    """Return the unit of the values, and how it is known."""
+    if ours:
+        return "us", "as the file says"
+    for one in intervals:
+        if one.counted.total and one.largest > 0:
+            ratio = float(one.counted.values[-1]) / one.largest
+            power = int(np.round(np.log10(max(ratio, 1.0))))
+            if power == 6:
+                return "ns", "Interval_Max is a millionth of them, as Java's tools write it"
+            if power == 3:
+                return "us", "Interval_Max is a thousandth of them"
+    return "ms", "a guess, as the file does not say; --unit says otherwise"

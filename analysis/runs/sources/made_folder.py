@@ -1,0 +1,73 @@
+"""Write a run that was read from a file to a run folder, so that it can be merged as one."""
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forebay.analysis.runs.run import NUMBERS, WORDS, RunData
+from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
+from forebay.replay.plan.slo import parse_slos
+from forebay.replay.results.folder import RunFolder
+from forebay.replay.results.row import Row
+from forebay.replay.results.summary import RunTotals
+
+TAGS = {
+    "ttft_response_s": "ttft_response",
+    "ttft_service_s": "ttft_service",
+    "e2e_response_s": "e2e_response",
+    "tpot_s": "tpot",
+    "stall_s": "stall",
+    "reject_latency_s": "reject",
+}
+WHOLE = ("input_tokens", "prompt_tokens", "cached_tokens", "output_tokens", "status")
+
+
+def write_folder(run: RunData, folder: Path) -> None:
+    """Write rows, histograms, run.json and summary.json of `run`; raises InputError."""
+    started = float(run.info.get("started_unix_s") or 0.0)
+    texts = [str(one) for one in run.summary.get("slos") or ()]
+    names = [text.rpartition(".")[0] for text in texts]
+    slos = parse_slos(",".join(texts), names) if texts else ()
+    with RunFolder(folder) as made:
+        log = IntervalLog(HlogWriter(made.hlog, started, [f"read from {run.path.name}"]))
+        totals = RunTotals(run.buckets(), slos)
+        for row in _rows(run):
+            made.table.add(row)
+            totals.add(row)
+            for column, tag in TAGS.items():
+                if (value := getattr(row, column)) is not None:
+                    log.record(f"{tag}.{row.bucket}", value)
+            if row.queue_ms is not None and row.outcome == "ok":
+                log.record(f"queue_wait.{row.bucket}", row.queue_ms / 1e3)
+        asyncio.run(made.table.write_full_groups())
+        end_s = run.number("duration_s") or 0.0
+        log.close(end_s)
+        window_s = run.number("window_s") or end_s
+        summary = totals.summary(log.totals, window_s, closed=False, scale=1.0)
+        kept = {key: run.summary.get(key) for key in ("verdict", "verdict_reason", "warnings")}
+        made.commit(dict(run.info), {**summary, **kept, "ended": "complete"})
+
+
+def _rows(run: RunData) -> list[Row]:
+    columns: dict[str, list[Any]] = {
+        key: [_plain(key, value) for value in run.numbers[key].tolist()] for key in NUMBERS
+    }
+    columns |= {key: [word or None for word in run.words[key].tolist()] for key in WORDS}
+    columns["id"] = [word or str(number) for number, word in enumerate(columns["id"])]
+    columns["input_tokens"] = [value or 0 for value in columns["input_tokens"]]
+    ends = run.numbers["intended_s"] + np.nan_to_num(run.numbers["e2e_response_s"])
+    columns["done_s"] = ends.tolist()
+    unset = dict.fromkeys(Row.__slots__)
+    return [
+        Row(**{**unset, **dict(zip(columns, values, strict=True))})
+        for values in zip(*columns.values(), strict=True)
+    ]
+
+
+def _plain(key: str, value: float) -> float | int | None:
+    if math.isnan(value):
+        return None
+    return int(value) if key in WHOLE else value

@@ -1,0 +1,134 @@
+"""Cut a run to a part of its time: `--since 24h` and `--between START..END`.
+
+What is known of each request is cut exactly. Percentiles of single tokens are not known for a part,
+so they are left out.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from forebay.analysis.runs.run import RunData
+from forebay.traces.command_line.quantities import seconds
+from forebay.traces.errors import InputError
+
+OF_TOKENS = ("itl_ms", "icl_ms")
+KEPT = ("verdict", "verdict_reason", "slos", "warnings", "ended", "buckets")
+FORMS = "give times of the run such as 90s..5m, or dates such as 2026-11-19..2026-11-26T12:00"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment of a run: seconds since 1970 (`unix`) or since its start; or before its end."""
+
+    value_s: float
+    unix: bool = False
+    before_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A part of a run's time; None: from its start, or to its end. `text` is as typed."""
+
+    start: Moment | None
+    end: Moment | None
+    text: str
+
+
+def _duration_s(text: str) -> float:
+    """Read a duration, also in days; raises ValueError."""
+    if text.endswith("d"):
+        return 86_400 * float(text[:-1])
+    return float(seconds(text))
+
+
+def parse_since(text: str) -> Cut:
+    """Read `24h`, which counts back from the end of the run, or a date; raises InputError."""
+    try:
+        return Cut(Moment(_duration_s(text), before_end=True), None, f"since {text}")
+    except ValueError:
+        return Cut(_date(text, "--since"), None, f"since {text}")
+
+
+def parse_between(text: str) -> Cut:
+    """Read `START..END`, one of which may be missing; raises InputError."""
+    start, dots, end = text.partition("..")
+    if not dots or not (start.strip() or end.strip()):
+        raise InputError(f"--between {text!r}: {FORMS}")
+    of = [_moment(part.strip()) if part.strip() else None for part in (start, end)]
+    return Cut(of[0], of[1], text)
+
+
+def _moment(text: str) -> Moment:
+    try:
+        return Moment(_duration_s(text))
+    except ValueError:
+        return _date(text, "--between")
+
+
+def _date(text: str, option: str) -> Moment:
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise InputError(f"{option} {text!r}: {FORMS}") from None
+    return Moment((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp(), unix=True)
+
+
+def cut_run(run: RunData, cut: Cut, name: str | None = None) -> RunData:
+    """Return the requests that were due in a part of the run's time; times stay as they are.
+
+    Raises:
+        InputError: a date, and the run does not say when it was; or no request was due then.
+    """
+    due = run.numbers["intended_s"]
+    last_s = float(np.nanmax(due)) if np.isfinite(due).any() else 0.0
+    start_s = _at(run, cut.start, last_s, 0.0)
+    end_s = _at(run, cut.end, last_s, math.inf)
+    inside = (due >= start_s) & (due < end_s)
+    if not inside.any():
+        raise InputError(
+            f"{run.path}: no request was due in {cut.text}; the run has {last_s:,.0f} s"
+            f"{_dates(run, last_s)}"
+        )
+    numbers = {key: values[inside] for key, values in run.numbers.items()}
+    words = {key: values[inside] for key, values in run.words.items()}
+    window_s = min(end_s, last_s) - max(0.0, start_s)
+    ended = numbers["intended_s"] + np.nan_to_num(numbers["e2e_response_s"])
+    summary: dict[str, Any] = {key: run.summary[key] for key in KEPT if key in run.summary}
+    lacks = [f"{cut.text}: gaps between tokens are not known for a part of a run"]
+    known = any(isinstance(run.summary.get(key), Mapping) for key in OF_TOKENS)
+    summary |= {
+        "requests": int(inside.sum()),
+        "window_s": window_s,
+        "duration_s": float(np.nanmax(ended)) - max(0.0, start_s),
+        "warnings": [*(summary.get("warnings") or ()), *(lacks if known else ())],
+    }
+    info = {**run.info, "cut": cut.text}
+    return replace(
+        run, name=name or run.name, summary=summary, info=info, numbers=numbers, words=words
+    )
+
+
+def _at(run: RunData, moment: Moment | None, last_s: float, default_s: float) -> float:
+    if moment is None:
+        return default_s
+    if moment.before_end:
+        return last_s - moment.value_s
+    if not moment.unix:
+        return moment.value_s
+    started = run.info.get("started_unix_s")
+    if not isinstance(started, int | float) or not started:
+        raise InputError(f"{run.path}: does not say when it was; give seconds of the run")
+    return moment.value_s - float(started)
+
+
+def _dates(run: RunData, last_s: float) -> str:
+    started = run.info.get("started_unix_s")
+    if not isinstance(started, int | float) or not started:
+        return ""
+    first, last = (datetime.fromtimestamp(at, UTC) for at in (started, started + last_s))
+    return f", from {first:%Y-%m-%dT%H:%M:%S} to {last:%Y-%m-%dT%H:%M:%S} UTC"

@@ -1,0 +1,134 @@
+"""Find what causes rejections and waits: whose requests, which documents, which resource.
+
+Each yields findings as the functions of `checks` do. A cause that is found here is the remedy of a
+rejection. Only without one are more GPUs the answer.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from forebay.proxy.diagnose.scene import Scene
+
+Severity = Literal["error", "warning"]
+Found = Iterator[tuple[Severity, str, str]]
+
+FEW = 20
+"""Requests or answers below which a share says nothing."""
+SOME = 0.01  # of all requests: more errors, rejections or preemptions than this are a finding
+MANY = 0.05  # of the admitted requests that were late, or of the waiting time for one reason
+LARGE = 0.2  # of the waiting time: then what was waited for is the cause
+MOST = (
+    0.8  # of the rejections, or of the time to first tokens: then one tenant or bucket is the cause
+)
+FEW_REJECTED = 2.0
+
+
+def floods(scene: Scene) -> Found:
+    """No tenant floods the proxy."""
+    name = "forebay_tenant_requests_total"
+    requests, rejected = (scene.by(name, "tenant", **at) for at in ({}, {"status": "429"}))
+    total, lost = sum(requests.values()), sum(rejected.values())
+    if len(requests) < 2 or lost <= max(FEW_REJECTED, SOME * total):
+        return
+    tenant, most = next(iter(rejected.items()))
+    sent = requests[tenant]
+    if tenant != "none" and sent >= total / 2 and most >= MOST * lost:
+        yield (
+            "warning",
+            f"tenant {tenant} sent {sent / total:.0%} of the requests ({sent:.0f} of {total:.0f}) "
+            f"and had {most / lost:.0%} of the rejections ({most:.0f} of {lost:.0f})",
+            f"set a quota (tenants.known.{tenant}.tokens_per_s); more GPUs would serve this flood "
+            "only",
+        )
+
+
+def kv_full(scene: Scene) -> Found:
+    """Requests wait for prefills, not for room in the KV caches."""
+    waits = scene.by("forebay_wait_seconds_total", "reason")
+    kept_s, all_s = waits.get("kv_full", 0.0), sum(waits.values())
+    if kept_s < max(1.0, LARGE * all_s):
+        return
+    text = (
+        f"requests waited {kept_s:.0f} s for room in the KV cache, {kept_s / all_s:.0%} of all "
+        "time in the queue"
+    )
+    reserved = {
+        name: (backend.get("kv_reserved_tokens", 0) / backend["kv_tokens"], backend["kv_tokens"])
+        for name, backend in scene.backends().items()
+        if backend.get("kv_tokens")
+    }
+    if reserved:
+        fullest = max(reserved, key=lambda name: reserved[name][0])
+        share, tokens = reserved[fullest]
+        text += f"; {fullest} has {tokens:,.0f} tokens, {share:.0%} of them reserved now"
+    yield (
+        "warning",
+        text,
+        "give vLLM more KV cache (--gpu-memory-utilization, --kv-cache-dtype fp8) or add a GPU; "
+        "`forebay kv` says what fits",
+    )
+
+
+def document_stream(scene: Scene) -> Found:
+    """No stream of long prompts takes more prefill than there is."""
+    name = "forebay_backend_time_to_first_token_seconds"
+    taken_s, counts = scene.by(f"{name}_sum", "bucket"), scene.by(f"{name}_count", "bucket")
+    if len(taken_s) < 2:
+        return
+    bucket, seconds = next(iter(taken_s.items()))
+    count, total = counts.get(bucket, 0.0), sum(counts.values())
+    rejected = scene.total("forebay_rejects_total", bucket=bucket)
+    answered = scene.total("forebay_responses_total", bucket=bucket)
+    rare = count and count < total / 2 and seconds >= MOST * sum(taken_s.values())
+    if rare and rejected > max(FEW_REJECTED, SOME * answered):
+        yield (
+            "warning",
+            f"bucket {bucket}: {count:.0f} of {total:.0f} requests took "
+            f"{seconds / sum(taken_s.values()):.0%} of the time to first tokens "
+            f"({seconds / count:.1f} s each), and {rejected:.0f} more were rejected",
+            "these prompts need more prefill than there is: add a GPU (`forebay size` says how "
+            "many), or set a quota for the tenant that sends them",
+        )
+
+
+REJECTION_REMEDIES = {
+    "queue_full": "add a GPU (`forebay size` says how many), or raise max_queue",
+    "deadline_unattainable": "add a GPU (`forebay size` says how many), or raise max_wait",
+    "no_backend_available": "start a backend",
+    "tenant_quota": "raise the tenant's tokens_per_s, or let it wait",
+    "prompt_too_long": "raise up_to of the last bucket, if the backends take longer prompts",
+}
+
+
+def rejections(scene: Scene) -> Found:
+    """Few requests are rejected, and none needlessly."""
+    reasons = scene.by("forebay_rejects_total", "reason")
+    rejected = sum(reasons.values())
+    answered = scene.total("forebay_responses_total")
+    if rejected > max(1.0, SOME * answered):
+        listed = ", ".join(f"{count:.0f} {reason}" for reason, count in reasons.items())
+        yield (
+            "warning",
+            f"{rejected:.0f} of {max(answered, rejected):.0f} requests were rejected: {listed}",
+            _remedy(scene, next(iter(reasons))),
+        )
+    verdicts = scene.by("forebay_refusals_in_hindsight_total", "verdict")
+    judged = sum(count for verdict, count in verdicts.items() if verdict != "unjudged")
+    needless = verdicts.get("false", 0.0)
+    if needless > max(1.0, MANY * judged):
+        yield (
+            "warning",
+            f"{needless:.0f} of {judged:.0f} rejections that were checked afterwards were "
+            "unnecessary",
+            "this passes with new traffic after a slow backend has recovered; else read "
+            "`forebay explain --rejected`",
+        )
+
+
+def _remedy(scene: Scene, reason: str) -> str:
+    """Return what helps against rejections: the remedy of their cause, if one is found."""
+    if reason in ("queue_full", "deadline_unattainable"):
+        for check in (floods, kv_full, document_stream):
+            for _, _, remedy in check(scene):
+                return remedy
+    return REJECTION_REMEDIES.get(reason, "read `forebay explain --rejected`")
