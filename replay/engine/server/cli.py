@@ -43,7 +43,8 @@ Without a fault, as vLLM:
 """
 
 HEADINGS = {
-    "Model and GPU": "model gpu vllm-version calibration list-calibrations time-scale seed",
+    "Model and GPU": "model gpu tensor-parallel-size quantization kv-cache-dtype "
+    "vllm-version calibration list-calibrations time-scale seed",
     "HTTP server": "port host served-model-name api-key max-num-queued-reqs max-num-queued-tokens "
     "startup-time shutdown-timeout sse-keep-alive-interval enable-request-id-headers "
     "enable-server-load-tracking server-dev-mode kv-events-config api-server-count "

@@ -168,7 +168,8 @@ def test_built_in_models_are_their_configurations(tmp_path: Path) -> None:
         (PHI_3_MINI, "microsoft/Phi-3-mini-128k-instruct"),
         (QWEN_2_5_14B, "Qwen/Qwen2.5-14B-Instruct"),
     ):
-        read = read_shape(write(tmp_path, name))
+        # Qwen's context with YaRN is the one of vLLM up to 0.29; see test_configs.py for 0.32.
+        read = read_shape(write(tmp_path, name), stretches_yarn=True)
         same = replace(read, name=built_in.name, weights_source=built_in.shape.weights_source)
         assert same == built_in.shape
 
