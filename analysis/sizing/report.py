@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 HOURS_A_MONTH = 730.0
 
 
+def _fleet(answer: SizingAnswer) -> str:
+    """Name the servers and their GPUs."""
+    gpu, each = answer.question.scenario.engine.gpu_spec.name, gpus_per_server(answer)
+    if each == 1:
+        return f"{answer.gpus} x {gpu}"
+    return f"{answer.gpus} servers of {each} x {gpu} ({answer.gpus * each} GPUs)"
+
+
 def provenance(answer: SizingAnswer, command: str) -> dict[str, Any]:
     """The settings that repeat the answer, and the source of its step times."""
     engine = answer.question.scenario.engine
@@ -44,12 +52,30 @@ def cost(answer: SizingAnswer, price_per_gpu_hour: float | None) -> dict[str, fl
     """Cost of the GPUs, one spare included; None without a price."""
     if price_per_gpu_hour is None:
         return None
-    hourly = price_per_gpu_hour * (answer.gpus + 1)
+    hourly = price_per_gpu_hour * (answer.gpus + 1) * gpus_per_server(answer)
     return {
         "price_per_gpu_hour": price_per_gpu_hour,
         "per_hour": hourly,
         "per_month": hourly * HOURS_A_MONTH,
     }
+
+
+def gpus_per_server(answer: SizingAnswer) -> int:
+    """The GPUs of one engine; the counts of an answer are engines."""
+    return answer.question.scenario.engine.tensor_parallel_size
+
+
+def closest(answer: SizingAnswer) -> str:
+    """Of a single server, the most used resource: what would bind next."""
+    at = answer.around[answer.gpus][0].usage
+    kinds = {"prefill compute": at.prefill_s, "decode": max(0.0, at.work_s - at.prefill_s)}
+    used = {**kinds, "KV cache": at.kv_peak, "slots": at.seats_peak / at.seats}
+    most = max(used, key=lambda name: used[name])
+    return (
+        f"none, one is enough; {most} is used most, {used[most]:.0%}: engines are busy "
+        f"{min(1.0, at.work_s):.0%} of the time, {at.prefill_part:.0%} of that with prefills; "
+        f"{at.kv_peak:.0%} of the KV cache and {at.seats_peak} of {at.seats} slots at the peak"
+    )
 
 
 def as_json(
@@ -60,11 +86,14 @@ def as_json(
 ) -> dict[str, Any]:
     """All figures of the terminal as plain data; null stands for 'never'."""
     return {
-        "recommended_gpus": answer.gpus,
-        "with_one_spare": answer.gpus + 1,
+        "recommended_gpus": answer.gpus * gpus_per_server(answer),
+        "with_one_spare": (answer.gpus + 1) * gpus_per_server(answer),
+        "servers": answer.gpus,
+        "gpus_per_server": gpus_per_server(answer),
         "gpus_by_seed": {"low": answer.range[0], "high": answer.range[1]},
         "binding": answer.binding
         and {"resource": answer.binding.resource, "why": answer.binding.why},
+        "closest": None if answer.binding else closest(answer),
         "around": {str(count): [_judged(j) for j in js] for count, js in answer.around.items()},
         "formulas": [{"name": n.name, "gpus": n.gpus, "why": n.why} for n in answer.naive],
         "sensitivity": {
@@ -136,7 +165,7 @@ def print_answer(
     spread = f"{low}" if low == high else f"{low} to {high}"
     console.print(
         Text(
-            f"{answer.gpus} x {engine.gpu_spec.name} for {engine.model_spec.name}; "
+            f"{_fleet(answer)} for {engine.model_spec.name}; "
             f"{answer.gpus + 1} to survive the loss of one",
             style="bold",
         )
@@ -148,11 +177,14 @@ def print_answer(
         f"least count by seed: {spread} ({len(answer.seeds)} seeds); the worst seed decides; "
         f"if one of {answer.gpus + 1} fails, the other {answer.gpus} still meet the targets",
     ]
-    if answer.binding:
-        lines.append(f"scarce resource: {answer.binding.resource}: {answer.binding.why}")
+    scarce = answer.binding
+    lines.append(
+        f"scarce resource: {f'{scarce.resource}: {scarce.why}' if scarce else closest(answer)}"
+    )
     if price:
+        paid = (answer.gpus + 1) * gpus_per_server(answer)
         lines.append(
-            f"cost of {answer.gpus + 1} GPUs: {price['per_hour']:,.2f} per hour, "
+            f"cost of {paid} GPUs: {price['per_hour']:,.2f} per hour, "
             f"{price['per_month']:,.0f} per month of {HOURS_A_MONTH:g} h"
         )
     for line in lines:
