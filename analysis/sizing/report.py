@@ -65,6 +65,11 @@ def gpus_per_server(answer: SizingAnswer) -> int:
     return answer.question.scenario.engine.tensor_parallel_size
 
 
+def unit(answer: SizingAnswer) -> str:
+    """The word for what an answer counts."""
+    return "GPUs" if gpus_per_server(answer) == 1 else "servers"
+
+
 def closest(answer: SizingAnswer) -> str:
     """Of a single server, the most used resource: what would bind next."""
     at = answer.around[answer.gpus][0].usage
@@ -218,7 +223,7 @@ def _around_table(answer: SizingAnswer) -> "Table":
     table.add_column(f"worst of {len(answer.seeds)} seeds", no_wrap=True)
     names = {-1: "N-1", 0: "N", 1: "N+1"}
     for count in answer.around:
-        table.add_column(f"{names[count - answer.gpus]}: {count} GPUs", justify="right")
+        table.add_column(f"{names[count - answer.gpus]}: {count} {unit(answer)}", justify="right")
     for label, *cells in _around_rows(answer):
         table.add_row(label, *cells)
     return table
@@ -268,7 +273,8 @@ def _certainty(answer: SizingAnswer) -> list[str]:
         intervals.append(f"{target.name} {count:,} requests, {low:.1%} to {high:.1%}")
     window = answer.question.window
     return [
-        f"at {answer.gpus} GPUs, share within target over all seeds, 95 % interval (Wilson): "
+        f"at {answer.gpus} {unit(answer)}, share within target over all seeds, 95 % interval "
+        f"(Wilson): "
         f"{'; '.join(intervals)}",
         f"each seed: {window.judged_s:,.0f} s judged after {window.warmup_s:,.0f} s of warm-up",
     ]
@@ -280,7 +286,7 @@ def _naive_table(answer: SizingAnswer) -> "Table":
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("formula", no_wrap=True)
-    table.add_column("GPUs", justify="right")
+    table.add_column(unit(answer), justify="right")
     table.add_column("why it differs from the simulation", overflow="fold")
     for one in answer.naive:
         table.add_row(one.name, "-" if one.gpus is None else str(one.gpus), one.why)
@@ -293,7 +299,7 @@ def _variants_table(answer: SizingAnswer) -> "Table":
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(f"what if (seed {answer.seeds[0]} only; unchanged: {answer.base})")
-    table.add_column("GPUs", justify="right")
+    table.add_column(unit(answer), justify="right")
     table.add_column("change", justify="right")
     for one in answer.variants:
         change = "" if one.gpus is None else f"{one.gpus - answer.base:+d}"

@@ -195,8 +195,10 @@ class EngineConfig:
 
     @property
     def context(self) -> int:
+        if self.max_model_len:
+            return self.max_model_len
         model = self.model_spec
-        return self.max_model_len or model.default_len or model.max_model_len
+        return model.default_len or model.max_model_len
 
     @property
     def release(self) -> VllmRelease:

@@ -114,9 +114,10 @@ async def _serve(
 
 def start_line(config: EngineConfig, running: RunningEngine) -> str:
     """Describe a server that has started, in the words of vLLM's start-up log."""
-    core = running.core
+    core, ranks = running.core, config.tensor_parallel_size
+    gpus = core.gpu.name if ranks == 1 else f"{ranks} x {core.gpu.name}"
     return (
-        f"{running.url}  {core.model.name} on {core.gpu.name}, served as {config.served_name}; "
+        f"{running.url}  {core.model.name} on {gpus}, served as {config.served_name}; "
         f"GPU KV cache size: {core.kv_tokens:,} tokens; maximum concurrency for "
         f"{config.context:,} tokens per request: {core.kv_tokens / config.context:.2f}x; "
         f"time scale {config.time_scale:g}"
