@@ -186,6 +186,8 @@ class SearchArguments:
         if self.simulated:
             proxy = Config() if self.config is None else load_config(self.config, {}, {})
             engine = sim_config(self.target[0], None, None, placement=placement.placement())
+            if remark := engine.constants_remark():
+                print(f"forebay search: {remark}", file=sys.stderr)
             return SimTrials(Scenario(engine, self.gpus, self.policy, proxy), slos, arrivals,
                              self.seed)  # fmt: skip
         assert self.out is not None

@@ -64,17 +64,21 @@ def test_a_wrong_unit_is_one_line(changed: dict[str, Any], said: str, tmp_path: 
         find_gpu(str(path))
 
 
-def test_a_file_states_what_the_options_need(tmp_path: Path) -> None:
-    path = tmp_path / "gpu.json"
-    path.write_text(json.dumps(SHEET))
-    for options, named in (
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
         ({"tensor_parallel_size": 2}, "link_bandwidth"),
         ({"quantization": "fp8"}, "fp8_flops"),
         ({"kv_cache_dtype": "fp8"}, "fp8_flops"),
-    ):
-        with pytest.raises(InputError, match=f"--gpu card: its file does not state {named}"):
-            EngineConfig("llama-3-8b", str(path), **options)  # type: ignore[arg-type]
+    ],
+)
+def test_a_file_states_what_the_options_need(
+    options: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "gpu.json"
+    path.write_text(json.dumps(SHEET))
+    with pytest.raises(InputError, match=f"--gpu card: its file does not state {named}"):
+        EngineConfig("llama-3-8b", str(path), **options)
     more = {"fp8_flops": 1979e12, "link_bandwidth": 450e9, "link_latency_s": 5e-6}
     (tmp_path / "more.json").write_text(json.dumps({**SHEET, **more}))
-    options = {"tensor_parallel_size": 2, "quantization": "fp8", "kv_cache_dtype": "fp8"}
-    EngineConfig("llama-3-8b", str(tmp_path / "more.json"), **options)  # type: ignore[arg-type]
+    EngineConfig("llama-3-8b", str(tmp_path / "more.json"), **options)
