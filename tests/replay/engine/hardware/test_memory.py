@@ -102,6 +102,21 @@ def test_sliding_layers_hold_a_window_and_what_a_step_adds(tmp_path: Path) -> No
     assert part / (whole.request_blocks(131_072) * whole.block_bytes) == pytest.approx(0.184, 0.01)
 
 
+def test_two_steps_in_flight_hold_more_beside_a_window(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """vLLM plans a step while one runs, and from 0.26 on sliding layers keep the tokens of both."""
+    path = write(tmp_path, "google/gemma-3-27b-it")
+    options = KvOptions(max_num_batched_tokens=2048, steps_in_flight=2)
+    assert kv_layout(read_shape(path), options).window_tokens == 1023 + 2 * 2048
+    tokens = {}
+    for version in ("0.20", "0.26", "0.32"):
+        words = ["kv", "--model", str(path), "--gpu", "h200", "--vllm-version", version, "--json"]
+        assert main(words) == 0
+        tokens[version] = json.loads(capsys.readouterr().out)["pool_tokens"]
+    assert tokens["0.20"] > tokens["0.26"] == tokens["0.32"]
+
+
 def test_groups_are_padded_a_little_rather_than_cut(tmp_path: Path) -> None:
     shape = read_shape(write(tmp_path, "openai/gpt-oss-20b"))
     layout = kv_layout(shape, KvOptions(draft_layers=1))  # vLLM's own example: 13 full, 12 sliding
