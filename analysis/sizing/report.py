@@ -61,17 +61,17 @@ def cost(answer: SizingAnswer, price_per_gpu_hour: float | None) -> dict[str, fl
 
 
 def gpus_per_server(answer: SizingAnswer) -> int:
-    """The GPUs of one engine; the counts of an answer are engines."""
+    """Return the GPUs of one engine; the counts of an answer are engines."""
     return answer.question.scenario.engine.tensor_parallel_size
 
 
 def unit(answer: SizingAnswer) -> str:
-    """The word for what an answer counts."""
+    """Return the word for what an answer counts."""
     return "GPUs" if gpus_per_server(answer) == 1 else "servers"
 
 
 def closest(answer: SizingAnswer) -> str:
-    """Of a single server, the most used resource: what would bind next."""
+    """Name the most used resource of a fleet of one server: it would bind next."""
     at = answer.around[answer.gpus][0].usage
     kinds = {"prefill compute": at.prefill_s, "decode": max(0.0, at.work_s - at.prefill_s)}
     used = {**kinds, "KV cache": at.kv_peak, "slots": at.seats_peak / at.seats}

@@ -93,15 +93,7 @@ def _stored_bits(
 
 def _compressed(fields: Fields, key: str, config: dict[str, Any]) -> WeightFormat:
     """Read compressed-tensors: groups with a format of weights, and one of activations."""
-    groups = config.get("config_groups")
-    listed = [one for one in groups.values() if isinstance(one, dict)] if groups else []
-    sections = [one.get("weights") for one in listed]
-    first = sections[0] if sections else None
-    if not isinstance(first, dict):
-        raise _unknown(fields, f"{key}.config_groups")
-    if any(_kind(one) != _kind(first) for one in sections):
-        raise _unknown(fields, f"{key}.config_groups with different formats")
-    inputs = listed[0].get("input_activations")
+    first, inputs = _only_group(fields, key, config)
     number, width = first.get("type"), first.get("num_bits")
     if number == "float" and width == 8:
         return WeightFormat("fp8", 8, 8, 8, "fp8" if inputs else "bf16")
@@ -111,6 +103,19 @@ def _compressed(fields: Fields, key: str, config: dict[str, Any]) -> WeightForma
         raise _unknown(fields, f"{key}.config_groups: {width}-bit {number} activations")
     bits = _stored_bits(fields, key, config, first)
     return WeightFormat(f"int{width}", bits, bits, bits)
+
+
+def _only_group(fields: Fields, key: str, config: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Return weights and activations of the groups, which all have the same weights."""
+    groups = config.get("config_groups")
+    listed = [one for one in groups.values() if isinstance(one, dict)] if groups else []
+    sections = [one.get("weights") for one in listed]
+    first = sections[0] if sections else None
+    if not isinstance(first, dict):
+        raise _unknown(fields, f"{key}.config_groups")
+    if any(_kind(one) != _kind(first) for one in sections):
+        raise _unknown(fields, f"{key}.config_groups with different formats")
+    return first, listed[0].get("input_activations")
 
 
 def _kind(section: Any) -> tuple[Any, ...]:

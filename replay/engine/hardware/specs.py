@@ -20,7 +20,7 @@ GIB = float(1 << 30)
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder, or the part of it that one GPU of several computes (`parallel.rank_of`).
+    """A decoder, or the part of it that one GPU of several computes (`placement.rank_of`).
 
     Sizes are those of the model's published `config.json`; `parameters` counts its safetensors.
 
@@ -157,7 +157,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class GpuFeatures:
-    """What a data sheet says beyond `GpuSpec`; None: it is not stated.
+    """Rates and links of a data sheet beyond `GpuSpec`; None: it is not stated.
 
     Attributes:
         fp8_flops, fp4_flops: dense FLOP/s below 16 bits; 0: the GPU has no such units.
@@ -183,7 +183,7 @@ class GpuSpec:
         bandwidth: bytes/s of the data sheet.
         memory_gib: total memory as the runtime reports it.
         multiprocessors: number of SMs; attention tiles run on so many at once.
-        features: what a JSON file says beyond these; `gpu_sheet.features_of` has it for all.
+        features: rates and links that a JSON file states; `gpu_sheet.features_of` has it for all.
     """
 
     name: str
