@@ -49,7 +49,7 @@ _UNCOUNTED_PREFIXES = {"mamba_": _STATE, "ssm_": _STATE, "linear_attn_": _STATE,
 
 
 def check_architecture(fields: Fields) -> None:
-    """Raise Uncounted, naming the key, for a model whose layers are not counted here."""
+    """Raise InputError, naming the key, for a model whose layers are not counted here."""
     if fields.get("is_encoder_decoder"):
         raise _uncounted(fields, "is_encoder_decoder", "an encoder and cross attention")
     for key in fields.names():
@@ -60,6 +60,8 @@ def check_architecture(fields: Fields) -> None:
             raise _uncounted(fields, key, why)
     kind = fields.model_type
     if kind not in KNOWN:
+        if not kind:
+            fields.needed("num_attention_heads")  # a file of something else names no sizes
         said = f"model_type is {kind!r}" if kind else "model_type is missing"
         raise Uncounted(
             f"{fields.path}: {said}: its layers are not counted here; known are "
