@@ -135,8 +135,8 @@ def _check_prefill(config: EngineConfig, target: LatencyTarget, kind: str, promp
         f"--slo {target}: a {kind} prompt of {prompt:,} tokens takes {took.ttft_s:.1f} s on an "
         f"idle {_server(config)} ({bound_by(floor, took.ttft_s)}-bound: {floor.flops / 1e15:.2f} "
         f"PFLOP a GPU at {floor.flops / took.ttft_s / 1e12:.0f} of {gpu.peak_flops / 1e12:.0f} "
-        f"TFLOP/s; the data sheet alone says {floor.seconds:.1f} s), so no number of servers meets "
-        f"it: a prefill runs on one; {helps} or a shared prefix would"
+        f"TFLOP/s; the data sheet alone says {floor.seconds:.1f} s), so no number of GPUs meets "
+        f"it: a prefill runs on one server; {helps} or a shared prefix would"
     )
 
 
@@ -171,7 +171,7 @@ def _check_decode(config: EngineConfig, target: LatencyTarget, kind: str, prompt
         f"--slo {target}: one token of one {kind} request alone takes {step_s * 1e3:.1f} ms on "
         f"{_server(config)} ({floor.bytes / 1e9:.1f} GB of weights and cache are read for it, "
         f"{floor.memory_s * 1e3:.1f} ms at {gpu.bandwidth / 1e12:g} TB/s, the rest is overhead), so"
-        " no number of servers meets it; more --tensor-parallel-size, --quantization fp8 or a"
+        " no number of GPUs meets it; more --tensor-parallel-size, --quantization fp8 or a"
         " smaller model would"
     )
 
