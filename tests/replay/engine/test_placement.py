@@ -14,6 +14,7 @@ from forebay.replay.engine.hardware.specs import GIB, H100_SXM, H200_SXM, LLAMA_
 from forebay.replay.engine.placement import rank_of
 from forebay.replay.engine.timing.roofline import least
 from forebay.replay.engine.timing.step_time import StepTimeModel, StepWork, window_pairs
+from forebay.replay.sim.scenario import can_skip
 from forebay.traces.errors import InputError
 
 
@@ -181,3 +182,4 @@ def test_a_window_bounds_attention(tmp_path: Path) -> None:
         layer * (10 * 59_000 + 52 * 24) / (H200_SXM.bandwidth * 0.9), rel=1e-6
     )
     assert config.limits().sliding_window == 1_024
+    assert not can_skip(config)  # a decode step is not affine in the context
