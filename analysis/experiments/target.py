@@ -6,11 +6,11 @@ in virtual time: no socket, no sleep, the same result every time.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Protocol
+from typing import Any, Protocol
 
 from forebay.replay.clock.clock import Clock
 from forebay.replay.engine.async_engine import new_core
@@ -191,9 +191,17 @@ def known_model(name: str) -> ModelSpec | None:
 
 
 def sim_config(
-    text: str, gpu: str | None, batched_tokens: int | None, seats: int | None = None
+    text: str,
+    gpu: str | None,
+    batched_tokens: int | None,
+    seats: int | None = None,
+    placement: Mapping[str, Any] | None = None,
 ) -> EngineConfig:
-    """The engine that `sim:MODEL@GPU` names; raises InputError."""
+    """The engine that `sim:MODEL@GPU` names; raises InputError.
+
+    Args:
+        placement: options of `EngineConfig` that place the model on GPUs.
+    """
     model, _, named = text.removeprefix(SIM).partition("@")
     if not model:
         raise InputError(f"--target {text}: name a model, e.g. sim:phi-3-mini@h200-nvl")
@@ -203,6 +211,7 @@ def sim_config(
         named or gpu or "h200",
         max_num_batched_tokens=budget,
         max_num_seqs=seats or min(MOST_SEQUENCES, budget),
+        **(placement or {}),
     )
 
 

@@ -60,7 +60,12 @@ def kv(
 
     if asked.model is None:
         raise InputError("--model: give a name such as llama-3-8b, or a config.json")
-    shape = planning.choose_model(asked.model, asked.checked_weights_gib())
+    shape = planning.choose_model(
+        asked.model,
+        asked.checked_weights_gib(),
+        quantization=asked.quantization,
+        vllm_version=asked.vllm_version or planning.NEWEST,
+    )
     gpu = planning.choose_gpu(asked.gpu, asked.gpu_memory_gib)
     plan = planning.make_plan(shape, gpu, planning.Choices(**asked.choices()))
     wanted = planning.parse_lengths(lengths, plan.max_model_len)

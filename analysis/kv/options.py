@@ -7,11 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from forebay.replay.engine.config import check_block_size
+from forebay.replay.engine.flags import PlacementFlags
 from forebay.traces.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvArguments:
+class KvArguments(PlacementFlags):
     """Model, GPU and engine flags as typed; None takes the log's value or vLLM's default."""
 
     model: Annotated[
@@ -25,12 +26,6 @@ class KvArguments:
     ] = None
     weights_gib: Annotated[
         float | None, typer.Option(help="GiB of all weights, if known better than computed.")
-    ] = None
-    tp: Annotated[
-        int | None, typer.Option("--tp", min=1, help="GPUs of tensor parallelism; default: 1.")
-    ] = None
-    kv_cache_dtype: Annotated[
-        str | None, typer.Option(help="auto (16 bits) or fp8; default: auto.")
     ] = None
     gpu_memory_utilization: Annotated[
         float | None, typer.Option(help="Share of GPU memory; default: 0.9.")
@@ -60,14 +55,17 @@ class KvArguments:
     cuda_graph_gib: Annotated[
         float | None, typer.Option(help="GiB that vLLM reserves for CUDA graphs.")
     ] = None
+    vllm_version: Annotated[
+        str | None,
+        typer.Option(help="vLLM version whose context lengths hold; default: the log's, or 0.32."),
+    ] = None
 
     def choices(self) -> dict[str, Any]:
         """The given fields of `plan.Choices`; raises InputError for a block that vLLM refuses."""
         if self.block_size is not None:
             check_block_size(self.block_size)
         values = {
-            "tp": self.tp,
-            "kv_cache_dtype": self.kv_cache_dtype,
+            **self.placement(),
             "gpu_memory_utilization": self.gpu_memory_utilization,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "max_num_seqs": self.max_num_seqs,
@@ -77,6 +75,7 @@ class KvArguments:
             "pad_latent": self.pad_latent or None,
             "non_torch_gib": self.non_torch_gib,
             "cuda_graph_gib": self.cuda_graph_gib,
+            "vllm_version": self.vllm_version,
         }
         return {name: value for name, value in values.items() if value is not None}
 

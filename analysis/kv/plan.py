@@ -1,5 +1,6 @@
 """Turn the options of `forebay kv` into a memory budget; errors name what would fit."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
@@ -8,21 +9,14 @@ from pathlib import Path
 from forebay.replay.engine.hardware.find import find_model
 from forebay.replay.engine.hardware.gpu_memory import GpuMemory, find_gpu_memory
 from forebay.replay.engine.hardware.hf_config import read_shape
-from forebay.replay.engine.hardware.kv_layout import KvOptions, ModelShape
+from forebay.replay.engine.hardware.kv_layout import KV_VALUE_BYTES, KvOptions, ModelShape
 from forebay.replay.engine.hardware.memory import MemoryBudget, MemoryOptions, memory_budget
 from forebay.replay.engine.hardware.specs import GIB
+from forebay.replay.engine.placement import check_kv_dtype, check_parallel, served_model
 from forebay.traces.errors import InputError
 
-VALUE_BYTES = {
-    "auto": 2,
-    "bfloat16": 2,
-    "float16": 2,
-    "fp8": 1,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
-    "fp8_inc": 1,
-}
-"""Bytes per cached value by --kv-cache-dtype; models are served in 16 bits, so auto is 2."""
+NEWEST = "0.32"
+"""The vLLM version whose rules hold unless another is named."""
 USUAL_LENGTHS = (8192, 32_768, 131_072)
 
 
@@ -30,7 +24,7 @@ USUAL_LENGTHS = (8192, 32_768, 131_072)
 class Choices:
     """The engine flags; None takes vLLM's default for the GPU."""
 
-    tp: int = 1
+    tensor_parallel_size: int = 1
     kv_cache_dtype: str = "auto"
     gpu_memory_utilization: float = 0.9
     max_num_batched_tokens: int | None = None
@@ -41,6 +35,13 @@ class Choices:
     pad_latent: bool = False
     non_torch_gib: float | None = None
     cuda_graph_gib: float = 0.0
+    quantization: str | None = None
+    vllm_version: str = NEWEST
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Return the steps whose tokens sliding layers keep, with asynchronous scheduling."""
+        return 2 if _minor(self.vllm_version) >= 26 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,30 @@ class Plan:
     budget: MemoryBudget
 
 
-def choose_model(name: str, weights_gib: float | None = None) -> ModelShape:
+def _minor(version: str) -> int:
+    """Return the minor version of vLLM 0.x; raises InputError."""
+    found = re.match(r"v?0\.(\d+)", version)
+    if not found:
+        raise InputError(f"--vllm-version {version}: give one such as {NEWEST}")
+    return int(found[1])
+
+
+def choose_model(
+    name: str,
+    weights_gib: float | None = None,
+    *,
+    quantization: str | None = None,
+    vllm_version: str = NEWEST,
+) -> ModelShape:
     """A built-in model by name, or one from a config.json or its folder."""
-    path = Path(name)
+    path, stretches_yarn = Path(name), _minor(vllm_version) < 30
     if path.is_file() or (path / "config.json").is_file():
-        return read_shape(path, weights_gib)
-    if path.suffix == ".json":
+        if quantization is None:
+            return read_shape(path, weights_gib, stretches_yarn=stretches_yarn)
+    elif path.suffix == ".json":
         raise InputError(f"--model {name}: no such file")
-    shape = find_model(name).shape
+    model = find_model(name, stretches_yarn=stretches_yarn)
+    shape = served_model(model, quantization, "auto").shape
     if weights_gib is None:
         return shape
     return replace(shape, weight_bytes=int(weights_gib * GIB), weights_source="as given")
@@ -82,10 +99,7 @@ def choose_gpu(name: str | None, memory_gib: float | None) -> GpuMemory:
 
 def make_plan(shape: ModelShape, gpu: GpuMemory, choices: Choices) -> Plan:
     """Compute the budget; raises InputError for invalid options, not for lack of memory."""
-    if choices.kv_cache_dtype not in VALUE_BYTES:
-        raise InputError(
-            f"--kv-cache-dtype {choices.kv_cache_dtype}: give one of {', '.join(VALUE_BYTES)}"
-        )
+    check_kv_dtype(choices.kv_cache_dtype)
     for flag, gib in (
         ("--non-torch-gib", choices.non_torch_gib),
         ("--cuda-graph-gib", choices.cuda_graph_gib),
@@ -96,10 +110,11 @@ def make_plan(shape: ModelShape, gpu: GpuMemory, choices: Choices) -> Plan:
         raise InputError(
             f"--gpu-memory-utilization {choices.gpu_memory_utilization}: give a share in (0, 1]"
         )
-    if shape.heads % choices.tp:
-        raise InputError(
-            f"--tp {choices.tp}: {shape.name} has {shape.heads} attention heads; give a divisor"
-        )
+    check_parallel(
+        shape.name, choices.tensor_parallel_size, heads=shape.heads,
+        kv_heads=shape.heads if shape.latent else shape.kv_heads, option="--tp",
+    )  # fmt: skip
+    automatic = choices.kv_cache_dtype == "auto"
     for flag, value in (
         ("--cuda-graph-gib", choices.cuda_graph_gib),
         ("--non-torch-gib", choices.non_torch_gib),
@@ -109,18 +124,21 @@ def make_plan(shape: ModelShape, gpu: GpuMemory, choices: Choices) -> Plan:
     options = MemoryOptions(
         KvOptions(
             block_size=choices.block_size,
-            value_bytes=VALUE_BYTES[choices.kv_cache_dtype],
-            tensor_parallel=choices.tp,
+            value_bytes=shape.kv_value_bytes
+            if automatic
+            else KV_VALUE_BYTES[choices.kv_cache_dtype],
+            tensor_parallel=choices.tensor_parallel_size,
             max_num_batched_tokens=choices.max_num_batched_tokens or gpu.batched_tokens,
             draft_layers=choices.draft_layers,
             pad_latent=choices.pad_latent,
+            steps_in_flight=choices.steps_in_flight,
         ),
         gpu_memory_utilization=choices.gpu_memory_utilization,
         max_num_seqs=choices.max_num_seqs or gpu.sequences,
         non_torch_gib=choices.non_torch_gib,
         cuda_graph_gib=choices.cuda_graph_gib,
     )
-    longest = choices.max_model_len or shape.max_model_len
+    longest = choices.max_model_len or shape.default_len or shape.max_model_len
     if longest > shape.max_model_len:
         raise InputError(
             f"--max-model-len {longest}: {shape.name} takes at most {shape.max_model_len:,} tokens"

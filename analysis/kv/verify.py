@@ -1,5 +1,6 @@
 """Compare the KV cache of a real vLLM with the computed one, and with the GiB it logged."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from forebay.traces.errors import InputError
 
 _ROUNDING_GIB = 0.005
 """vLLM logs GiB to two decimals."""
+OLDEST = "0.11"
+"""The version of a log that does not say it: such logs are old."""
 _OLD_SEQUENCES = 256
 _OLD_WHOLE_PROMPTS = 32_768
 """V0 ran prompts whole up to this --max-model-len, and in chunks of 512 tokens beyond it."""
@@ -116,13 +119,18 @@ def verify_log(
     name = model or log.model
     if name is None:
         raise InputError(f"{where}: does not name the model; give --model")
-    shape = choose_model(name, weights_gib)
+    version = choices.get("vllm_version") or _known_version(log) or OLDEST
+    shape = choose_model(
+        name, weights_gib, quantization=choices.get("quantization"), vllm_version=version
+    )
     # The server started with this length: its operator may have extended the context.
     longest = choices.get("max_model_len") or log.max_model_len or shape.max_model_len
     shape = replace(shape, max_model_len=max(shape.max_model_len, longest))
     chosen_gpu = _gpu_of(log, where, gpu, gpu_memory_gib)
     logged, notes = _logged_choices(log)
-    plan = make_plan(shape, chosen_gpu, replace(Choices(), **{**logged, **choices}))
+    plan = make_plan(
+        shape, chosen_gpu, replace(Choices(vllm_version=OLDEST), **{**logged, **choices})
+    )
     if log.set_bytes is not None:
         blocks = plan.budget.layout.blocks_in(log.set_bytes)
         requested = plan.budget.taken + log.set_bytes
@@ -145,6 +153,12 @@ def verify_log(
         high_blocks=high,
         notes=tuple(notes),
     )
+
+
+def _known_version(log: StartLog) -> str | None:
+    """The version in the log if it is one of vLLM 0.x, and no development version."""
+    found = log.version is not None and re.match(r"v?0\.\d+", log.version)
+    return log.version if found else None
 
 
 def _gpu_of(log: StartLog, where: str, gpu: str | None, memory_gib: float | None) -> GpuMemory:
@@ -198,7 +212,7 @@ def _actual_blocks(log: StartLog, plan: Plan) -> int:
 def _logged_choices(log: StartLog) -> tuple[dict[str, Any], list[str]]:
     """The choices in the log, and notes on those that no configuration determines."""
     logged: dict[str, Any] = {
-        "tp": log.tensor_parallel_size,
+        "tensor_parallel_size": log.tensor_parallel_size,
         "kv_cache_dtype": log.kv_cache_dtype,
         "gpu_memory_utilization": log.gpu_memory_utilization,
         "max_num_batched_tokens": log.max_num_batched_tokens,
@@ -206,6 +220,7 @@ def _logged_choices(log: StartLog) -> tuple[dict[str, Any], list[str]]:
         "block_size": log.block_size,
         "max_model_len": log.max_model_len,
         "draft_layers": log.draft_layers or None,
+        "vllm_version": _known_version(log),
     }
     notes = []
     if log.old_engine:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
+from forebay.replay.engine.flags import PlacementFlags
 from forebay.traces.command_line.options import a_time, takes_options
 from forebay.traces.errors import InputError
 
@@ -171,7 +172,7 @@ class SearchArguments:
             f"one part of {needed:,} could: give {larger}, {more}, or a lower --attainment"
         )
 
-    def maker(self, slos: "tuple[Slo, ...]") -> "TrialMaker":
+    def maker(self, slos: "tuple[Slo, ...]", placement: PlacementFlags) -> "TrialMaker":
         from forebay.analysis.experiments.target import sim_config
         from forebay.analysis.search.trial import HttpTrials, SimTrials
         from forebay.proxy.config.schema import Config
@@ -184,7 +185,9 @@ class SearchArguments:
         arrivals = parse_arrivals(self.arrivals)
         if self.simulated:
             proxy = Config() if self.config is None else load_config(self.config, {}, {})
-            engine = sim_config(self.target[0], None, None)
+            engine = sim_config(self.target[0], None, None, placement=placement.placement())
+            if remark := engine.constants_remark():
+                print(f"forebay search: {remark}", file=sys.stderr)
             return SimTrials(Scenario(engine, self.gpus, self.policy, proxy), slos, arrivals,
                              self.seed)  # fmt: skip
         assert self.out is not None
@@ -213,38 +216,41 @@ class SearchArguments:
         names = [bucket.name for bucket in parse_buckets(self.buckets)]
         return default_slos(names) if self.slo is None else parse_slos(self.slo, names)
 
-    def about(self, sha256: str) -> dict[str, Any]:
+    def about(self, sha256: str, placement: PlacementFlags) -> dict[str, Any]:
         """Return what decides the figures of a trial, to compare with an earlier search."""
         named = ("slo", "arrivals", "seed", "requests", "target", "gpus", "policy", "model",
                  "endpoint", "time_scale", "buckets", "too_long", "drain_timeout")  # fmt: skip
         options = {name: getattr(self, name) for name in named} | {"requests": self.part_rows}
         return {"trace_sha256": sha256, "config": str(self.config or ""), "parts": "20 targets",
-                **options}  # fmt: skip
+                **options, **placement.placement()}  # fmt: skip
 
 
 HEADINGS = {
     "Search": "slo attainment resolution start requests parts",
     "Traffic": "arrivals seed format skip-bad too-long buckets",
     "Target": "target model endpoint api-key time-scale drain-timeout",
-    "Simulated target": "gpus policy config",
+    "Simulated target": "gpus policy config tensor-parallel-size quantization kv-cache-dtype",
     "Output": "out force json",
 }
 
 
 @app.command(help=EXAMPLE, headings=HEADINGS)
 @takes_options
-def search_command(given: SearchArguments) -> None:
+def search_command(given: SearchArguments, placement: PlacementFlags) -> None:
     from forebay.analysis.search.result import result_of
     from forebay.analysis.search.search import LoadSearch
     from forebay.replay.plan.source import TraceSource
     from forebay.traces.command_line.messages import talk
 
     given.check()
+    if placement.placement() and not given.simulated:
+        name = next(iter(placement.placement())).replace("_", "-")
+        raise InputError(f"--{name}: for a sim: target; a server has its own flags")
     slos = given.slos()
     source = TraceSource(given.trace, format_name=given.trace_format, skip_bad=given.skip_bad)
     question = given.question(list(source.requests()), slos)
-    searching = LoadSearch(question, given.maker(slos), given.out, talk)
-    kept = searching.resume(given.about(source.sha256()), force=given.force)
+    searching = LoadSearch(question, given.maker(slos, placement), given.out, talk)
+    kept = searching.resume(given.about(source.sha256(), placement), force=given.force)
     if kept:
         talk(f"going on after {kept} parts of an earlier search in {given.out}")
     result = result_of(searching, searching.run(), [str(slo) for slo in slos])

@@ -80,7 +80,7 @@ class SimTrials:
         workload = SimWorkload(
             rows, arrivals=self.arrivals, rate=rate_per_s, seed=part_seed(self.seed, part)
         )
-        trace, _ = workload.requests(self.scenario.engine.context, lambda: 0.0)
+        trace, _ = workload.requests(self.scenario.engine.context, lambda _: 0.0)
         table = Table(simulate(trace, self.scenario))
         values = {metric: np.where(table.done, table.metrics[metric], np.nan) for metric in METRICS}
         return trial_row(rate_per_s, part, table.arrival_s, table.bucket, values, self.slos)

@@ -99,16 +99,22 @@ class Binding:
 
 
 def binding(
-    at: Usage, missed: list[str], more_kv: Sequence[bool], more_slots: Sequence[bool], gpus: int
+    at: Usage,
+    missed: list[str],
+    more_kv: Sequence[bool],
+    more_slots: Sequence[bool],
+    gpus: int,
+    unit: str = "GPUs",
 ) -> Binding:
     """Find the scarce resource of a fleet of `gpus` that misses the targets `missed`.
 
     Args:
         more_kv, more_slots: for each seed that missed, whether it met the targets with twice the
             KV cache, or twice the slots; empty if that was not simulated.
+        unit: the word for what `gpus` counts.
     """
     load = (
-        f"with {gpus} GPUs, engines are busy {min(1.0, at.work_s):.0%} of the time, "
+        f"with {gpus} {unit}, engines are busy {min(1.0, at.work_s):.0%} of the time, "
         f"{at.prefill_part:.0%} of that with prefills; requests use {at.kv_mean:.0%} of the KV"
         f" cache on average, {at.kv_peak:.0%} at the peak, and {at.seats_peak} of {at.seats} slots"
     )

@@ -7,11 +7,13 @@ from typing import Any
 
 from forebay.analysis.sizing.options import PLOT, RESULTS, SizeArguments
 from forebay.proxy.command import new_app
+from forebay.replay.engine.flags import PlacementFlags
 from forebay.traces.command_line.messages import talk
 from forebay.traces.command_line.options import takes_options
 
 HELP = """Find the least number of GPUs that meets latency targets, by simulating the proxy and its
 engines under the traffic of that many users. The answer holds for the worst of at least 3 seeds.
+With --tensor-parallel-size, each engine has that many GPUs.
 
 --slo takes [CLASS.]METRIC_pNN=TIME: CLASS is chat or document; METRIC is ttft, tpot, e2e or stall
 (the longest gap in an answer; itl is judged as stall, which is stricter). Rejected requests miss.
@@ -30,7 +32,8 @@ app = new_app(help=HELP)
 HEADINGS = {
     "Users": "users document-tokens think document-share shared documents zipf cv question-tokens "
     "document-output-tokens chat-tokens chat-output-tokens",
-    "Fleet": "model gpu policy config calibration max-model-len max-num-batched-tokens "
+    "Fleet": "model gpu tensor-parallel-size quantization kv-cache-dtype policy "
+    "config calibration max-model-len max-num-batched-tokens "
     "max-num-seqs gpu-memory-utilization price-per-gpu-hour",
     "Search": "slo seeds seed window quick validate jobs",
     "Output": "plot plot-tokens out force json",
@@ -39,7 +42,7 @@ HEADINGS = {
 
 @app.command(help=HELP, headings=HEADINGS)
 @takes_options
-def size_command(asked: SizeArguments) -> None:
+def size_command(asked: SizeArguments, placement: PlacementFlags) -> None:
     from forebay.analysis.sizing.workers import workers
 
     asked.check()
@@ -52,8 +55,8 @@ def size_command(asked: SizeArguments) -> None:
         users = asked.population()
         targets = default_targets(users) if asked.slo is None else parse_targets(asked.slo)
         sizes = asked.plot_sizes(users) if asked.plot else []
-        asked.check_memory(users, sizes)  # now, because the search takes minutes
-        scenario = asked.scenario()
+        asked.check_memory(users, sizes, placement)  # now, because the search takes minutes
+        scenario = asked.scenario(placement)
         answer = size(
             users,
             scenario,

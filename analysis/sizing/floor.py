@@ -5,15 +5,17 @@ fleet; FLOPs and bytes come from the roofline.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from forebay.analysis.kv.plan import Choices, check_fits, choose_gpu, make_plan
+from forebay.analysis.kv.plan import Choices, check_fits, make_plan
 from forebay.analysis.sizing.targets import LatencyTarget, NotMet
 from forebay.analysis.sizing.workload import DOCUMENT, Users
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_gpu, find_model
+from forebay.replay.engine.hardware.gpu_memory import GpuMemory
+from forebay.replay.engine.placement import served_model
 from forebay.replay.engine.timing.roofline import bound_by, least
 from forebay.replay.engine.timing.step_time import StepWork, step_time_model
 from forebay.replay.sim.engine.request import SimRequest
@@ -47,11 +49,11 @@ def alone(config: EngineConfig, prompt: int, output: int = 1, cached: int = 0) -
 
 def decode_step_s(config: EngineConfig, sequences: int, context: float) -> float:
     """Seconds of a step in which `sequences` requests decode, with `context` tokens each."""
-    timing = step_time_model(
-        config.model_spec, config.gpu_spec, config.step_constants(), config.asynchronous
-    )
+    model = config.rank_spec
+    timing = step_time_model(model, config.gpu_spec, config.step_constants(), config.asynchronous)
     fixed, per_token = timing.decode_terms(sequences)
-    return fixed + per_token * context * sequences
+    near = timing.window_s * min(context, model.sliding_window)
+    return fixed + (per_token * context + near) * sequences
 
 
 def check_memory(
@@ -60,9 +62,12 @@ def check_memory(
     model: str,
     gpu: str,
     named: str = "--document-tokens",
+    tensor_parallel_size: int = 1,
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
     **options: Any,
 ) -> None:
-    """Raise InputError if the model, or one request, does not fit the GPU or the context.
+    """Raise InputError if the model, or one request, does not fit a server or the context.
 
     Args:
         named: the option that set the length of documents, for the error.
@@ -70,8 +75,14 @@ def check_memory(
     """
     rates = users.rates_per_s()
     given = {name: value for name, value in options.items() if value is not None}
-    shape = find_model(model).shape
-    plan = make_plan(shape, choose_gpu(find_gpu(gpu).name, None), Choices(**given))
+    served = served_model(find_model(model), quantization, kv_cache_dtype)
+    sheet = find_gpu(gpu)
+    # As in the simulated engine, sliding layers keep the whole context.
+    shape = replace(served.shape, sliding_layers=0, sliding_window=0)
+    choices = Choices(
+        tensor_parallel_size=tensor_parallel_size, kv_cache_dtype=kv_cache_dtype, **given
+    )
+    plan = make_plan(shape, GpuMemory(sheet.name, sheet.memory_gib), choices)
     longest = {kind: users.prompt_tokens(kind, 1) + users.output_tokens(kind, 1) for kind in rates}
     for kind, tokens in longest.items():
         if tokens > plan.max_model_len:
@@ -81,12 +92,7 @@ def check_memory(
                 f"context of {plan.max_model_len:,} tokens of {shape.name}; shorten it"
             )
     for asked in (None, max(longest.values())):
-        try:
-            check_fits(plan, asked)
-        except InputError as error:
-            raise InputError(
-                f"{error} (here, an engine has one GPU and a 16-bit KV cache)"
-            ) from error
+        check_fits(plan, asked)
 
 
 def check_floor(config: EngineConfig, users: Users, targets: Sequence[LatencyTarget]) -> None:
@@ -114,7 +120,7 @@ def _check_prefill(config: EngineConfig, target: LatencyTarget, kind: str, promp
     took = alone(config, prompt)
     if took.ttft_s <= target.limit_s:
         return
-    model, gpu = config.model_spec, config.gpu_spec
+    model, gpu = config.rank_spec, config.gpu_spec
     floor = least(model, gpu, _chunks(prompt, config.batched_tokens))
     low, high = 0, prompt
     while high - low > 1:
@@ -124,28 +130,49 @@ def _check_prefill(config: EngineConfig, target: LatencyTarget, kind: str, promp
         else:
             high = middle
     shorter = f"a prompt of at most {low // 100 * 100:,} tokens" if low >= 100 else "a shorter one"
+    helps = ", ".join([*_parallel_that_helps(config, target, prompt), shorter])
     raise NotMet(
         f"--slo {target}: a {kind} prompt of {prompt:,} tokens takes {took.ttft_s:.1f} s on an "
-        f"idle {gpu.name} ({bound_by(floor, took.ttft_s)}-bound: {floor.flops / 1e15:.2f} PFLOP at "
-        f"{floor.flops / took.ttft_s / 1e12:.0f} of {gpu.peak_flops / 1e12:.0f} TFLOP/s; the data "
-        f"sheet alone says {floor.seconds:.1f} s), so no number of GPUs meets it: a prefill runs on"
-        f" one; tensor parallelism (not simulated here), {shorter} or a shared prefix would"
+        f"idle {_server(config)} ({bound_by(floor, took.ttft_s)}-bound: {floor.flops / 1e15:.2f} "
+        f"PFLOP a GPU at {floor.flops / took.ttft_s / 1e12:.0f} of {gpu.peak_flops / 1e12:.0f} "
+        f"TFLOP/s; the data sheet alone says {floor.seconds:.1f} s), so no number of GPUs meets "
+        f"it: a prefill runs on one server; {helps} or a shared prefix would"
     )
+
+
+def _server(config: EngineConfig) -> str:
+    """Name the GPUs of one server."""
+    ranks, gpu = config.tensor_parallel_size, config.gpu_spec.name
+    return gpu if ranks == 1 else f"{ranks} x {gpu}"
+
+
+def _parallel_that_helps(config: EngineConfig, target: LatencyTarget, prompt: int) -> list[str]:
+    """Name the least tensor parallelism with which an idle server meets the target, if any does."""
+    for ranks in (2, 4, 8):
+        if ranks <= config.tensor_parallel_size:
+            continue
+        try:
+            took = alone(replace(config, tensor_parallel_size=ranks), prompt)
+        except InputError:
+            continue
+        if took.ttft_s <= target.limit_s:
+            return [f"--tensor-parallel-size {ranks} ({took.ttft_s:.1f} s)"]
+    return []
 
 
 def _check_decode(config: EngineConfig, target: LatencyTarget, kind: str, prompt: int) -> None:
     step_s = decode_step_s(config, 1, prompt)
     if step_s <= target.limit_s:
         return
-    model, gpu = config.model_spec, config.gpu_spec
+    model, gpu = config.rank_spec, config.gpu_spec
     work = StepWork(tokens=1, sequences=1, sampled=1, decode_context=prompt)
     floor = least(model, gpu, [work])
     raise NotMet(
         f"--slo {target}: one token of one {kind} request alone takes {step_s * 1e3:.1f} ms on "
-        f"{gpu.name} ({floor.bytes / 1e9:.1f} GB of weights and cache are read for it, "
+        f"{_server(config)} ({floor.bytes / 1e9:.1f} GB of weights and cache are read for it, "
         f"{floor.memory_s * 1e3:.1f} ms at {gpu.bandwidth / 1e12:g} TB/s, the rest is overhead), so"
-        " no number of GPUs meets it; tensor parallelism, quantised weights or a smaller model"
-        " would"
+        " no number of GPUs meets it; more --tensor-parallel-size, --quantization fp8 or a"
+        " smaller model would"
     )
 
 

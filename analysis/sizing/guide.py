@@ -205,7 +205,8 @@ def _binding(
     jobs = [(replace(changed, seed=one.seed), gpus - 1) for changed in what_if for one in failed]
     met = [one.met for one in run.all(ask, jobs)]
     missed = [one.target.name for judged in failed for one in judged.attained if not one.met]
-    return binding(usage, missed, met[: len(failed)], met[len(failed) :], gpus - 1)
+    unit = "GPUs" if question.scenario.engine.tensor_parallel_size == 1 else "servers"
+    return binding(usage, missed, met[: len(failed)], met[len(failed) :], gpus - 1, unit)
 
 
 def _with_slots(question: Question, slots: int) -> Question:

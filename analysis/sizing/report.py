@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 HOURS_A_MONTH = 730.0
 
 
+def _fleet(answer: SizingAnswer) -> str:
+    """Name the servers and their GPUs."""
+    gpu, each = answer.question.scenario.engine.gpu_spec.name, gpus_per_server(answer)
+    if each == 1:
+        return f"{answer.gpus} x {gpu}"
+    return f"{answer.gpus} servers of {each} x {gpu} ({answer.gpus * each} GPUs)"
+
+
 def provenance(answer: SizingAnswer, command: str) -> dict[str, Any]:
     """The settings that repeat the answer, and the source of its step times."""
     engine = answer.question.scenario.engine
@@ -44,12 +52,35 @@ def cost(answer: SizingAnswer, price_per_gpu_hour: float | None) -> dict[str, fl
     """Cost of the GPUs, one spare included; None without a price."""
     if price_per_gpu_hour is None:
         return None
-    hourly = price_per_gpu_hour * (answer.gpus + 1)
+    hourly = price_per_gpu_hour * (answer.gpus + 1) * gpus_per_server(answer)
     return {
         "price_per_gpu_hour": price_per_gpu_hour,
         "per_hour": hourly,
         "per_month": hourly * HOURS_A_MONTH,
     }
+
+
+def gpus_per_server(answer: SizingAnswer) -> int:
+    """Return the GPUs of one engine; the counts of an answer are engines."""
+    return answer.question.scenario.engine.tensor_parallel_size
+
+
+def unit(answer: SizingAnswer) -> str:
+    """Return the word for what an answer counts."""
+    return "GPUs" if gpus_per_server(answer) == 1 else "servers"
+
+
+def closest(answer: SizingAnswer) -> str:
+    """Name the most used resource of a fleet of one server: it would bind next."""
+    at = answer.around[answer.gpus][0].usage
+    kinds = {"prefill compute": at.prefill_s, "decode": max(0.0, at.work_s - at.prefill_s)}
+    used = {**kinds, "KV cache": at.kv_peak, "slots": at.seats_peak / at.seats}
+    most = max(used, key=lambda name: used[name])
+    return (
+        f"none, one is enough; {most} is used most, {used[most]:.0%}: engines are busy "
+        f"{min(1.0, at.work_s):.0%} of the time, {at.prefill_part:.0%} of that with prefills; "
+        f"{at.kv_peak:.0%} of the KV cache and {at.seats_peak} of {at.seats} slots at the peak"
+    )
 
 
 def as_json(
@@ -60,11 +91,14 @@ def as_json(
 ) -> dict[str, Any]:
     """All figures of the terminal as plain data; null stands for 'never'."""
     return {
-        "recommended_gpus": answer.gpus,
-        "with_one_spare": answer.gpus + 1,
+        "recommended_gpus": answer.gpus * gpus_per_server(answer),
+        "with_one_spare": (answer.gpus + 1) * gpus_per_server(answer),
+        "servers": answer.gpus,
+        "gpus_per_server": gpus_per_server(answer),
         "gpus_by_seed": {"low": answer.range[0], "high": answer.range[1]},
         "binding": answer.binding
         and {"resource": answer.binding.resource, "why": answer.binding.why},
+        "closest": None if answer.binding else closest(answer),
         "around": {str(count): [_judged(j) for j in js] for count, js in answer.around.items()},
         "formulas": [{"name": n.name, "gpus": n.gpus, "why": n.why} for n in answer.naive],
         "sensitivity": {
@@ -136,7 +170,7 @@ def print_answer(
     spread = f"{low}" if low == high else f"{low} to {high}"
     console.print(
         Text(
-            f"{answer.gpus} x {engine.gpu_spec.name} for {engine.model_spec.name}; "
+            f"{_fleet(answer)} for {engine.model_spec.name}; "
             f"{answer.gpus + 1} to survive the loss of one",
             style="bold",
         )
@@ -148,11 +182,14 @@ def print_answer(
         f"least count by seed: {spread} ({len(answer.seeds)} seeds); the worst seed decides; "
         f"if one of {answer.gpus + 1} fails, the other {answer.gpus} still meet the targets",
     ]
-    if answer.binding:
-        lines.append(f"scarce resource: {answer.binding.resource}: {answer.binding.why}")
+    scarce = answer.binding
+    lines.append(
+        f"scarce resource: {f'{scarce.resource}: {scarce.why}' if scarce else closest(answer)}"
+    )
     if price:
+        paid = (answer.gpus + 1) * gpus_per_server(answer)
         lines.append(
-            f"cost of {answer.gpus + 1} GPUs: {price['per_hour']:,.2f} per hour, "
+            f"cost of {paid} GPUs: {price['per_hour']:,.2f} per hour, "
             f"{price['per_month']:,.0f} per month of {HOURS_A_MONTH:g} h"
         )
     for line in lines:
@@ -186,7 +223,7 @@ def _around_table(answer: SizingAnswer) -> "Table":
     table.add_column(f"worst of {len(answer.seeds)} seeds", no_wrap=True)
     names = {-1: "N-1", 0: "N", 1: "N+1"}
     for count in answer.around:
-        table.add_column(f"{names[count - answer.gpus]}: {count} GPUs", justify="right")
+        table.add_column(f"{names[count - answer.gpus]}: {count} {unit(answer)}", justify="right")
     for label, *cells in _around_rows(answer):
         table.add_row(label, *cells)
     return table
@@ -236,7 +273,8 @@ def _certainty(answer: SizingAnswer) -> list[str]:
         intervals.append(f"{target.name} {count:,} requests, {low:.1%} to {high:.1%}")
     window = answer.question.window
     return [
-        f"at {answer.gpus} GPUs, share within target over all seeds, 95 % interval (Wilson): "
+        f"at {answer.gpus} {unit(answer)}, share within target over all seeds, 95 % interval "
+        f"(Wilson): "
         f"{'; '.join(intervals)}",
         f"each seed: {window.judged_s:,.0f} s judged after {window.warmup_s:,.0f} s of warm-up",
     ]
@@ -248,7 +286,7 @@ def _naive_table(answer: SizingAnswer) -> "Table":
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("formula", no_wrap=True)
-    table.add_column("GPUs", justify="right")
+    table.add_column(unit(answer), justify="right")
     table.add_column("why it differs from the simulation", overflow="fold")
     for one in answer.naive:
         table.add_row(one.name, "-" if one.gpus is None else str(one.gpus), one.why)
@@ -261,7 +299,7 @@ def _variants_table(answer: SizingAnswer) -> "Table":
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(f"what if (seed {answer.seeds[0]} only; unchanged: {answer.base})")
-    table.add_column("GPUs", justify="right")
+    table.add_column(unit(answer), justify="right")
     table.add_column("change", justify="right")
     for one in answer.variants:
         change = "" if one.gpus is None else f"{one.gpus - answer.base:+d}"

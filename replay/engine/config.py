@@ -7,6 +7,13 @@ from pathlib import Path
 from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.hardware.memory import pool_blocks
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
+from forebay.replay.engine.placement import (
+    check_links,
+    check_precision,
+    rank_of,
+    served_model,
+    unmeasured,
+)
 from forebay.replay.engine.scheduler import POLICIES, SchedulerLimits
 from forebay.replay.engine.timing.api_server import ApiServer, ServerTimes
 from forebay.replay.engine.timing.step_constants import (
@@ -35,6 +42,7 @@ class EngineConfig:
         vllm_version: vLLM version whose scheduling rules and defaults hold; options that this
             version lacks are bad input.
         async_scheduling: by default as the vLLM version has it on a GPU (`asynchronous`).
+        quantization: fp8, awq or gptq, for a model whose configuration states 16 bits.
     """
 
     model: str | ModelSpec = "llama-3-8b"
@@ -53,6 +61,9 @@ class EngineConfig:
     num_gpu_blocks_override: int | None = None
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
+    tensor_parallel_size: int = 1
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     vllm_version: str = "0.32"
     watermark: float = 0.0
     scheduler_reserve_full_isl: bool | None = None
@@ -66,7 +77,10 @@ class EngineConfig:
     calibration: Path | None = None
 
     def __post_init__(self) -> None:
-        _ = self.model_spec, self.gpu_spec  # report an unknown name first
+        gpu = self.gpu_spec  # report an unknown name first
+        _ = self.rank_spec
+        check_precision(self.model_spec, gpu, self.kv_cache_dtype)
+        check_links(gpu, self.tensor_parallel_size)
         self._check_version()
         _check_positive(self.time_scale, "--time-scale", "simulated seconds in a wall second")
         for name in (
@@ -112,8 +126,12 @@ class EngineConfig:
         return self.calibration_file().constants
 
     def constants_remark(self) -> str | None:
-        """Return a remark if the constants were not measured on this GPU, else None."""
-        return measured_elsewhere(self.calibration_file(), self.gpu_spec.name)
+        """Return a remark on what was not measured on this GPU; None if everything was."""
+        parts = unmeasured(self.rank_spec, self.gpu_spec)
+        remarks = [measured_elsewhere(self.calibration_file(), self.gpu_spec.name)]
+        if parts:
+            remarks.append(f"never measured here: {'; '.join(parts)}")
+        return "; ".join(remark for remark in remarks if remark) or None
 
     def calibration_file(self) -> CalibrationFile:
         """Return the constants with their provenance; raises InputError for a bad file."""
@@ -150,7 +168,16 @@ class EngineConfig:
 
     @property
     def model_spec(self) -> ModelSpec:
-        return find_model(self.model) if isinstance(self.model, str) else self.model
+        """Return the whole model, with the precision of weights and KV cache that is served."""
+        model = self.model
+        if isinstance(model, str):
+            model = find_model(model, stretches_yarn=self.release.stretches_yarn)
+        return served_model(model, self.quantization, self.kv_cache_dtype)
+
+    @property
+    def rank_spec(self) -> ModelSpec:
+        """Return the part of the model that one GPU computes."""
+        return rank_of(self.model_spec, self.tensor_parallel_size)
 
     @property
     def gpu_spec(self) -> GpuSpec:
@@ -168,7 +195,10 @@ class EngineConfig:
 
     @property
     def context(self) -> int:
-        return self.max_model_len or self.model_spec.max_model_len
+        if self.max_model_len:
+            return self.max_model_len
+        model = self.model_spec
+        return model.default_len or model.max_model_len
 
     @property
     def release(self) -> VllmRelease:
@@ -184,7 +214,7 @@ class EngineConfig:
         """
         if self.max_num_batched_tokens:
             return self.max_num_batched_tokens
-        tokens, seqs = self.release.batch_defaults(self.gpu_spec.memory_gib)
+        tokens, seqs = self._batch_defaults()
         if not self.enable_chunked_prefill:
             tokens = max(tokens, self.context)
         return min(tokens, (self.max_num_seqs or seqs) * self.context)
@@ -194,8 +224,12 @@ class EngineConfig:
         """Return max_num_seqs: as given, or the default for the GPU's memory."""
         if self.max_num_seqs:
             return self.max_num_seqs
-        _tokens, seqs = self.release.batch_defaults(self.gpu_spec.memory_gib)
+        _tokens, seqs = self._batch_defaults()
         return min(seqs, self.batched_tokens)
+
+    def _batch_defaults(self) -> tuple[int, int]:
+        gpu = self.gpu_spec
+        return self.release.batch_defaults(gpu.memory_gib, gpu.name)
 
     def limits(self) -> SchedulerLimits:
         return SchedulerLimits(
@@ -218,6 +252,7 @@ class EngineConfig:
             cap_spares_lone_request=self.release.cap_spares_lone_request,
             counts_every_lookup=self.release.counts_every_lookup,
             whole_prompts_overtake=self.release.whole_prompts_overtake,
+            sliding_window=self.model_spec.sliding_window,
         )
 
     def num_blocks(self) -> int:
@@ -231,6 +266,7 @@ class EngineConfig:
             gpu_memory_utilization=self.gpu_memory_utilization,
             max_num_batched_tokens=self.batched_tokens,
             max_num_seqs=self.seqs,
+            tensor_parallel=self.tensor_parallel_size,
         )
 
     def _check_version(self) -> None:
@@ -264,9 +300,12 @@ class EngineConfig:
             )
         usable = (self.num_blocks() - 1) * self.block_size
         if usable < self.context:
+            cure = "lower it, or raise --gpu-memory-utilization or --num-gpu-blocks-override"
+            if usable <= 0:
+                cure = "the weights leave no room: more --tensor-parallel-size, or --quantization"
             raise InputError(
                 f"--max-model-len {self.context}: the KV cache holds {max(usable, 0)} tokens; "
-                "lower it, or raise --gpu-memory-utilization or --num-gpu-blocks-override"
+                f"{cure}"
             )
 
 

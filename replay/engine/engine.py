@@ -42,7 +42,7 @@ class EngineCore:
         self.config = config
         self.model, self.gpu = config.model_spec, config.gpu_spec
         self.timing = step_time_model(
-            self.model, self.gpu, config.step_constants(), config.asynchronous
+            config.rank_spec, self.gpu, config.step_constants(), config.asynchronous
         )
         self.limits = config.limits()
         self.pool = BlockPool(

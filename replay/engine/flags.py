@@ -1,4 +1,4 @@
-"""vLLM's flags that decide how the engine schedules, as options of commands."""
+"""vLLM's flags as options of commands: how a model is placed on GPUs, how the engine schedules."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
@@ -6,8 +6,37 @@ from typing import Annotated, Any
 import typer
 
 
-@dataclass(frozen=True, slots=True)
-class EngineFlags:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementFlags:
+    """vLLM's flags that place a model on GPUs; None: vLLM's default, or what a log says.
+
+    `engine`, `simulate`, `size`, `search`, `fleet up` and `kv` share them.
+    """
+
+    tensor_parallel_size: Annotated[
+        int | None,
+        typer.Option(
+            "--tensor-parallel-size", "--tp", min=1,
+            help="GPUs that share each layer of one server; default: 1.",
+        ),
+    ] = None  # fmt: skip
+    quantization: Annotated[
+        str | None,
+        typer.Option(help="fp8, awq or gptq, for a model in 16 bits; default: the checkpoint's."),
+    ] = None
+    kv_cache_dtype: Annotated[
+        str | None,
+        typer.Option(help="auto (16 bits, or the checkpoint's) or fp8; default: auto."),
+    ] = None
+
+    def placement(self) -> dict[str, Any]:
+        """Return the given flags and their values, as arguments of `EngineConfig`."""
+        given = {flag.name: getattr(self, flag.name) for flag in fields(PlacementFlags)}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFlags(PlacementFlags):
     """vLLM's flags that decide how a server schedules; names and defaults are `EngineConfig`'s."""
 
     max_model_len: Annotated[
@@ -75,4 +104,10 @@ class EngineFlags:
 
     def values(self) -> dict[str, Any]:
         """Return the flags and their values, as arguments of `EngineConfig`."""
-        return {flag.name: getattr(self, flag.name) for flag in fields(EngineFlags)}
+        placed = {flag.name for flag in fields(PlacementFlags)}
+        scheduling = {
+            flag.name: getattr(self, flag.name)
+            for flag in fields(EngineFlags)
+            if flag.name not in placed
+        }
+        return {**scheduling, **self.placement()}

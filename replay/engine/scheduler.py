@@ -44,6 +44,7 @@ class SchedulerLimits:
     cap_spares_lone_request: bool = True  # not an option: the rule since vLLM 0.31
     counts_every_lookup: bool = False  # not an option: the rule up to vLLM 0.26
     whole_prompts_overtake: bool = False  # not an option: the rule of vLLM 0.11
+    sliding_window: int = 0  # not an option: the model's, for the step-time model
 
 
 @dataclass(slots=True)
@@ -80,6 +81,7 @@ class Scheduler:
         self._watermark_blocks = int(limits.watermark * pool.num_blocks)
         self._seats = limits.max_num_active_seqs or limits.max_num_seqs
         self._fcfs = limits.scheduling_policy == "fcfs"
+        self._window = limits.sliding_window
 
     def add(self, request: EngineRequest) -> None:
         self.waiting.append(request)
@@ -268,6 +270,7 @@ class Scheduler:
             total += count
             if count == 1:
                 decode_context += end
+                work.window_context += min(end, self._window)
             else:
                 work.chunks.append((count, before))
             if end == request.tokens + request.placeholders:

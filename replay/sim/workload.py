@@ -47,12 +47,12 @@ class SimWorkload:
         return source.rows(with_blocks)
 
     def requests(
-        self, context: int, capacity_per_s: Callable[[], float]
+        self, context: int, capacity_per_s: Callable[[Sequence[TraceRequest]], float]
     ) -> tuple[list[TraceRequest], float]:
         """Make the paced requests, and how many seconds arrivals go on; raises InputError.
 
         Args:
-            capacity_per_s: called only when the pace is given as a load.
+            capacity_per_s: called with the rows, only when the pace is given as a load.
         """
         if self.arrivals.closed:
             raise InputError("--arrivals closed:N: a simulation needs arrival times; give another")
@@ -62,8 +62,9 @@ class SimWorkload:
                 raise InputError("--load, --rate and --speed all set the pace; give one of them")
             if self.load <= 0:
                 raise InputError(f"--load {self.load:g} is not a number above 0")
-            rate = self.load * capacity_per_s()
         rows = self.source(context)
+        if self.load is not None:
+            rate = self.load * capacity_per_s(rows)
         schedule = make_schedule(
             [row.arrival_s for row in rows],
             self.arrivals,

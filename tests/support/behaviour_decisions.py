@@ -49,5 +49,5 @@ def judged(trace: Rows, load: float, sample: int) -> RejectionHindsight:
     """The trace at a share of capacity; a first token of a chat in 2 s, of a document in 15 s."""
     capacity = capacity_per_s(trace, SCENARIO.engine, SCENARIO.gpus)
     workload = replace(SimWorkload(trace), load=load, arrivals=TRACE_ARRIVALS)
-    paced, _ = workload.requests(SCENARIO.engine.context, lambda: capacity)
+    paced, _ = workload.requests(SCENARIO.engine.context, lambda _: capacity)
     return judge(paced, TARGETS, sample)

@@ -28,7 +28,12 @@ _LLAMA = {
 }
 _FP8_DYNAMIC = {
     "quant_method": "compressed-tensors",
-    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "group_size": None}}},
+    "config_groups": {
+        "group_0": {
+            "weights": {"num_bits": 8, "type": "float", "group_size": None},
+            "input_activations": {"num_bits": 8, "type": "float", "dynamic": True},
+        }
+    },
 }
 
 

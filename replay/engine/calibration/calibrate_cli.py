@@ -128,8 +128,9 @@ def _check_options_of_runs(hold_out: str, peak_share: float, cross_validate: boo
 
 def _check_flags_of_points(flags: EngineFlags) -> None:
     """Raise InputError for a flag of the server that points cannot use."""
-    for name, default in EngineFlags().values().items():
-        if name != "max_num_batched_tokens" and flags.values()[name] != default:
+    defaults = EngineFlags().values()
+    for name, value in flags.values().items():
+        if name != "max_num_batched_tokens" and value != defaults.get(name):
             raise InputError(
                 f"--{name.replace('_', '-')} describes the server of RUN: give --trace as well"
             )

@@ -187,7 +187,7 @@ def predict(
     core = new_core(config)
     if constants is not None:
         core.timing = StepTimeModel(
-            core.model, core.gpu, constants, async_scheduling=config.asynchronous
+            config.rank_spec, core.gpu, constants, async_scheduling=config.asynchronous
         )
     hashed = PromptHashes([one.row for one in measured], core.limits.block_size)
     requests = [

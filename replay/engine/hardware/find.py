@@ -5,18 +5,34 @@ is bad input, and the message lists the known ones. A name that ends in `.json` 
 """
 
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from forebay.replay.engine.hardware.gpu_sheet import read_gpu
-from forebay.replay.engine.hardware.hf_model import is_config, read_model
+from forebay.replay.engine.hardware.hf_config import read_fields, read_shape
+from forebay.replay.engine.hardware.hf_fields import Fields
+from forebay.replay.engine.hardware.hf_formats import weight_format
+from forebay.replay.engine.hardware.hf_weights import (
+    UNGATED,
+    dense_width,
+    read_latent,
+    read_mixture,
+)
+from forebay.replay.engine.hardware.kv_layout import ModelShape
+from forebay.replay.engine.hardware.layers import PLAIN
 from forebay.replay.engine.hardware.specs import (
+    A100_40GB,
+    A100_80GB,
+    B200,
     H100_SXM,
     H200_NVL,
     H200_SXM,
     L40S,
     LLAMA_3_8B,
+    MI300X,
     PHI_3_MINI,
     QWEN_2_5_14B,
+    RTX_4090,
     GpuSpec,
     ModelSpec,
 )
@@ -45,21 +61,106 @@ _GPUS = {
     "h100sxm5": H100_SXM,
     "h10080gbhbm3": H100_SXM,
     "l40s": L40S,
+    "a100": A100_80GB,
+    "a10080gb": A100_80GB,
+    "a100sxm80gb": A100_80GB,
+    "a100sxm480gb": A100_80GB,
+    "a10040gb": A100_40GB,
+    "a100sxm40gb": A100_40GB,
+    "a100sxm440gb": A100_40GB,
+    "b200": B200,
+    "b200sxm": B200,
+    "rtx4090": RTX_4090,
+    "4090": RTX_4090,
+    "mi300x": MI300X,
 }
 
 
-def find_model(name: str) -> ModelSpec:
-    """Find a model by name or config.json; raises InputError that lists the known ones."""
+def find_model(name: str, *, stretches_yarn: bool = False) -> ModelSpec:
+    """Find a model by name or config.json; raises InputError that lists the known ones.
+
+    Args:
+        stretches_yarn: read context lengths as vLLM up to 0.29.
+    """
     spec = _MODELS.get(re.sub(r"(instruct|chat|hf)$", "", _plain(name.rsplit("/", 1)[-1])))
     if spec is not None:
         return spec
     if is_config(name):
-        return read_model(name)
+        return _read_model(name, stretches_yarn)
     known = ", ".join(sorted({model.name for model in _MODELS.values()}))
     raise InputError(
         f"--model {name}: no such model; the simulated ones are {known}; "
         "or give a config.json, or the folder of one"
     )
+
+
+def is_config(name: str) -> bool:
+    """Return True if `name` is a config.json or its folder, and not a model's name."""
+    path = Path(name)
+    return path.suffix == ".json" or (path / "config.json").is_file()
+
+
+@lru_cache(16)  # options are checked often
+def _read_model(name: str, stretches_yarn: bool) -> ModelSpec:
+    """Read a config.json; raises InputError for a model whose steps cannot be computed."""
+    path = Path(name)
+    if not path.exists():
+        raise InputError(f"--model {name}: no such file")
+    fields, shape = read_fields(path), read_shape(path, stretches_yarn=stretches_yarn)
+    if "chunked_attention" in (fields.listed("layer_types") or ()) or fields.get(
+        "attention_chunk_size"
+    ):
+        raise InputError(
+            f"{fields.path}: attention_chunk_size: step times of chunked attention are not known; "
+            "`forebay kv` counts its cache"
+        )
+    stored = weight_format(fields)
+    mixture = read_mixture(fields, shape.layers)
+    plain = stored == PLAIN and mixture is None
+    spec = ModelSpec(
+        name=shape.name,
+        layers=shape.layers,
+        hidden=shape.hidden,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        ffn=dense_width(fields) if mixture is None or mixture.dense_layers else 0,
+        vocab=shape.vocab,
+        max_model_len=shape.max_model_len,
+        parameters=round(shape.weight_bytes / 2),
+        gated=fields.model_type not in UNGATED,
+        mixture=mixture,
+        latent=read_latent(fields),
+        sliding_layers=shape.sliding_layers,
+        sliding_window=shape.sliding_window,
+        weights=stored,
+        served_bytes=0 if plain else shape.weight_bytes,
+        kv_value_bytes=shape.kv_value_bytes,
+        default_len=0 if shape.default_len == shape.max_model_len else shape.default_len,
+    )
+    _check_size(fields, spec, shape)
+    return spec
+
+
+_NEAR = 0.05
+"""Allowed relative difference between all weights and the matrices: norms, biases and the like."""
+
+
+def _check_size(fields: Fields, spec: ModelSpec, shape: ModelShape) -> None:
+    """Raise InputError if the checkpoint is not as large as the layers that were read."""
+    bits = sum(
+        group.layers * sum(one.experts * one.weights * one.bits for one in group.products)
+        for group in spec.layer_groups
+    )
+    embedding = shape.vocab * shape.hidden * 16
+    if not any(
+        abs(8 * shape.weight_bytes / (bits + times * embedding) - 1) < _NEAR for times in (1, 2)
+    ):
+        raise InputError(
+            f"{fields.path}: {shape.weight_bytes / 1e9:.1f} GB of weights are not the "
+            f"{(bits + 2 * embedding) / 8e9:.1f} GB of its layers: something in it is not counted "
+            "here, or it is quantised and quantization_config does not say so"
+        )
 
 
 def find_gpu(name: str) -> GpuSpec:

@@ -1,13 +1,23 @@
 """Memory of GPUs as the CUDA runtime reports it, and vLLM's defaults that follow from it.
 
-The KV-cache arithmetic needs nothing else of a GPU. `specs.py` has the speed of the few GPUs for
-which it is known.
+The KV-cache arithmetic needs nothing else of a GPU. `specs.py` has those whose speed is known.
 """
 
 import re
 from dataclasses import dataclass
 
-from forebay.replay.engine.hardware.specs import GIB, H100_SXM, H200_NVL, H200_SXM, L40S
+from forebay.replay.engine.hardware.specs import (
+    A100_40GB,
+    A100_80GB,
+    B200,
+    GIB,
+    H100_SXM,
+    H200_NVL,
+    H200_SXM,
+    L40S,
+    MI300X,
+    RTX_4090,
+)
 from forebay.traces.errors import InputError
 
 
@@ -42,13 +52,14 @@ class GpuMemory:
 GPUS = (
     GpuMemory(H200_SXM.name, H200_SXM.memory_gib),
     GpuMemory(H200_NVL.name, H200_NVL.memory_gib),
-    GpuMemory("b200", 178.35),  # torch's out-of-memory messages; 182,631 MiB in its properties
+    GpuMemory(B200.name, B200.memory_gib),
+    GpuMemory(MI300X.name, MI300X.memory_gib),
     GpuMemory("h100-80gb", H100_SXM.memory_gib),
-    GpuMemory("a100-80gb", 79.15),  # torch's out-of-memory messages: 79.14 to 79.35
-    GpuMemory("a100-40gb", 39.5),  # start-up log in vllm-project/vllm#12330
+    GpuMemory(A100_80GB.name, A100_80GB.memory_gib),
+    GpuMemory(A100_40GB.name, A100_40GB.memory_gib),
     GpuMemory(L40S.name, L40S.memory_gib),
     GpuMemory("rtx-pro-6000", 101_976_440_832 / GIB),  # LLMServingSim, meta.json of Llama-3.1-8B
-    GpuMemory("rtx-4090", 25_250_627_584 / GIB),  # LLMServingSim too
+    GpuMemory(RTX_4090.name, RTX_4090.memory_gib),
     GpuMemory("rtx-3090", 23.58),  # start-up logs in vllm-project/vllm#10517
 )
 _BY_NAME = {re.sub(r"[^a-z0-9]|rtx|gb", "", gpu.name): gpu for gpu in GPUS}

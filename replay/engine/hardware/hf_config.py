@@ -2,15 +2,19 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
+from forebay.replay.engine.hardware.architectures import check_architecture
 from forebay.replay.engine.hardware.hf_fields import Fields, read_object
+from forebay.replay.engine.hardware.hf_formats import kv_value_bytes
 from forebay.replay.engine.hardware.hf_weights import (
-    expert_width,
-    shared_width,
-    sparse_layers,
+    dense_width,
+    read_latent,
+    read_mixture,
     weight_bytes,
 )
 from forebay.replay.engine.hardware.kv_layout import ModelShape
+from forebay.replay.engine.hardware.layers import Latent
 from forebay.replay.engine.hardware.specs import GIB
 from forebay.traces.errors import InputError
 
@@ -18,22 +22,37 @@ _PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}
 """Where the configuration does not say it, every n-th layer attends to the whole context."""
 
 
-def read_shape(path: Path, weights_gib: float | None = None) -> ModelShape:
+def read_shape(
+    path: Path, weights_gib: float | None = None, *, stretches_yarn: bool = False
+) -> ModelShape:
     """Read the model in `path`, a config.json or a folder with one.
 
     Args:
         weights_gib: size of all weights; None: as the files say.
+        stretches_yarn: as vLLM up to 0.29, see `_max_model_len`.
 
     Raises:
         InputError: naming the file, and the field that is missing or cannot be used.
     """
+    fields = read_fields(path)
+    check_architecture(fields)
+    return _shape(fields, path, weights_gib, stretches_yarn)
+
+
+def read_fields(path: Path) -> Fields:
+    """Read a config.json or that of a folder; raises InputError that names the file."""
     file = path / "config.json" if path.is_dir() else path
-    fields = Fields(file, read_object(file))
+    return Fields(file, read_object(file))
+
+
+def _shape(
+    fields: Fields, path: Path, weights_gib: float | None, stretches_yarn: bool
+) -> ModelShape:
     heads = fields.needed("num_attention_heads")
-    latent = fields.whole("kv_lora_rank") or 0
+    latent = read_latent(fields)
     head_dim, kv_heads = _head_dim(fields, heads, latent), _kv_heads(fields, heads)
     layers = fields.needed("num_hidden_layers")
-    longest = _max_model_len(fields)
+    longest = _max_model_len(fields, stretches_yarn)
     window, sliding = _sliding(fields, layers, longest)
     if weights_gib is None:
         size, source = weight_bytes(fields, head_dim, kv_heads)
@@ -52,8 +71,10 @@ def read_shape(path: Path, weights_gib: float | None = None) -> ModelShape:
         weight_bytes=size,
         sliding_layers=sliding,
         sliding_window=window,
-        latent=latent + fields.needed("qk_rope_head_dim") if latent else 0,
+        latent=latent.rank + latent.rope if latent else 0,
         weights_source=source,
+        kv_value_bytes=kv_value_bytes(fields),
+        default_len=_default_len(fields, longest),
     )
 
 
@@ -65,7 +86,7 @@ def _name(fields: Fields, path: Path) -> str:
     return folder.resolve().name
 
 
-def _head_dim(fields: Fields, heads: int, latent: int) -> int:
+def _head_dim(fields: Fields, heads: int, latent: Latent | None) -> int:
     given = fields.whole("head_dim")
     if given:
         return given
@@ -87,29 +108,59 @@ def _kv_heads(fields: Fields, heads: int) -> int:
 
 def _width(fields: Fields, layers: int) -> int:
     """Return the MLP width of one token in the widest layer."""
-    sparse = sparse_layers(fields, layers)
-    widths = []
-    if sparse:
-        chosen = fields.needed("num_experts_per_tok", "experts_per_token")
-        widths.append(chosen * expert_width(fields) + shared_width(fields))
-    if sparse < layers:
-        widths.append(fields.needed("intermediate_size", "ffn_hidden_size"))
-    return max(widths)
+    mixture = read_mixture(fields, layers)
+    if mixture is None:
+        return dense_width(fields)
+    dense = dense_width(fields) if mixture.dense_layers else 0
+    return max(mixture.active_width, dense)
 
 
-def _max_model_len(fields: Fields) -> int:
-    """Return max_position_embeddings, or the length that YaRN stretches it to, as vLLM does."""
-    given = fields.needed("max_position_embeddings", "max_sequence_length", "seq_length")
-    rope = fields.section("rope_scaling") or fields.section("rope_parameters")
-    original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
-    if rope.get("rope_type", rope.get("type")) != "yarn" or original is None or factor is None:
+_LENGTHS = ("max_position_embeddings", "max_sequence_length", "seq_length")
+_SCALED = ("su", "longrope", "llama3", "deepseek_yarn", "deepseek_llama_scaling")
+"""Kinds of RoPE scaling that max_position_embeddings already includes."""
+
+
+def _max_model_len(fields: Fields, stretches_yarn: bool) -> int:
+    """Return the longest --max-model-len, as vLLM derives it (`_get_and_verify_max_len`).
+
+    Linear and dynamic scaling multiply max_position_embeddings by their factor. With YaRN, vLLM up
+    to 0.29 multiplied original_max_position_embeddings (`stretches_yarn`); vLLM 0.32 takes
+    max_position_embeddings as it is.
+    """
+    given = fields.needed(*_LENGTHS)
+    rope = _rope(fields)
+    kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
+    if fields.model_type.startswith("gemma3") or kind is None or kind in _SCALED or factor is None:
         return given
-    if not isinstance(original, int) or not isinstance(factor, int | float) or factor <= 0:
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
+        raise InputError(f"{fields.path}: rope_scaling: factor {factor!r} must be a number above 0")
+    if kind != "yarn":
+        return math.floor(given * factor)
+    original = rope.get("original_max_position_embeddings")
+    if not stretches_yarn or original is None:
+        return given
+    if not isinstance(original, int):
         raise InputError(
-            f"{fields.path}: rope_scaling: original_max_position_embeddings {original!r} and "
-            f"factor {factor!r} must be numbers"
+            f"{fields.path}: rope_scaling: original_max_position_embeddings {original!r} must be a "
+            "whole number"
         )
     return math.floor(original * factor)
+
+
+def _default_len(fields: Fields, longest: int) -> int:
+    """Return the context without --max-model-len: with longrope, that before its scaling."""
+    rope = _rope(fields)
+    original = fields.whole("original_max_position_embeddings")
+    if rope.get("rope_type", rope.get("type")) != "longrope" or not original:
+        return longest
+    return min(original, longest)
+
+
+def _rope(fields: Fields) -> dict[str, Any]:
+    """Return the RoPE scaling; where layers of different kinds have their own, the first."""
+    rope = fields.section("rope_scaling") or fields.section("rope_parameters")
+    nested = [one for one in rope.values() if isinstance(one, dict)]
+    return nested[0] if nested and "rope_type" not in rope else rope
 
 
 def _sliding(fields: Fields, layers: int, longest: int) -> tuple[int, int]:

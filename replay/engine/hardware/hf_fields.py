@@ -7,6 +7,10 @@ from typing import Any
 from forebay.traces.errors import InputError
 
 
+class Uncounted(InputError):
+    """A model that vLLM may serve, but whose sizes are not known here."""
+
+
 class Fields:
     """The configuration of one model, or of the text part of a multi-modal model.
 
@@ -20,6 +24,10 @@ class Fields:
         if text is not None and not isinstance(text, dict):
             raise InputError(f"{path}: text_config is not an object")
         self._parts = (text, top) if text else (top,)
+
+    def names(self) -> list[str]:
+        """Return the names of all fields, of the text part first."""
+        return [name for part in self._parts for name in part]
 
     def get(self, *names: str) -> Any:
         """Return the first of `names` that exists and is not null, else None."""
@@ -67,6 +75,11 @@ class Fields:
     @property
     def model_type(self) -> str:
         return str(self.get("model_type") or "")
+
+    @property
+    def several_kinds(self) -> bool:
+        """Return True for a model that also reads images or sounds."""
+        return any(key in ("vision_config", "audio_config") for key in self._parts[-1])
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -5,33 +5,33 @@ Mixtral, DeepSeek and similar ones. Small tensors of rarer families are left out
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from forebay.replay.engine.hardware.hf_fields import Fields, read_object
+from forebay.replay.engine.hardware.hf_formats import weight_format
+from forebay.replay.engine.hardware.layers import Latent, Mixture
 from forebay.traces.errors import InputError
 
 INDEX = "model.safetensors.index.json"
-_UNGATED = {"falcon", "gpt_bigcode", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"}
+UNGATED = frozenset({"falcon", "gpt_bigcode", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"})
 _FOUR_NORMS = {"gemma2", "gemma3", "gemma3_text"}
 _HEAD_NORMS = {"gemma3", "gemma3_text", "qwen3", "qwen3_moe"}
 _TIED_BY_DEFAULT = {"gemma", "gemma2", "gemma3", "gemma3_text", "cohere", "cohere2", "falcon"}
-_GROUPED = ("awq", "gptq", "compressed-tensors")  # quantised with one scale for a group of weights
+_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
+_LLAMA_4 = "llama4_text"
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterCount:
-    """Parameters by kind; quantisation changes `experts` and `linear`.
-
-    `rest` are embeddings, head and norms.
-    """
+    """Parameters by kind; quantisation changes all but `rest`: embeddings, head and norms."""
 
     experts: int
     linear: int
+    attention: int
     rest: int
 
     @property
     def total(self) -> int:
-        return self.experts + self.linear + self.rest
+        return self.experts + self.linear + self.attention + self.rest
 
 
 def weight_bytes(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int, str]:
@@ -50,12 +50,19 @@ def weight_bytes(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int, str
         wide = str(fields.get("torch_dtype", "dtype")) == "float32"
         return int(size) // (2 if wide else 1), f"total_size in {INDEX}"
     count = count_parameters(fields, head_dim, kv_heads)
-    expert_bits, linear_bits = _bits(fields)
-    size = (count.experts * expert_bits + count.linear * linear_bits + count.rest * 16) / 8
+    stored = weight_format(fields)
+    bits = (
+        count.experts * stored.expert_bits
+        + count.linear * stored.linear_bits
+        + count.attention * stored.attention_bits
+        + count.rest * 16
+    )
     source = f"{count.total:,} parameters counted from config.json"
-    if linear_bits != 16 or expert_bits != 16:
-        source += f", quantised to {min(linear_bits, expert_bits):g} bits"
-    return int(size), source
+    if stored.least_bits != 16:
+        source += f", quantised to {stored.least_bits:g} bits"
+    if fields.several_kinds:
+        source += ", of the language model alone"
+    return int(bits / 8), source
 
 
 def count_parameters(fields: Fields, head_dim: int, kv_heads: int) -> ParameterCount:
@@ -63,64 +70,88 @@ def count_parameters(fields: Fields, head_dim: int, kv_heads: int) -> ParameterC
     layers, hidden = fields.needed("num_hidden_layers"), fields.needed("hidden_size")
     kind = fields.model_type
     attention, small = _attention(fields, head_dim, kv_heads)
-    matrices = 2 if kind in _UNGATED else 3
+    matrices = 2 if kind in UNGATED else 3
     norms = (4 if kind in _FOUR_NORMS else 2) * hidden
-    sparse = sparse_layers(fields, layers)
+    mixture = read_mixture(fields, layers)
     experts = linear = routers = 0
-    if sparse:
-        width = expert_width(fields)
-        number = fields.needed(*EXPERTS)
-        experts = sparse * number * matrices * hidden * width
-        linear = sparse * matrices * hidden * shared_width(fields)
-        routers = sparse * number * hidden
-    if sparse < layers:
-        ffn = fields.needed("intermediate_size", "ffn_hidden_size")
-        linear += (layers - sparse) * matrices * hidden * ffn
+    dense_layers = layers
+    if mixture is not None:
+        dense_layers, sparse = mixture.dense_layers, layers - mixture.dense_layers
+        experts = sparse * mixture.experts * matrices * hidden * mixture.width
+        linear = sparse * matrices * hidden * mixture.shared_width
+        routers = sparse * mixture.experts * hidden
+    if dense_layers:
+        linear += dense_layers * matrices * hidden * dense_width(fields)
     tied = fields.get("tie_word_embeddings")
     if tied is None:
         tied = kind in _TIED_BY_DEFAULT
     vocabulary = fields.needed("vocab_size") * hidden * (1 if tied else 2)
     rest = vocabulary + layers * (norms + small) + routers + hidden
-    return ParameterCount(experts, linear + layers * attention, rest)
+    return ParameterCount(experts, linear, layers * attention, rest)
 
 
-EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
+def read_mixture(fields: Fields, layers: int) -> Mixture | None:
+    """Return the experts of the model, None without any; raises InputError for missing sizes."""
+    number = fields.whole(*_EXPERTS)
+    sparse = sum(_sparse(fields, layers)) if number else 0
+    if not number or not sparse:
+        return None
+    chosen = fields.needed("num_experts_per_tok", "experts_per_token", "num_experts_per_token")
+    if chosen > number:
+        raise InputError(f"{fields.path}: num_experts_per_tok is {chosen} of {number} experts")
+    width = fields.needed("moe_intermediate_size", "intermediate_size")
+    if fields.model_type == _LLAMA_4:
+        shared = width
+    elif fields.whole("n_shared_experts"):
+        shared = fields.needed("n_shared_experts") * width
+    else:
+        shared = fields.whole("shared_expert_intermediate_size", "shared_intermediate_size") or 0
+    return Mixture(number, chosen, width, shared, layers - sparse)
 
 
-def sparse_layers(fields: Fields, layers: int) -> int:
-    """Count the layers whose MLP is a mixture of experts."""
-    if not fields.whole(*EXPERTS):
-        return 0
+def dense_width(fields: Fields) -> int:
+    """Return the MLP width of a layer without experts; raises InputError if it is missing."""
+    if fields.model_type == _LLAMA_4:
+        return fields.needed("intermediate_size_mlp")
+    return fields.needed("intermediate_size", "ffn_hidden_size")
+
+
+def _sparse(fields: Fields, layers: int) -> list[bool]:
+    """Return for each layer whether its MLP is a mixture of experts."""
+    listed = fields.get("moe_layer_freq")
+    if isinstance(listed, list):
+        if len(listed) != layers or not set(listed) <= {0, 1}:
+            raise InputError(f"{fields.path}: moe_layer_freq is not a list of {layers} 0 and 1")
+        return [bool(one) for one in listed]
     first = fields.whole("first_k_dense_replace") or 0
     dense = {*range(first), *(fields.listed("mlp_only_layers") or ())}
-    step = fields.whole("decoder_sparse_step", "moe_layer_freq") or 1
-    offset = 1 if fields.whole("decoder_sparse_step") else 0
-    return sum(1 for n in range(layers) if n not in dense and (n + offset) % step == 0)
+    counted_from_one = ("decoder_sparse_step", "interleave_moe_layer_step")
+    step = fields.whole(*counted_from_one, "moe_layer_freq") or 1
+    offset = 1 if fields.whole(*counted_from_one) else 0
+    return [n not in dense and (n + offset) % step == 0 for n in range(layers)]
 
 
-def expert_width(fields: Fields) -> int:
-    return fields.needed("moe_intermediate_size", "intermediate_size")
-
-
-def shared_width(fields: Fields) -> int:
-    """Return the MLP width of the experts that every token passes through."""
-    shared = fields.whole("n_shared_experts")
-    if shared:
-        return shared * expert_width(fields)
-    return fields.whole("shared_expert_intermediate_size") or 0
+def read_latent(fields: Fields) -> Latent | None:
+    """Return the sizes of latent attention, None without it; raises InputError for missing ones."""
+    rank = fields.whole("kv_lora_rank")
+    if not rank:
+        return None
+    return Latent(
+        query_rank=fields.whole("q_lora_rank") or 0,
+        rank=rank,
+        rope=fields.needed("qk_rope_head_dim"),
+        nope=fields.needed("qk_nope_head_dim"),
+        value=fields.needed("v_head_dim"),
+    )
 
 
 def _attention(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int, int]:
     """Count the parameters of one layer's attention: matrices, and biases with norms."""
     hidden, heads = fields.needed("hidden_size"), fields.needed("num_attention_heads")
-    rank = fields.whole("kv_lora_rank")
-    if rank:
-        rope, plain = fields.needed("qk_rope_head_dim"), fields.needed("qk_nope_head_dim")
-        value, query_rank = fields.needed("v_head_dim"), fields.whole("q_lora_rank") or 0
-        width = heads * (plain + rope)
-        queries = (hidden + width) * query_rank if query_rank else hidden * width
-        keys = hidden * (rank + rope) + rank * heads * (plain + value)
-        return queries + keys + heads * value * hidden, query_rank + rank
+    latent = read_latent(fields)
+    if latent is not None:
+        products = latent.products(heads, hidden, 16)
+        return sum(one.weights for one in products), latent.query_rank + latent.rank
     own, shared = heads * head_dim, kv_heads * head_dim
     small = 2 * head_dim if fields.model_type in _HEAD_NORMS else 0
     if fields.get("attention_bias"):
@@ -128,33 +159,3 @@ def _attention(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int, int]:
     elif fields.model_type in ("qwen2", "qwen2_moe"):
         small += own + 2 * shared
     return 2 * hidden * own + 2 * hidden * shared, small
-
-
-def _bits(fields: Fields) -> tuple[float, float]:
-    """Return the bits of one weight, scales included: of the experts, of the other matrices."""
-    config = fields.section("quantization_config")
-    if not config:
-        return 16, 16
-    method = str(config.get("quant_method", ""))
-    if method in ("fp8", "fbgemm_fp8"):
-        return 8, 8
-    if method == "mxfp4":  # gpt-oss: experts only, one 8-bit scale for 32 weights
-        return 4 + 8 / 32, 16
-    section = _quantised_weights(config) if method in _GROUPED else {}
-    bits = section.get("bits", section.get("num_bits"))
-    if isinstance(bits, bool) or not isinstance(bits, int) or not 1 < bits <= 16:
-        raise InputError(
-            f"{fields.path}: quantization_config.quant_method {method!r}: size of the weights "
-            f"unknown; put {INDEX} beside it or give --weights-gib"
-        )
-    size = section.get("group_size")
-    scales = (16 + bits) / size if isinstance(size, int) and size > 0 else 0
-    return bits + scales, bits + scales
-
-
-def _quantised_weights(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the section that describes weights: the first group's, or the whole configuration."""
-    groups = config.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
-    weights = first.get("weights") if isinstance(first, dict) else config
-    return weights if isinstance(weights, dict) else {}

@@ -5,11 +5,22 @@ knows how much memory there is.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 LATENT_PADDING = 128
 """vLLM 0.7's Triton kernel padded MLA rows to a multiple of this: 576 numbers became 640 (a
 start-up log of DeepSeek-R1 on 8 H200 with 0.7 has 18,418 blocks, 10 % fewer than unpadded)."""
+
+KV_VALUE_BYTES = {
+    "auto": 2,
+    "bfloat16": 2,
+    "float16": 2,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "fp8_inc": 1,
+}
+"""Bytes of a cached number by --kv-cache-dtype; auto is 1 for a checkpoint that asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,8 @@ class ModelShape:
         latent: cached numbers for each token and layer of multi-head latent attention (MLA); 0:
             not MLA.
         weights_source: source of weight_bytes, as text.
+        kv_value_bytes: bytes of a cached number with --kv-cache-dtype auto.
+        default_len: context without --max-model-len; 0: `max_model_len`.
     """
 
     name: str
@@ -42,6 +55,9 @@ class ModelShape:
     sliding_window: int = 0
     latent: int = 0
     weights_source: str = "published parameter count"
+    kv_value_bytes: int = 2
+    # A longrope model called by its name has its long context.
+    default_len: int = field(default=0, compare=False)
 
     @property
     def attention(self) -> str:
@@ -61,6 +77,8 @@ class KvOptions:
         value_bytes: bytes of one cached number: 2, or 1 with fp8.
         draft_layers: layers that a draft head adds (EAGLE: 1).
         pad_latent: pad MLA rows as vLLM 0.7 does.
+        steps_in_flight: steps whose tokens sliding layers keep beside the window: 2 with
+            asynchronous scheduling from vLLM 0.26 on (`VllmConfig.max_in_flight_tokens`).
     """
 
     block_size: int = 16
@@ -69,6 +87,7 @@ class KvOptions:
     max_num_batched_tokens: int = 8192
     draft_layers: int = 0
     pad_latent: bool = False
+    steps_in_flight: int = 1
 
 
 def layer_bytes(shape: ModelShape, options: KvOptions | None = None) -> int:
@@ -99,7 +118,8 @@ class KvLayout:
     Attributes:
         group_layers: layers that share a block of `block_size` tokens.
         full_groups, sliding_groups: groups of layers; a request needs blocks for each.
-        window_tokens: most tokens a sliding layer holds: window - 1 + max_num_batched_tokens.
+        window_tokens: most tokens a sliding layer holds: window - 1, and max_num_batched_tokens of
+            each step in flight.
     """
 
     layers: int
@@ -170,5 +190,6 @@ def kv_layout(shape: ModelShape, options: KvOptions) -> KvLayout:
         group_layers=group,
         full_groups=math.ceil(full / group),
         sliding_groups=math.ceil(sliding / group),
-        window_tokens=max(0, shape.sliding_window - 1) + options.max_num_batched_tokens,
+        window_tokens=max(0, shape.sliding_window - 1)
+        + options.steps_in_flight * options.max_num_batched_tokens,
     )

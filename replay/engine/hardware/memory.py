@@ -5,7 +5,7 @@ simulated engine takes its number of blocks from here, and `forebay kv` prints t
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forebay.replay.engine.hardware.kv_layout import KvLayout, KvOptions, ModelShape, kv_layout
 from forebay.replay.engine.hardware.specs import GIB, GpuSpec, ModelSpec
@@ -132,11 +132,22 @@ def pool_blocks(
     gpu_memory_utilization: float = 0.9,
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 1024,
+    tensor_parallel: int = 1,
 ) -> int:
-    """Return the KV blocks that fit beside weights and activations; may be 0 or negative."""
+    """Return the KV blocks that fit beside weights and activations; may be 0 or negative.
+
+    Every layer keeps the whole context, sliding ones too, as with
+    --disable-hybrid-kv-cache-manager: the simulated scheduler has blocks of one kind.
+    """
     options = MemoryOptions(
-        KvOptions(block_size=block_size, max_num_batched_tokens=max_num_batched_tokens),
+        KvOptions(
+            block_size=block_size,
+            value_bytes=model.kv_value_bytes,
+            tensor_parallel=tensor_parallel,
+            max_num_batched_tokens=max_num_batched_tokens,
+        ),
         gpu_memory_utilization=gpu_memory_utilization,
         max_num_seqs=max_num_seqs,
     )
-    return memory_budget(model.shape, gpu.memory_gib, options).blocks
+    shape = replace(model.shape, sliding_layers=0, sliding_window=0)
+    return memory_budget(shape, gpu.memory_gib, options).blocks

@@ -5,16 +5,38 @@
 
 from dataclasses import dataclass
 
-from forebay.replay.engine.hardware.kv_layout import ModelShape, layer_bytes
+from forebay.replay.engine.hardware.kv_layout import KvOptions, ModelShape, layer_bytes
+from forebay.replay.engine.hardware.layers import (
+    PLAIN,
+    Latent,
+    LayerGroup,
+    Mixture,
+    Product,
+    WeightFormat,
+)
 
 GIB = float(1 << 30)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A dense decoder served in 16-bit weights and a 16-bit KV cache on one GPU.
+    """A decoder, or the part of it that one GPU of several computes (`placement.rank_of`).
 
     Sizes are those of the model's published `config.json`; `parameters` counts its safetensors.
+
+    Attributes:
+        ffn: MLP width of a dense layer.
+        bytes_per_value: bytes of activations, embeddings, head, and of weights that are not
+            quantised.
+        gated: the MLP has a gate beside its up projection.
+        mixture: experts of the layers that have them; None: all layers are dense.
+        latent: sizes of multi-head latent attention (MLA); None: keys and values are cached.
+        sliding_layers, sliding_window: layers that attend to the last tokens only, and how many.
+        weights: how the matrices of the layers are stored and multiplied.
+        served_bytes: bytes of all weights as served; 0: `parameters` times `bytes_per_value`.
+        kv_value_bytes: bytes of one cached number.
+        default_len: context without --max-model-len; 0: `max_model_len`.
+        ranks: GPUs that share the model's layers by tensor parallelism.
     """
 
     name: str
@@ -28,19 +50,43 @@ class ModelSpec:
     max_model_len: int
     parameters: int
     bytes_per_value: int = 2
+    gated: bool = True
+    mixture: Mixture | None = None
+    latent: Latent | None = None
+    sliding_layers: int = 0
+    sliding_window: int = 0
+    weights: WeightFormat = PLAIN
+    served_bytes: int = 0
+    kv_value_bytes: int = 2
+    default_len: int = 0
+    ranks: int = 1
 
     @property
     def weight_bytes(self) -> int:
-        return self.parameters * self.bytes_per_value
+        return self.served_bytes or self.parameters * self.bytes_per_value
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Return the bytes of keys and values of one token in all layers."""
-        return self.layers * layer_bytes(self.shape)
+        return self.layers * layer_bytes(self.shape, KvOptions(value_bytes=self.kv_value_bytes))
+
+    @property
+    def full_layers(self) -> int:
+        """Return the number of layers that attend to the whole context."""
+        return self.layers - self.sliding_layers
+
+    @property
+    def pair_flops(self) -> int:
+        """Return the FLOPs of one pair of query and key of a prefill in one layer."""
+        if self.latent is not None:
+            return 2 * self.heads * (self.latent.query_dim + self.latent.value)
+        return 4 * self.heads * self.head_dim
 
     @property
     def shape(self) -> ModelShape:
         """Return the sizes that its memory depends on."""
+        mixture, latent = self.mixture, self.latent
+        active = mixture.active_width if mixture is not None else 0
         return ModelShape(
             name=self.name,
             layers=self.layers,
@@ -48,22 +94,47 @@ class ModelSpec:
             heads=self.heads,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
-            ffn=self.ffn,
+            ffn=max(self.ffn, active),
             vocab=self.vocab,
             max_model_len=self.max_model_len,
             weight_bytes=self.weight_bytes,
+            sliding_layers=self.sliding_layers,
+            sliding_window=self.sliding_window,
+            latent=latent.rank + latent.rope if latent is not None else 0,
+            kv_value_bytes=self.kv_value_bytes,
+            default_len=self.default_len,
         )
 
     @property
     def linear_shapes(self) -> tuple[tuple[int, int], ...]:
-        """Return (outputs, inputs) of a layer's four matrix products: qkv, o, gate_up, down."""
+        """Return (outputs, inputs) of a dense layer's products: qkv, o, gate_up, down."""
         attention = self.heads * self.head_dim
         return (
             (attention + 2 * self.kv_heads * self.head_dim, self.hidden),
             (self.hidden, attention),
-            (2 * self.ffn, self.hidden),
+            ((2 if self.gated else 1) * self.ffn, self.hidden),
             (self.hidden, self.ffn),
         )
+
+    @property
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        """Return the matrix products of one layer of each kind, and how many layers there are."""
+        mixture, weights = self.mixture, self.weights
+        qkv, out, up, down = self.linear_shapes
+        attention = (
+            tuple(Product(*shape, weights.attention_bits) for shape in (qkv, out))
+            if self.latent is None
+            else self.latent.products(self.heads, self.hidden, weights.attention_bits)
+        )
+        dense = tuple(Product(*shape, weights.linear_bits) for shape in (up, down))
+        if mixture is None:
+            return (LayerGroup(self.layers, attention + dense),)
+        sparse = attention + mixture.products(self.hidden, self.gated, weights)
+        groups = (
+            LayerGroup(mixture.dense_layers, attention + dense),
+            LayerGroup(self.layers - mixture.dense_layers, sparse),
+        )
+        return tuple(group for group in groups if group.layers)
 
     @property
     def elementwise_bytes(self) -> int:
@@ -71,11 +142,36 @@ class ModelSpec:
 
         Two norms with their residuals read and write two hidden states each. RoPE reads and writes
         queries and keys. The activation reads gate and up, and writes their product. The cache
-        write copies keys and values.
+        write copies keys and values. Experts read and write each token once more.
         """
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        values = 8 * self.hidden + 2 * (queries + keys) + 3 * self.ffn + 4 * keys
+        values = 8 * self.hidden + 2 * (queries + keys)
+        if self.mixture is None:
+            values += 3 * self.ffn
+        else:
+            values += 3 * self.mixture.active_width + 2 * self.mixture.chosen * self.hidden
+        if self.latent is None:
+            values += 4 * keys
         return self.bytes_per_value * values
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFeatures:
+    """Rates and links of a data sheet beyond `GpuSpec`; None: it is not stated.
+
+    Attributes:
+        fp8_flops, fp4_flops: dense FLOP/s below 16 bits; 0: the GPU has no such units.
+        link_bandwidth: bytes/s that one GPU sends to all others of its server.
+        link_latency_s: seconds of an all-reduce of nothing.
+        link_peers: links that lead to one other GPU each and share the bandwidth; 0: a switch, so
+            that two GPUs use all of it.
+    """
+
+    fp8_flops: float | None = None
+    fp4_flops: float | None = None
+    link_bandwidth: float | None = None
+    link_latency_s: float | None = None
+    link_peers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +183,7 @@ class GpuSpec:
         bandwidth: bytes/s of the data sheet.
         memory_gib: total memory as the runtime reports it.
         multiprocessors: number of SMs; attention tiles run on so many at once.
+        features: rates and links that a JSON file states; `gpu_sheet.features_of` has it for all.
     """
 
     name: str
@@ -94,6 +191,7 @@ class GpuSpec:
     bandwidth: float
     memory_gib: float
     multiprocessors: int
+    features: GpuFeatures | None = None
 
 
 # microsoft/Phi-3-mini-128k-instruct, meta-llama/Llama-3.1-8B-Instruct (the 128k sibling of
@@ -114,3 +212,16 @@ H200_NVL = GpuSpec("h200-nvl", 835.5e12, 4.8e12, 139.8, 132)
 # 79.33). L40S: 733/2 TFLOP/s, 864 GB/s, 142 SMs, 45,589 MiB by torch's device properties.
 H100_SXM = GpuSpec("h100-sxm", 989.5e12, 3.35e12, 79.18, 132)
 L40S = GpuSpec("l40s", 366.5e12, 0.864e12, 45_589 / 1024, 142)
+# A100 SXM data sheet: 312 TFLOP/s dense, 2,039 and 1,555 GB/s, 108 SMs. Memory: torch's
+# out-of-memory messages (79.14 to 79.35 GiB), start-up log in vllm-project/vllm#12330.
+A100_80GB = GpuSpec("a100-80gb", 312e12, 2.039e12, 79.15, 108)
+A100_40GB = GpuSpec("a100-40gb", 312e12, 1.555e12, 39.5, 108)
+# DGX B200 data sheet, an eighth of eight GPUs: 36 PFLOP/s sparse, 64 TB/s. 148 SMs; torch's
+# out-of-memory messages, 182,631 MiB in its properties.
+B200 = GpuSpec("b200", 2250e12, 8.0e12, 178.35, 148)
+# Ada white paper: 165.2 TFLOP/s with 32-bit sums, 1,008 GB/s, 128 SMs. Memory: LLMServingSim's
+# meta.json of Llama-3.1-8B.
+RTX_4090 = GpuSpec("rtx-4090", 165.2e12, 1.008e12, 25_250_627_584 / GIB, 128)
+# AMD data sheet: 1,307.4 TFLOP/s dense, 5.3 TB/s, 304 compute units. Memory: torch's
+# out-of-memory messages.
+MI300X = GpuSpec("mi300x", 1307.4e12, 5.3e12, 191.98, 304)

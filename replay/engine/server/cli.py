@@ -43,7 +43,8 @@ Without a fault, as vLLM:
 """
 
 HEADINGS = {
-    "Model and GPU": "model gpu vllm-version calibration list-calibrations time-scale seed",
+    "Model and GPU": "model gpu tensor-parallel-size quantization kv-cache-dtype "
+    "vllm-version calibration list-calibrations time-scale seed",
     "HTTP server": "port host served-model-name api-key max-num-queued-reqs max-num-queued-tokens "
     "startup-time shutdown-timeout sse-keep-alive-interval enable-request-id-headers "
     "enable-server-load-tracking server-dev-mode kv-events-config api-server-count "
@@ -113,9 +114,10 @@ async def _serve(
 
 def start_line(config: EngineConfig, running: RunningEngine) -> str:
     """Describe a server that has started, in the words of vLLM's start-up log."""
-    core = running.core
+    core, ranks = running.core, config.tensor_parallel_size
+    gpus = core.gpu.name if ranks == 1 else f"{ranks} x {core.gpu.name}"
     return (
-        f"{running.url}  {core.model.name} on {core.gpu.name}, served as {config.served_name}; "
+        f"{running.url}  {core.model.name} on {gpus}, served as {config.served_name}; "
         f"GPU KV cache size: {core.kv_tokens:,} tokens; maximum concurrency for "
         f"{config.context:,} tokens per request: {core.kv_tokens / config.context:.2f}x; "
         f"time scale {config.time_scale:g}"

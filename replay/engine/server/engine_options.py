@@ -22,7 +22,8 @@ class EngineOptions:
         typer.Option(help="phi-3-mini-128k, llama-3-8b, qwen2.5-14b or a config.json; required."),
     ] = None
     gpu: Annotated[
-        str, typer.Option(help="h200 (SXM), h200-nvl or a JSON file of its data sheet.")
+        str,
+        typer.Option(help="h200, h100, a100, b200, l40s, rtx-4090, mi300x or a JSON data sheet."),
     ] = "h200"
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"

@@ -7,8 +7,9 @@ rejects measurements that the GPU cannot have made, and shows the bottleneck of 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from forebay.replay.engine.hardware.gpu_sheet import product_flops
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
-from forebay.replay.engine.timing.step_time import StepWork
+from forebay.replay.engine.timing.step_time import StepWork, window_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +29,54 @@ class Least:
 def least(model: ModelSpec, gpu: GpuSpec, works: Iterable[StepWork]) -> Least:
     """Return the floor of `works`, steps that run one after the other.
 
-    FLOPs: 2 for each weight and token, 4*layers*heads*head_dim for each query-key pair. Bytes: the
-    weights of every layer once in a step, keys and values of earlier tokens once.
+    FLOPs: 2 for each weight and token, and those of each query-key pair. Bytes: the weights of
+    every layer once in a step, of experts those that the tokens reach; keys and values of earlier
+    tokens once. Tensor parallelism: of one GPU, without its links.
     """
-    weights = model.layers * sum(outputs * inputs for outputs, inputs in model.linear_shapes)
     head = model.vocab * model.hidden
-    pair = 4 * model.layers * model.heads * model.head_dim
     flops = moved = compute_s = memory_s = 0.0
     for work in works:
-        step_flops = 2.0 * weights * work.tokens + 2.0 * head * work.sampled
-        pairs = sum(count * (offset + 0.5 * count) for count, offset in work.chunks)
-        step_flops += pair * (pairs + work.decode_context)
-        values = weights + (head if work.sampled else 0)
-        context = work.decode_context + sum(offset for _, offset in work.chunks)
-        step_bytes = float(model.bytes_per_value * values + model.kv_bytes_per_token * context)
+        step_flops, step_bytes = 2.0 * head * work.sampled, 0.0
+        step_compute_s = step_flops / gpu.peak_flops
+        for group in model.layer_groups:
+            for one in group.products:
+                product = 2.0 * group.layers * one.weights * one.chosen * work.tokens
+                step_flops += product
+                step_compute_s += product / product_flops(gpu, model.weights, one.bits)
+                step_bytes += group.layers * one.bits / 8 * one.weights * one.touched(work.tokens)
+        attention = _attention_flops(model, work)
+        step_flops += attention
+        step_compute_s += attention / gpu.peak_flops
+        step_bytes += model.bytes_per_value * head if work.sampled else 0
+        step_bytes += _cache_bytes(model, work)
         flops += step_flops
         moved += step_bytes
-        compute_s += step_flops / gpu.peak_flops
+        compute_s += step_compute_s
         memory_s += step_bytes / gpu.bandwidth
     return Least(flops, moved, compute_s, memory_s)
+
+
+def _attention_flops(model: ModelSpec, work: StepWork) -> float:
+    """Return the FLOPs of attention; a decoding query is at least a pair of a prefill."""
+    pairs = sum(count * (offset + 0.5 * count) for count, offset in work.chunks)
+    flops = model.full_layers * model.pair_flops * (pairs + work.decode_context)
+    if model.sliding_layers:
+        window = model.sliding_window
+        near = sum(window_pairs(count, offset, window) for count, offset in work.chunks)
+        flops += model.sliding_layers * model.pair_flops * (near + work.window_context)
+    return float(flops)
+
+
+def _cache_bytes(model: ModelSpec, work: StepWork) -> float:
+    """Return the bytes of keys and values of earlier tokens."""
+    layer = model.kv_bytes_per_token / model.layers
+    context = work.decode_context + sum(offset for _, offset in work.chunks)
+    size = model.full_layers * layer * context
+    if model.sliding_layers:
+        window = model.sliding_window
+        near = work.window_context + sum(min(offset, window) for _, offset in work.chunks)
+        size += model.sliding_layers * layer * near
+    return size
 
 
 OVERHEAD_SHARE = 0.4

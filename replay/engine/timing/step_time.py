@@ -6,6 +6,12 @@
            + decode attention(sum of contexts) + sum over chunks of prefill attention(chunk)
            but with chunks at least L*launch_s
 
+Several GPUs of one server compute their parts of every layer and add them up twice a layer: an
+all-reduce, latency and bytes over the links. Experts read the weights of those that the step's
+tokens reach. Latent attention (MLA) reads one row for each token, and unpacks it for a chunk.
+Sliding layers pair a token with a window. These terms come from data sheets and published fits,
+see `step_constants`; one GPU with a dense model in 16 bits has none of them.
+
 A step with prefill chunks has no CUDA graph of the whole step. The CPU launches its kernels, and
 that takes longer than the GPU's work if the step is small. Nothing was tuned to a run of the
 simulator.
@@ -16,8 +22,18 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import fsum
 
+from forebay.replay.engine.hardware.gpu_sheet import features_of, product_flops
+from forebay.replay.engine.hardware.layers import Product
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
-from forebay.replay.engine.timing.step_constants import Calibration, calibration_of
+from forebay.replay.engine.timing.step_constants import (
+    EAGER_LAUNCH_PARALLEL_S,
+    FP8_KV_READ,
+    GRAPH_LAUNCH_PARALLEL_S,
+    LINK_SHARE,
+    NARROW_PRODUCT,
+    Calibration,
+    calibration_of,
+)
 
 LARGEST_GRAPH = 512
 """Tokens of the largest CUDA graph that vLLM captures by default."""
@@ -33,6 +49,7 @@ class StepWork:
         sampled: requests that produce a token.
         decode_context: context tokens read by requests with one token, summed.
         chunks: length and offset of each prefill chunk, in tokens. A chunk has several tokens.
+        window_context: as decode_context, but of each request at most the window of sliding layers.
     """
 
     tokens: int = 0
@@ -40,6 +57,7 @@ class StepWork:
     sampled: int = 0
     decode_context: int = 0
     chunks: list[tuple[int, int]] = field(default_factory=list)
+    window_context: int = 0
 
 
 @lru_cache(64)
@@ -54,7 +72,9 @@ class StepTimeModel:
     """Computes the seconds of one step of `model` on `gpu`.
 
     Attributes:
-        pair_s: seconds of one pair of query and key in prefill attention, in all layers.
+        pair_s: seconds of one pair of query and key in prefill attention, in all layers that attend
+            to the whole context.
+        window_s: seconds of one token of context of a decoding request, in all sliding layers.
     """
 
     def __init__(
@@ -68,27 +88,42 @@ class StepTimeModel:
         """Prepare the terms.
 
         Args:
+            model: the part of one GPU, if several share the model (`placement.rank_of`).
             async_scheduling: the CPU prepares a step while the GPU computes the step before.
         """
         c = calibration or calibration_of(model, gpu)
         self.calibration = c
-        self.pair_s = (
-            4 * model.layers * model.heads * model.head_dim / (gpu.peak_flops * c.prefill_compute)
-        )
+        pair_peak = gpu.peak_flops * c.prefill_compute
+        self.pair_s = model.full_layers * model.pair_flops / pair_peak
+        self._window_pair_s = model.sliding_layers * model.pair_flops / pair_peak
+        self._window = model.sliding_window
         self._async = async_scheduling
         self._layer_gemms = _layer_gemms(model, gpu, c)
-        self._head_gemm = _gemm(model.vocab, model.hidden, model, gpu, c)
+        self._head_gemm = _head_gemm(model, gpu, c)
         # Computed results by number of rows: the tokens of a step, and the sampled ones.
         self._layers_s: dict[int, float] = {}
         self._head_s: dict[int, float] = {}
-        self._context_s = model.kv_bytes_per_token / (gpu.bandwidth * c.decode_bandwidth)
         self._power = c.roofline_power
+        read = gpu.bandwidth * c.decode_bandwidth * (FP8_KV_READ if _narrow_kv(model) else 1.0)
+        self._read_s = model.kv_bytes_per_token * model.full_layers / model.layers / read
+        self.window_s = model.kv_bytes_per_token * model.sliding_layers / model.layers / read
+        self._context_s = self._read_s
+        self._unpack_s = 0.0  # a cached row into keys and values, for each chunk
+        if model.latent is not None:
+            decode_s = model.layers * model.latent.decode_flops(model.heads) / pair_peak
+            self._context_s = self._roofline(decode_s, self._read_s)
+            unpack = model.layers * model.latent.up_flops(model.heads)
+            self._unpack_s = unpack / (gpu.peak_flops * c.gemm_compute)
         self._step_s = c.step_s
         self._kernels_s = model.layers * c.layer_s
         self._token_s = model.layers * model.elementwise_bytes / (gpu.bandwidth * c.gemm_bandwidth)
         self._sequence_s = c.sequence_s
-        self._graph_launch_s = model.layers * c.graph_launch_s
-        self._eager_launch_s = model.layers * c.eager_launch_s
+        graph_s, eager_s = c.graph_launch_s, c.eager_launch_s
+        if model.ranks > 1:
+            graph_s = min(graph_s, GRAPH_LAUNCH_PARALLEL_S)
+            eager_s = min(eager_s, EAGER_LAUNCH_PARALLEL_S)
+        self._graph_launch_s = model.layers * graph_s
+        self._eager_launch_s = model.layers * eager_s
 
     def step_s(self, work: StepWork) -> float:
         """Return the seconds that the step takes."""
@@ -111,6 +146,8 @@ class StepTimeModel:
         elif seconds < self._step_s:
             seconds = self._step_s
         seconds += self._context_s * work.decode_context
+        if work.window_context:
+            seconds += self.window_s * work.window_context
         if work.chunks:
             for count, offset in work.chunks:
                 seconds += self.chunk_attention_s(count, offset)
@@ -126,7 +163,8 @@ class StepTimeModel:
     def decode_terms(self, sequences: int) -> tuple[float, float]:
         """Return the seconds of a step of `sequences` decodes and nothing else, in two parts.
 
-        The first is without any context, the second is added by each token of context.
+        The first is without any context, the second is added by each token of context. Sliding
+        layers are in neither (`window_s`).
         """
         work = StepWork(tokens=sequences, sequences=sequences, sampled=sequences)
         return self.step_s(work), self._context_s
@@ -138,31 +176,95 @@ class StepTimeModel:
         same time: a roofline.
         """
         compute = self.pair_s * count * (offset + 0.5 * count)
-        memory = self._context_s * (offset + count)
+        memory = self._read_s * (offset + count)
+        if self._unpack_s:
+            compute += self._unpack_s * offset
+        seconds = self._roofline(compute, memory)
+        if self._window:
+            pairs = window_pairs(count, offset, self._window)
+            held = min(offset, self._window) + count
+            seconds += self._roofline(self._window_pair_s * pairs, self.window_s * held)
+        return seconds
+
+    def _roofline(self, compute_s: float, memory_s: float) -> float:
         power = self._power
-        return float((compute**power + memory**power) ** (1 / power))
+        return float((compute_s**power + memory_s**power) ** (1 / power))
+
+
+def window_pairs(count: int, offset: int, window: int) -> float:
+    """Return the pairs of `count` tokens behind `offset` tokens with the last `window` tokens."""
+    growing = min(count, max(0, window - offset))
+    return growing * (offset + 0.5 * growing) + float(count - growing) * window
+
+
+def _narrow_kv(model: ModelSpec) -> bool:
+    return model.kv_value_bytes < model.bytes_per_value
 
 
 def _gemm(
-    outputs: int, inputs: int, model: ModelSpec, gpu: GpuSpec, c: Calibration
+    product: Product, model: ModelSpec, gpu: GpuSpec, c: Calibration
 ) -> Callable[[int], float]:
     """Return the seconds of a (rows x inputs) @ (inputs x outputs) product, by rows."""
     width, power = model.bytes_per_value, c.roofline_power
-    per_row_compute = 2 * outputs * inputs / (gpu.peak_flops * c.gemm_compute)
-    weights = width * outputs * inputs / (gpu.bandwidth * c.gemm_bandwidth)
+    outputs, inputs, experts, chosen = (
+        product.outputs, product.inputs, product.experts, product.chosen,
+    )  # fmt: skip
+    peak = product_flops(gpu, model.weights, product.bits)
+    share = c.gemm_compute * (NARROW_PRODUCT if peak > gpu.peak_flops else 1.0)
+    per_row_compute = 2 * outputs * inputs / (peak * share)
+    weights = product.bits / 8 * outputs * inputs / (gpu.bandwidth * c.gemm_bandwidth)
     per_row_memory = width * (outputs + inputs) / (gpu.bandwidth * c.gemm_bandwidth)
 
     def seconds(rows: int) -> float:
         compute, memory = per_row_compute * rows, weights + per_row_memory * rows
         return float((compute**power + memory**power) ** (1 / power))
 
-    return seconds
+    def of_experts(rows: int) -> float:
+        compute = per_row_compute * rows * chosen
+        memory = weights * product.touched(rows) + per_row_memory * rows * chosen
+        return float((compute**power + memory**power) ** (1 / power))
+
+    return seconds if experts == 1 else of_experts
 
 
 def _layer_gemms(model: ModelSpec, gpu: GpuSpec, c: Calibration) -> Callable[[int], float]:
-    products = [_gemm(outputs, inputs, model, gpu, c) for outputs, inputs in model.linear_shapes]
+    """Return the seconds of all layers' products and all-reduces, by rows."""
+    groups = [
+        (group.layers, [_gemm(product, model, gpu, c) for product in group.products])
+        for group in model.layer_groups
+    ]
+    # Attention and MLP end with an all-reduce, and the embedding is one, too.
+    sums = 2 * model.layers + 1 if model.ranks > 1 else 0
+    latency_s, byte_s = _all_reduce(model, gpu)
 
     def seconds(rows: int) -> float:
-        return model.layers * fsum(product(rows) for product in products)
+        total = 0.0
+        for layers, products in groups:
+            total += layers * fsum(product(rows) for product in products)
+        if sums:
+            total += sums * (latency_s + byte_s * model.bytes_per_value * model.hidden * rows)
+        return total
 
     return seconds
+
+
+def _head_gemm(model: ModelSpec, gpu: GpuSpec, c: Calibration) -> Callable[[int], float]:
+    """Return the seconds of the head, by sampled tokens; the logits of all GPUs are gathered."""
+    product = _gemm(Product(model.vocab, model.hidden, 8 * model.bytes_per_value), model, gpu, c)
+    if model.ranks == 1:
+        return product
+    latency_s, byte_s = _all_reduce(model, gpu)
+    # A gather moves half the bytes of an all-reduce.
+    row_s = 0.5 * byte_s * model.bytes_per_value * model.vocab * model.ranks
+    return lambda rows: product(rows) + latency_s + row_s * rows
+
+
+def _all_reduce(model: ModelSpec, gpu: GpuSpec) -> tuple[float, float]:
+    """Return the seconds of an all-reduce of nothing, and of each byte."""
+    features, ranks = features_of(gpu), model.ranks
+    if ranks == 1 or features.link_bandwidth is None or features.link_latency_s is None:
+        return 0.0, 0.0
+    reached = features.link_bandwidth * LINK_SHARE
+    if features.link_peers:
+        reached *= min(1.0, (ranks - 1) / features.link_peers)
+    return features.link_latency_s, 2.0 * (ranks - 1) / ranks / reached

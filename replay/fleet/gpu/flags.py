@@ -62,6 +62,8 @@ class Setting:
         drain_s: seconds that running answers get after SIGTERM.
         cache_root: VLLM_CACHE_ROOT of all servers; each has a folder in it.
         loopback: whether the servers listen on this machine only.
+        ranks: GPUs of one server, by tensor parallelism.
+        quantization, kv_cache_dtype: vLLM's options; None: its defaults.
     """
 
     profile: Profile
@@ -79,6 +81,9 @@ class Setting:
     drain_s: int
     cache_root: str
     loopback: bool
+    ranks: int = 1
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
 
 
 def serve_flags(s: Setting, listed: Collection[str] | None = None) -> tuple[list[Flag], list[Flag]]:
@@ -93,6 +98,7 @@ def serve_flags(s: Setting, listed: Collection[str] | None = None) -> tuple[list
     wanted = [
         Flag("--served-model-name", s.served_name, "the value of `model` in clients' requests"),
         *_context(s),
+        *_placement(s),
         Flag("--enable-prefix-caching", None, "a document is computed once, not on every request"),
         Flag("--enable-chunked-prefill", None, "chats go on during a document's prefill"),
         Flag(
@@ -180,6 +186,18 @@ def _context(s: Setting) -> list[Flag]:
     return flags
 
 
+def _placement(s: Setting) -> list[Flag]:
+    flags = []
+    if s.ranks > 1:
+        why = "GPUs that share each layer of one server"
+        flags.append(Flag("--tensor-parallel-size", str(s.ranks), why))
+    if s.quantization is not None:
+        flags.append(Flag("--quantization", s.quantization, "smaller weights, as given"))
+    if s.kv_cache_dtype is not None:
+        flags.append(Flag("--kv-cache-dtype", s.kv_cache_dtype, "size of a cached number"))
+    return flags
+
+
 def _memory(s: Setting) -> list[Flag]:
     if s.kv_memory is not None:
         why = "memory for the KV cache of one server" + (
@@ -215,12 +233,13 @@ def kv_events_flag(publish: str, replay: str) -> Flag:
     return Flag("--kv-events-config", value, "the proxy learns exactly which blocks are cached")
 
 
-def environment(s: Setting, name: str, gpu: int | None) -> list[Flag]:
-    """Return the environment variables of the server `name`."""
+def environment(s: Setting, name: str, gpus: Sequence[int]) -> list[Flag]:
+    """Return the environment variables of the server `name` on `gpus`; none: on the CPU."""
     variables = []
-    if gpu is not None:
+    if gpus:
+        which = "one server, one GPU" if s.ranks == 1 else f"one server, {s.ranks} GPUs"
         variables += [
-            Flag("CUDA_VISIBLE_DEVICES", str(gpu), "one server, one GPU"),
+            Flag("CUDA_VISIBLE_DEVICES", ",".join(map(str, gpus)), which),
             Flag("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "GPU numbers as nvidia-smi's"),
         ]
     variables.append(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.replay.engine.hardware.hf_config import read_shape
+from forebay.replay.engine.hardware.hf_fields import Uncounted
 from forebay.replay.engine.hardware.kv_layout import ModelShape
 from forebay.replay.engine.hardware.specs import LLAMA_3_8B, PHI_3_MINI, QWEN_2_5_14B, ModelSpec
 from forebay.traces.errors import InputError
@@ -88,8 +89,7 @@ def find_profile(model: str) -> Profile:
     """
     path = Path(model)
     if (path / "config.json").is_file():
-        shape = read_shape(path)
-        return Profile(str(path.resolve()), shape.max_model_len, shape.max_model_len, shape=shape)
+        return _of_folder(path)
     if path.exists() or model.startswith((".", "/", "~")):
         raise InputError(f"--model {model}: no config.json in it; give the folder of a model")
     last = model.rsplit("/", 1)[-1].lower()
@@ -103,6 +103,16 @@ def find_profile(model: str) -> Profile:
             "Qwen/Qwen2.5-7B-Instruct, or the folder of a model"
         )
     return Profile(model, None)
+
+
+def _of_folder(path: Path) -> Profile:
+    """Read the sizes of a model in a folder; vLLM may serve one whose sizes are not known here."""
+    try:
+        shape = read_shape(path)
+    except Uncounted as error:
+        return Profile(str(path.resolve()), None, note=f"its KV cache is not computed: {error}")
+    longest = shape.default_len or shape.max_model_len
+    return Profile(str(path.resolve()), shape.max_model_len, longest, shape=shape)
 
 
 def _copy(known: Profile, repository: str) -> Profile:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from forebay.replay.engine.hardware.kv_layout import KvOptions, kv_layout
+from forebay.replay.engine.hardware.kv_layout import KV_VALUE_BYTES, KvOptions, kv_layout
 from forebay.replay.engine.hardware.memory import MemoryOptions, memory_budget
 from forebay.replay.fleet.gpu.gpus import Gpu
 from forebay.replay.fleet.gpu.profiles import Profile
@@ -28,19 +28,28 @@ def kv_tokens(
     utilization: float,
     batched_tokens: int,
     seqs: int | None,
+    ranks: int = 1,
+    kv_cache_dtype: str = "auto",
 ) -> int | None:
     """Return the KV cache, tokens, of the server with the least; None where sizes are unknown.
 
     Args:
         context: longest request, tokens; raises InputError where it does not fit.
         kv_memory: --kv-cache-memory-bytes; None: the memory that `utilization` leaves.
+        ranks: GPUs of one server.
     """
     if kv_memory is not None:
         size = parse_bytes(kv_memory)
     if profile.shape is None or context is None:
         return None
+    automatic = kv_cache_dtype == "auto"
+    kv = KvOptions(
+        value_bytes=profile.shape.kv_value_bytes if automatic else KV_VALUE_BYTES[kv_cache_dtype],
+        tensor_parallel=ranks,
+        max_num_batched_tokens=batched_tokens,
+    )
     if kv_memory is not None:
-        tokens = int(size / kv_layout(profile.shape, KvOptions()).bytes_per_token)
+        tokens = int(size / kv_layout(profile.shape, kv).bytes_per_token)
         where = f"--kv-cache-memory-bytes {kv_memory}"
         more = "more, or "
     else:
@@ -49,7 +58,7 @@ def kv_tokens(
             profile.shape,
             least.total_gib,
             MemoryOptions(
-                KvOptions(max_num_batched_tokens=batched_tokens),
+                kv,
                 gpu_memory_utilization=utilization,
                 max_num_seqs=seqs or MOST_SEQS,
             ),

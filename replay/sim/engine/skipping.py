@@ -50,7 +50,7 @@ class SkippingEngine:
                 f"--scheduling-policy {limits.scheduling_policy}: only fcfs can be skipped through"
             )
         self._timing = step_time_model(
-            config.model_spec, config.gpu_spec, config.step_constants(), config.asynchronous
+            config.rank_spec, config.gpu_spec, config.step_constants(), config.asynchronous
         )
         self._planner = Planner(limits, config.num_blocks())
         self._cohort = self._planner.cohort

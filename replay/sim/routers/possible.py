@@ -73,7 +73,7 @@ class LeastPrefill:
 
     def __init__(self, engine: EngineConfig) -> None:
         model = step_time_model(
-            engine.model_spec, engine.gpu_spec, engine.step_constants(), engine.asynchronous
+            engine.rank_spec, engine.gpu_spec, engine.step_constants(), engine.asynchronous
         )
         full = StepWork(tokens=engine.batched_tokens, sequences=1)
         self._times = engine.server_times()

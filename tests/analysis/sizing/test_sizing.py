@@ -511,7 +511,8 @@ def test_a_config_json_is_simulated_as_the_built_in_model(tmp_path: Path) -> Non
     [
         ("meta-llama/Llama-3.1-8B", {"hidden_size": None}, "hidden_size is missing"),
         ("meta-llama/Llama-3.1-8B", {"num_hidden_layers": 400}, "the model does not fit by"),
-        ("deepseek-ai/DeepSeek-R1", {}, "latent attention (MLA)"),
+        ("deepseek-ai/DeepSeek-R1", {}, "the model does not fit by"),
+        ("deepseek-ai/DeepSeek-R1", {"index_topk": 2_048}, "index_topk: this model has sparse"),
     ],
 )
 def test_a_config_json_that_cannot_be_sized(

@@ -242,6 +242,23 @@ def test_a_kept_run_is_read_like_a_replay(
     assert "already holds a run" in capsys.readouterr().err
 
 
+def test_engine_options_are_kept_with_the_run(
+    trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--gpus", 1, "--tp", 2, "--quantization", "fp8", "--max-num-batched-tokens", 2_048,
+             "--max-num-seqs", 64)  # fmt: skip
+    kept = told(capsys, trace_file, *words, "--out", tmp_path / "run")
+    engine = orjson.loads((tmp_path / "run" / "run.json").read_bytes())["engine"]
+    names = ("tensor_parallel_size", "quantization", "max_num_batched_tokens", "max_num_seqs")
+    assert [engine[name] for name in names] == ["2", "fp8", "2048", "64"]
+    swept = told(capsys, trace_file, *words[:2], "--sweep", "tensor_parallel_size=2",
+                 "--sweep", "quantization=fp8", "--sweep", "max_num_batched_tokens=2048",
+                 "--sweep", "max_num_seqs=64", "--jobs", 1)  # fmt: skip
+    assert kept["ttft_ms"] == swept["ttft_ms"]
+    assert kept["constants_remarks"] == swept["constants_remarks"]
+    assert "all-reduce" in kept["constants_remarks"][0]
+
+
 WAITING = Config.model_validate(
     {
         "backends": [{"url": "http://127.0.0.1:8001", "max_concurrency": 2}],

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def trace(tmp_path: Path) -> Path:
     return tmp_path / "trace.jsonl"
 
 
-def no_load() -> float:
+def no_load(_: Sequence[TraceRequest]) -> float:
     raise AssertionError("the pace is the trace's own")
 
 
@@ -52,6 +53,8 @@ def test_a_file_is_read_once_for_the_rows_of_two_passes(
     requests, _ = SimWorkload(trace, too_long=too_long).requests(CONTEXT, no_load)
     assert requests == rows
     assert opened == [trace]
+    SimWorkload(trace, too_long=too_long, load=0.5).requests(CONTEXT, len)
+    assert opened == [trace] * 2
 
 
 def test_a_row_that_is_too_long_is_named(trace: Path) -> None:

@@ -358,8 +358,8 @@ def test_a_bad_gpu_file_is_named_by_its_key(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"num_local_experts": 8, "num_experts_per_tok": 2, "model_type": "mixtral"}, "experts"),
-        ({"sliding_window": 4_096, "model_type": "mistral"}, "sliding-window"),
+        ({"num_local_experts": 8, "model_type": "mixtral"}, "num_experts_per_tok .* is missing"),
+        ({"mamba_d_state": 128, "model_type": "falcon_h1"}, "mamba_d_state: this model has a"),
         ({"hidden_size": None}, "hidden_size is missing"),
     ],
 )

@@ -1,0 +1,76 @@
+"""The model families whose layers are counted here, and the keys of those that are not.
+
+A `config.json` is an open format: what it leaves unread changes sizes silently. So a family is
+counted if it is listed, and refused otherwise.
+"""
+
+from forebay.replay.engine.hardware.hf_fields import Fields, Uncounted
+
+DENSE = frozenset({
+    "baichuan", "cohere", "cohere2", "ernie4_5", "exaone", "exaone4", "falcon", "gemma", "gemma2",
+    "gemma3", "gemma3_text", "glm", "glm4", "glm4v_text", "gpt_bigcode", "gpt_neox", "granite",
+    "hunyuan_v1_dense", "internlm2", "internlm3", "llama", "mimo", "ministral", "ministral3",
+    "mistral", "nemotron", "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen2_vl",
+    "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3", "qwen3_vl_text", "seed_oss",
+    "smollm3", "stablelm", "starcoder2",
+})  # fmt: skip
+MIXTURES = frozenset({
+    "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "glm4v_moe_text", "gpt_oss", "granitemoe",
+    "kimi_k2", "llama4_text", "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe",
+    "qwen3_moe", "qwen3_vl_moe_text",
+})  # fmt: skip
+KNOWN = DENSE | MIXTURES
+
+_STATE = "a recurrent state beside the KV cache"
+_SPARSE = "sparse attention with a cache of its own"
+_UNEQUAL = "layers of different sizes"
+UNCOUNTED = {
+    "layers_block_type": _STATE,
+    "hybrid_override_pattern": _STATE,
+    "attn_layer_indices": _STATE,
+    "attn_layer_period": _STATE,
+    "attn_type_list": _STATE,
+    "full_attention_interval": _STATE,
+    "full_attn_idxs": _STATE,
+    "lru_width": _STATE,
+    "index_topk": _SPARSE,
+    "compress_ratios": _SPARSE,
+    "sparse_attention_config": _SPARSE,
+    "global_head_dim": _UNEQUAL,
+    "hybrid_layer_pattern": _UNEQUAL,
+    "swa_head_dim": _UNEQUAL,
+    "block_configs": _UNEQUAL,
+    "num_kv_shared_layers": "layers that share the cache of others",
+    "cross_attention_layers": "cross attention to images",
+}
+"""Keys that change what a layer caches or computes, and what they mean."""
+_UNCOUNTED_PREFIXES = {"mamba_": _STATE, "ssm_": _STATE, "linear_attn_": _STATE,
+                       "linear_num_": _STATE, "linear_key_": _STATE}  # fmt: skip
+
+
+def check_architecture(fields: Fields) -> None:
+    """Raise InputError, naming the key, for a model whose layers are not counted here."""
+    if fields.get("is_encoder_decoder"):
+        raise _uncounted(fields, "is_encoder_decoder", "an encoder and cross attention")
+    for key in fields.names():
+        why = UNCOUNTED.get(key) or next(
+            (why for start, why in _UNCOUNTED_PREFIXES.items() if key.startswith(start)), None
+        )
+        if why is not None and fields.get(key):
+            raise _uncounted(fields, key, why)
+    kind = fields.model_type
+    if kind not in KNOWN:
+        if not kind:
+            fields.needed("num_attention_heads")  # a file of something else names no sizes
+        said = f"model_type is {kind!r}" if kind else "model_type is missing"
+        raise Uncounted(
+            f"{fields.path}: {said}: its layers are not counted here; known are "
+            f"{', '.join(sorted(KNOWN))}"
+        )
+
+
+def _uncounted(fields: Fields, key: str, why: str) -> Uncounted:
+    return Uncounted(
+        f"{fields.path}: {key}: this model has {why}, which is not counted here; measure it with "
+        "a real vLLM"
+    )
