@@ -114,7 +114,7 @@ class StartGate:
         if chunked or limited or long_s < inf:
             matched = backend.matched_tokens(request)
         uncached = request.prompt_tokens - matched
-        if chunked and not passes(backend, uncached, priority, ahead_s, now):
+        if chunked and not self._passes(backend, uncached, priority, ahead_s, now):
             return "line"
         short = lacks(backend, waiting)
         if short:
@@ -203,42 +203,36 @@ class StartGate:
             return "trial"
         if not below(backend.api_server.wait_s(now), INSTANT_S):
             return "tokenizer"
+        return "" if self._passes(backend, 0.0, priority, ahead_s, now) else "line"
+
+    def _passes(
+        self,
+        backend: Backend,
+        uncached_tokens: float,
+        priority: float | None,
+        ahead_s: float,
+        now: float,
+    ) -> bool:
+        """Return whether the backlog that this prefill cannot pass is short, or fits into a step.
+
+        A step has its fixed cost once, and it is high where the engine decodes many contexts.
+        """
         queue = backend.prefill_queue
-        if below(queue.drain_s(0.0, now, priority), ahead_s):
-            return ""
-        return "" if shares_steps(backend, 0.0, ahead_s) else "line"
+        if below(queue.drain_s(uncached_tokens, now, priority), ahead_s):
+            return True
+        if backend.elsewhere is not None:
+            return False
+        if queue.tokens < STEP_TOKENS:
+            return True
+        # An engine whose prefills cost it next to nothing has more room than one step.
+        prefills = list(queue.prefills.values())
+        return _work_s(backend, prefills) < BESIDE_OTHERS * self.dispatch_ahead_s
 
     def _limit_reached(self, backend: Backend, bucket: str) -> bool:
         prefills = backend.prefill_queue.prefills_of[bucket]
         if backend.elsewhere is not None:
             prefills += backend.elsewhere.prefills.get(bucket, 0)
         return prefills >= self._buckets[bucket].prefills_per_backend
-
-
-def passes(
-    backend: Backend, uncached_tokens: float, priority: float | None, ahead_s: float, now: float
-) -> bool:
-    """Return whether the backlog that this prefill cannot pass is below `ahead_s`."""
-    queue = backend.prefill_queue
-    return below(queue.drain_s(uncached_tokens, now, priority), ahead_s) or shares_steps(
-        backend, uncached_tokens, ahead_s
-    )
-
-
-def shares_steps(backend: Backend, uncached_tokens: float, ahead_s: float) -> bool:
-    """Return whether what a prefill would wait for is short without the fixed costs.
-
-    Each prefill is predicted as a step of its own, but one step computes many, and has its fixed
-    cost once. That cost is high where the engine decodes many long contexts.
-    """
-    if backend.elsewhere is not None:
-        return False
-    queue = backend.prefill_queue
-    if queue.tokens < STEP_TOKENS:
-        return True
-    least = max(uncached_tokens, queue.chunk_tokens)  # it passes longer ones
-    before = [p for p in queue.prefills.values() if p.uncached_tokens <= least]
-    return _work_s(backend, before) < ahead_s
 
 
 def takes_followers(backend: Backend, ahead_s: float) -> bool:
