@@ -14,6 +14,7 @@ from urllib.parse import parse_qs
 import orjson
 from aiohttp import web
 
+from forebay.proxy.api.dialects import DIALECTS
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.app import App
 from forebay.proxy.backends.pool import Backends
@@ -282,6 +283,11 @@ def _prefix_index(backend: Backend) -> dict[str, Any]:
     error, held = backend.cache.error, backend.cache.engine_blocks
     return {
         "mode": backend.cache.mode,
+        "paths": {
+            # Only these prompts can be tokenised as the engine does it (kv_events/tokenize.py).
+            path: backend.cache.mode if dialect.classic else backend.cache.estimate
+            for path, dialect in DIALECTS.items()
+        },
         "held_engine_blocks": None if held is None else len(held),
         "kept_share": round(backend.cache.kept, 3),
         "answers": error.answers,

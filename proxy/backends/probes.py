@@ -298,10 +298,20 @@ class Prober:
         if not (found := _CACHE_CONFIG.search(text)):
             return None
         labels = dict(re.findall(rb'(\w+)="([^"]*)"', found.group(1)))
-        try:
-            return float(int(labels[b"num_gpu_blocks"]) * int(labels[b"block_size"]))
-        except (KeyError, ValueError, OverflowError):
-            return None
+        # A hybrid model divides its blocks among groups of layers, so the product is too large.
+        tokens = _count(labels, b"kv_cache_size_tokens")
+        if tokens is None:
+            blocks, block_size = _count(labels, b"num_gpu_blocks"), _count(labels, b"block_size")
+            tokens = blocks * block_size if blocks and block_size else None
+        return tokens
+
+
+def _count(labels: Mapping[bytes, bytes], name: bytes) -> float | None:
+    """Return a label as a number above 0, or None: it is "None" before the memory is profiled."""
+    try:
+        return float(int(labels[name])) or None
+    except (KeyError, ValueError, OverflowError):
+        return None
 
 
 def key_header(config: Config) -> dict[str, str]:

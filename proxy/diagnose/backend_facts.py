@@ -22,6 +22,8 @@ SUMMED = {  # over engines and models; the key of the answer by the name in vLLM
     b"num_preemptions_total": "preemptions",
     b"prefix_cache_queries_total": "prefix_queries",
     b"prefix_cache_hits_total": "prefix_hits",
+    b"request_prompt_tokens_sum": "prompt_tokens",
+    b"request_prompt_tokens_count": "prompts",
 }
 
 
@@ -76,4 +78,6 @@ def engine_facts(metrics: bytes) -> dict[str, Any] | None:
             found = dict(re.findall(rb'(\w+)="([^"]*)"', labels))
             caching = found.get(b"enable_prefix_caching")
             facts["prefix_caching"] = None if caching is None else caching == b"True"
+            size = found.get(b"block_size", b"")
+            facts["block_tokens"] = int(size) if size.isdigit() else None
     return facts or None
