@@ -38,6 +38,7 @@ from forebay.proxy.share.exchange import PeerExchange
 from forebay.proxy.telemetry.logs.capture import Capture
 from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
+from forebay.traces.command_line.messages import SHOWN, shortlist
 
 VERSIONS = {
     "forebay": version("forebay"),
@@ -251,7 +252,8 @@ def _backend(backend: Backend, shaper: Shaper, now: float) -> dict[str, Any]:
         "backlog_s": round(backend.prefill_queue.backlog_s(now), 3),
         "queued": {bucket: len(queue) for bucket, queue in backend.queues.items()},
         "kv_tokens": None if backend.kv_tokens == float("inf") else backend.kv_tokens,
-        "models": None if backend.models is None else sorted(backend.models),
+        "models": None if backend.models is None else sorted(backend.models)[:SHOWN],
+        "models_count": None if backend.models is None else len(backend.models),
         "kv_reserved_tokens": backend.kv.tokens,
         "prefix_index_blocks": len(backend.cache.prefixes),
         "prefix_index": _prefix_index(backend),

@@ -17,6 +17,7 @@ SLOWER = 1.5
 """Times the prefill of the fastest backend, with the learned error of both on top: a fifth after
 two prompts. Equal GPUs differ by less than a tenth."""
 LEARNED = 2  # prefills from which the learned speed of a backend is compared
+from forebay.traces.command_line.messages import shortlist
 SOME = 0.01  # of all requests: more errors, rejections or preemptions than this are a finding
 MANY = 0.05  # of the admitted requests that were late, or of the waiting time for one reason
 OFF = 1.5  # times the predicted time to first token
@@ -112,7 +113,7 @@ def models(scene: Scene) -> Found:
     served = {fact["name"]: fact["models"] for fact in scene.facts if fact["models"]}
     names = {tuple(sorted(one)) for one in served.values()}
     if len(names) > 1:
-        listed = "; ".join(f"{name}: {', '.join(one)}" for name, one in served.items())
+        listed = "; ".join(f"{name}: {shortlist(one)}" for name, one in served.items())
         yield (
             "warning",
             f"the backends serve different models ({listed})",

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, Unreachable, ask, ask_json
+from forebay.proxy.diagnose.admin_client import (
+    DEFAULT_ADMIN,
+    AdminUrl,
+    Unreachable,
+    ask,
+    ask_json,
+    cleaned_json,
+)
 from forebay.traces.command_line.messages import talk
 
 if TYPE_CHECKING:
@@ -80,7 +87,7 @@ def ask_all(admin: str) -> "Scene":
 
     before = ask_json(admin, "/status", "ready")
     try:
-        facts = json.loads(ask(admin, "/backends"))
+        facts = cleaned_json(ask(admin, "/backends"))
         samples = samples_of(ask(admin, "/metrics").decode())
     except ValueError:
         raise Unreachable(
