@@ -17,12 +17,12 @@ from forebay.proxy.api.body import ParsedBody, parse_any, read_fields
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS, DIALECTS, MESSAGES, RESPONSES, Dialect
 from forebay.proxy.api.large_json import LargeBodies
 from forebay.proxy.api.token_estimate import TokenEstimate
-from forebay.proxy.api.unshaped_body import prepared
+from forebay.proxy.api.unshaped_body import is_form, prepared
 from forebay.proxy.backends.hold import HeldRequests
 from forebay.proxy.backends.models import Wanted
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.served_models import must_be_home
-from forebay.proxy.config.paths import ENGINELESS, MODELS, kept_response
+from forebay.proxy.config.paths import ENGINELESS, FORMS, MODELS, kept_response, may_be_form
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Driver, Rejected
@@ -359,7 +359,7 @@ class App:
         body = await self._body(request, record, memory)
         if path == MODELS and models.listed and models.matter and request.method != "POST":
             return web.Response(body=models.page(), content_type="application/json")
-        form = request.headers.get("content-type", "").startswith("multipart/")
+        form = path in FORMS and is_form(request.headers.get("content-type", ""))
         charged = 0 if form or path in ENGINELESS else self._charge(record.tenant, len(body))
         try:
             return await self._pass_on(request, raw, body, record, memory, home)
@@ -374,12 +374,15 @@ class App:
         memory: RequestMemory, home: str,
     ) -> web.StreamResponse:  # fmt: skip
         # Without an engine there is no prefix cache, and so no salt.
-        salts = None if raw.partition("?")[0] in ENGINELESS else self._security.salts
+        path = raw.partition("?")[0]
+        salts = None if path in ENGINELESS else self._security.salts
         models, wanted = self._backends.models, Wanted("")
         if body and (salts or models.matter):
             content_type = request.headers.get("content-type", "")
             async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
-                body, wanted = await prepared(body, content_type, record.tenant, salts, models)
+                body, wanted = await prepared(
+                    body, content_type, record.tenant, salts, models, form=may_be_form(path)
+                )
         wanted = wanted._replace(route=await self._backends.search.must_have(wanted.name))
         reply = self._stream_headers(record.id, self._cors.answer(request.headers))
         return await self._unshaped.serve(request, raw, body, wanted, record, reply, memory, home)

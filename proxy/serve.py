@@ -22,6 +22,7 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.observe import ObservingShaper
 from forebay.proxy.driver import Driver
+from forebay.proxy.http1 import errors
 from forebay.proxy.http1.server.handover import stop_listening
 from forebay.proxy.http1.server.listen import listen, listen_fault, url_host
 from forebay.proxy.http1.server.server import HttpServer
@@ -41,7 +42,7 @@ from forebay.proxy.telemetry.log_events import LogEvent, Say
 from forebay.proxy.telemetry.logs.access_log import AccessLog, InternalErrors
 from forebay.proxy.telemetry.logs.capture import capturing
 from forebay.proxy.telemetry.logs.tracing import Tracer
-from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
+from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger, open_at_once, why_not
 from forebay.proxy.telemetry.metrics.backend_metrics import BackendMetrics
 from forebay.proxy.telemetry.metrics.decision_metrics import DecisionMetrics
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
@@ -99,6 +100,7 @@ class Proxy:
         connections that are still open then are cut. Returns the number of these requests.
         """
         self.app.draining = True
+        self.app.held.end_all(errors.draining)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.app.idle.wait(), patience_s)
             return 0
@@ -310,9 +312,10 @@ async def _histogram_log(config: Config, metrics: ProxyMetrics, say: Say) -> Asy
         yield
         return
     try:
-        stream = path.open("w", HLOG_BUFFER_BYTES, encoding="utf-8")
+        file = open_at_once(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        stream = os.fdopen(file, "w", HLOG_BUFFER_BYTES, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"metrics.hlog: cannot write {path} ({error.strerror})") from error
+        raise InputError(f"metrics.hlog: cannot write {path} ({why_not(error)})") from error
     clock = asyncio.get_running_loop().time
     start = clock()
     failing = False

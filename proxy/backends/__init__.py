@@ -3,7 +3,7 @@
 In reading order: pool (all of them, and what happens to each), probes (health and /metrics),
 models (names of models), served_models (which backend has which model), model_search (asks again
 before a model is not found), discovery (backends that come and go), hold (requests that wait for a
-backend to come up).
+backend to come up), malformed (answers that are not sound HTTP).
 
 May import http1, config, share and the driver; app and relay import it.
 """

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from math import inf
 
+from forebay.proxy.backends.malformed import MalformedAnswers
 from forebay.proxy.backends.model_search import ModelSearch
 from forebay.proxy.backends.probes import Prober, Upstream, key_header
 from forebay.proxy.backends.served_models import ServedModels, any_up, others
@@ -62,6 +63,7 @@ class Backends:
         self._say = say
         self._turns: Counter[str] = Counter()  # by path
         self._suspicions = Suspicions()
+        self._malformed = MalformedAnswers(say, driver.clock)
         self._serving = False  # some backend was up when health was last applied
         self.upstreams = {b.name: self._upstream(b) for b in config.backends}
         self.health = Health(self.upstreams, driver.clock())
@@ -253,6 +255,7 @@ class Backends:
     ) -> None:
         """A request for this model has failed before a good first byte."""
         health, now = self.health, self._driver.clock()
+        self._malformed.came(name, failure.kind)
         upstream, everywhere = self.upstreams.get(name), False
         if failure.declined and upstream:
             upstream.declined_at = now

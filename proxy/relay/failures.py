@@ -19,6 +19,20 @@ from forebay.proxy.relay.retries import Retry
 Verdict = Literal["failed", "refused", "full", "answered", "nothing"]
 NO_MODEL = "no_model"  # the kind of a 404 for a model or an adapter: another backend may have it
 EVENTS = "text/event-stream"
+MOST_STATUS = 599  # RFC 9110, 15: others are invalid
+MALFORMED = {
+    "bad_http": "it is not HTTP/1.1, or could be read in two ways",
+    "large_head": "its headers are too large",
+    "bad_coding": "its compressed body is damaged",
+    "bad_status": "its status is above 599",
+    "transfer_coding": "its Transfer-Encoding is not `chunked`",
+    "framing": "it gives its length in two ways",
+    "encoding": "it has a Content-Encoding that was not asked for",
+    "redirect": "it is a redirect, and none is followed",
+    "content_type": "it has another content type than was asked for",
+    "empty": "it is empty",
+}
+"""Kinds of answers that no sound server gives, in words for the log."""
 BUSY_STATUSES = frozenset({429, 503})  # the backend is too busy, not broken
 
 
@@ -60,8 +74,13 @@ class Failure(Exception):
 def check_head(response: UpstreamResponse) -> None:
     """Raise Failure unless status and headers are those of a response that may be passed on."""
     headers, status = response.headers, response.status
+    if status > MOST_STATUS:
+        raise Failure("bad_status", upstream_error())
     if 300 <= status < 400:  # the target could be anywhere
         raise Failure("redirect", upstream_error())
+    coding = headers.get("transfer-encoding", "chunked").strip().lower()
+    if coding != "chunked":
+        raise Failure("transfer_coding", upstream_error())  # none was asked for
     if "transfer-encoding" in headers and "content-length" in headers:
         raise Failure("framing", upstream_error())  # another parser may choose the other one
     if headers.get("content-encoding", "identity").lower() != "identity":

@@ -28,6 +28,7 @@ class LogEvent(Enum):
     BACKEND_UNREACHABLE = "backend_unreachable", WARNING, "a configured backend is not up yet"
     BACKEND_UNPROBED = "backend_unprobed", WARNING, "this proxy cannot probe the backend"
     ADDRESSES_CUT = "addresses_cut", WARNING, "a name has more addresses than are used"
+    BACKEND_MALFORMED = "backend_malformed", WARNING, "an answer of the backend is not sound HTTP"
     BACKEND_KV_CACHE = "backend_kv_cache", INFO, "the backend has reported its KV cache size"
     BACKEND_MODELS = "backend_models", INFO, "the backends serve different models; one of them says"
     BACKEND_RESTARTED = "backend_restarted", INFO, "KV events show that the backend has restarted"

@@ -6,6 +6,7 @@ processes may write one file, as each write ends with a whole line. A disk that 
 the beginning of a line: it stays as a line that is no JSON, and the whole line follows.
 """
 
+import errno
 import os
 import queue
 import threading
@@ -48,7 +49,7 @@ class UsageLedger:
         try:
             self._file = _opened(path)
         except OSError as error:
-            raise InputError(f"usage.path: cannot write {path} ({error.strerror})") from error
+            raise InputError(f"usage.path: cannot write {path} ({why_not(error)})") from error
         self._thread = threading.Thread(target=self._write_all, name="usage", daemon=True)
 
     def __enter__(self) -> "UsageLedger":
@@ -127,8 +128,19 @@ class UsageLedger:
         return data
 
 
+def open_at_once(path: Path, flags: int, mode: int = 0o640) -> int:
+    """Open a file to write; raises OSError for a pipe that nobody reads, which would hang us."""
+    return os.open(path, flags | os.O_NONBLOCK, mode)
+
+
+def why_not(error: OSError) -> str:
+    """Return why a file cannot be opened, in words."""
+    pipe = error.errno == errno.ENXIO
+    return "it is a pipe that nobody reads" if pipe else error.strerror or str(error)
+
+
 def _opened(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+    return open_at_once(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def _is_file(file: int, path: Path) -> bool:
