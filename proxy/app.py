@@ -324,6 +324,7 @@ class App:
             most_tokens=self._config.buckets[-1].up_to,
             counted=bool(self._config.usage.path) or self._config.tenants.has_quota(tenant),
             models=self._backends.models,
+            ignore_salt=self._backends.ignore_salt,
         )
 
     def _headers(self, id_: str, cors: dict[str, str], record: RequestRecord) -> dict[str, str]:

@@ -94,6 +94,7 @@ def read_fields(
     most_tokens: float = math.inf,
     counted: bool = False,
     models: Models = NO_MODELS,
+    ignore_salt: frozenset[str] = frozenset(),
 ) -> ParsedBody:
     """Parse a request that is shaped; raises ApiError 400 naming the parameter.
 
@@ -104,6 +105,7 @@ def read_fields(
             may fit: an estimate rejects no prompt, and if it is served it is no longer than this.
         counted: ask the backend for the usage of a stream, too: somebody counts it.
         models: those of the backends, with other names for them.
+        ignore_salt: paths on which the backends drop the salt, so all tenants share their caches.
     """
     streams = typed(fields, "stream", bool, False)
     body, wanted = with_model(fields, body, models)
@@ -112,7 +114,7 @@ def read_fields(
         reject_media_ids(fields)
         salt = salts.salt(tenant, salt)
         body = with_salt(body, salt)
-    cache = _cache_of(salt, wanted)
+    cache = _cache_of(None if dialect.path in ignore_salt else salt, wanted)
     into = BlockHashes(block_bytes, cache) if len(body) >= LARGE_BYTES else None
     text = TEXTS[dialect.path](fields, into)
     prompt = text.data

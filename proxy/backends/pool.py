@@ -14,6 +14,7 @@ from forebay.proxy.backends.malformed import MalformedAnswers
 from forebay.proxy.backends.model_search import ModelSearch
 from forebay.proxy.backends.probes import Prober, Upstream, key_header
 from forebay.proxy.backends.served_models import ServedModels, any_up, others
+from forebay.proxy.config.advice import NO_ISOLATION, NO_ISOLATION_REMEDY
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.health import ANY, NONE, Health, Intake, State, Transition
 from forebay.proxy.core.model import Send
@@ -24,6 +25,7 @@ from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.relay.failures import Failure
 from forebay.proxy.relay.suspicions import Suspects, Suspicions
 from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.traces.command_line.messages import shortlist
 
 STALE_WITHIN_S = 0.5  # a kept connection that is lost so soon was closed while idle
 GRAY_EVERY_S = 0.5  # between two looks for backends that are slow
@@ -47,6 +49,7 @@ class Backends:
     Attributes:
         models: which backends serve which model.
         search: looks for a model that no backend names.
+        ignore_salt: paths on which every backend that has told drops the salt of a tenant's cache.
         on_hang: called at every probe of a backend that is down, to end attempts there.
     """
 
@@ -64,6 +67,7 @@ class Backends:
         self._turns: Counter[str] = Counter()  # by path
         self._suspicions = Suspicions()
         self._malformed = MalformedAnswers(say, driver.clock)
+        self.ignore_salt: frozenset[str] = frozenset()
         self._serving = False  # some backend was up when health was last applied
         self.upstreams = {b.name: self._upstream(b) for b in config.backends}
         self.health = Health(self.upstreams, driver.clock())
@@ -76,6 +80,7 @@ class Backends:
             self._after_probe,
             self._size_known,
             self.models.changed,
+            self._salts_known,
         )
         self.on_hang: Callable[[Upstream], None] = lambda _: None
         self._timer: asyncio.TimerHandle | None = None
@@ -301,6 +306,15 @@ class Backends:
             line = f"backend {upstream.name} has a KV cache of {upstream.kv_tokens:,.0f} tokens"
             self._say(LogEvent.BACKEND_KV_CACHE, line, upstream.name)
         self._driver.backend_up(upstream.name, upstream.kv_tokens, upstream.most_prefills)
+
+    def _salts_known(self, upstream: Upstream) -> None:
+        """Say on which paths tenants share a cache of this backend, though they should not."""
+        told = [u.ignores_salt for u in self.upstreams.values() if u.ignores_salt is not None]
+        self.ignore_salt = frozenset.intersection(*told) if told else frozenset()
+        if upstream.ignores_salt:
+            paths = shortlist(sorted(upstream.ignores_salt))
+            line = f"backend {upstream.name} {NO_ISOLATION}: {paths}; {NO_ISOLATION_REMEDY}"
+            self._say(LogEvent.CACHE_SHARED, line, upstream.name)
 
     def _apply_changed_health(self) -> None:
         if self.health.moved:

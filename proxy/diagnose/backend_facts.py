@@ -45,6 +45,7 @@ async def _facts(backends: Backends, upstream: Upstream) -> dict[str, Any]:
         "name": upstream.name,
         "answers": any(answer is not None for answer in (version, models, metrics)),
         "version": told if isinstance(told, str) else None,
+        "ignores_salt": sorted(upstream.ignores_salt or ()),
         "models": [name for name in names if isinstance(name, str)][:MOST_MODELS] or None,
         "engine": engine_facts(metrics) if metrics else None,
     }

@@ -9,15 +9,20 @@ from itertools import product
 from typing import Any
 
 from forebay.proxy.config.advice import COMPUTED_WHOLE, THRESHOLD_REMEDY
-from forebay.proxy.diagnose.doctor.caches import prefix_caching, short_prompts, token_details
+from forebay.proxy.diagnose.doctor.caches import (
+    isolation,
+    prefix_caching,
+    short_prompts,
+    token_details,
+)
 from forebay.proxy.diagnose.doctor.finding import FEW, Finding, Found
 from forebay.proxy.diagnose.scene import Scene
+from forebay.traces.command_line.messages import shortlist
 
 SLOWER = 1.5
 """Times the prefill of the fastest backend, with the learned error of both on top: a fifth after
 two prompts. Equal GPUs differ by less than a tenth."""
 LEARNED = 2  # prefills from which the learned speed of a backend is compared
-from forebay.traces.command_line.messages import shortlist
 SOME = 0.01  # of all requests: more errors, rejections or preemptions than this are a finding
 MANY = 0.05  # of the admitted requests that were late, or of the waiting time for one reason
 OFF = 1.5  # times the predicted time to first token
@@ -317,6 +322,7 @@ CHECKS: Mapping[str, Callable[[Scene], Found]] = {
     "predictions": predictions,
     "prefix caching": prefix_caching,
     "length of prompts": short_prompts,
+    "cache isolation": isolation,
     "cached tokens in answers": token_details,
     "long prompts": long_prompts,
     "models": models,

@@ -251,6 +251,8 @@ CASES: list[Case] = [
                         "block_tokens": 784}),
       fact("b", engine={"prefix_hits": 9.0, "prompts": 50.0, "prompt_tokens": 15_000.0,
                         "block_tokens": 784})], ()),
+    ("b drops cache_salt on these paths, so tenants can tell there from the timing what others "
+     "have sent: /v1/messages", status(), [fact("b", ignores_salt=["/v1/messages"])], ()),
     ("none of 100 answers of b says how many",
      status(backend("a"), backend("b", prefix_index={"mode": "believed"})), (), SERVED),
     ("different versions (a 0.20.2, b 0.26.0)", status(), [fact("a"), fact("b", version="0.26.0")],

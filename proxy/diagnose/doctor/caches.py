@@ -1,7 +1,9 @@
 """Check that the prefix caches of the backends work, and that the proxy knows what they hold."""
 
+from forebay.proxy.config.advice import NO_ISOLATION, NO_ISOLATION_REMEDY
 from forebay.proxy.diagnose.doctor.finding import FEW, Found
 from forebay.proxy.diagnose.scene import Scene
+from forebay.traces.command_line.messages import shortlist
 
 KEPT = 0.5  # of its KV cache: a backend that keeps less has other clients, or a smaller cache
 
@@ -57,3 +59,11 @@ def token_details(scene: Scene) -> Found:
                 "start vLLM with --enable-prompt-tokens-details; streams say it to clients that "
                 "send stream_options: {include_usage: true}",
             )
+
+
+def isolation(scene: Scene) -> Found:
+    """Every backend keeps the caches of tenants apart, if that is on."""
+    for fact in scene.facts:
+        if paths := fact.get("ignores_salt"):
+            text = f"{fact['name']} {NO_ISOLATION}: {shortlist(paths)}"
+            yield "error", text, NO_ISOLATION_REMEDY
