@@ -139,7 +139,7 @@ class App:
             headers = self._cors.answer(request.headers) | record.decision_headers(
                 debug=self._config.debug_headers
             )
-            typed = request.path.startswith(MESSAGES.path)
+            typed = request.path.startswith(self._config.listen.path_prefix + MESSAGES.path)
             response = error_response(error, id_, headers, typed=typed)
             status = response.status
             if not memory.holder:  # nothing was awaited until here
@@ -168,7 +168,11 @@ class App:
         path = raw.partition("?")[0]
         if not (raw.isascii() and raw.startswith("/")) or "#" in raw:
             return answer_target(request, raw)
-        methods = methods_of(path, self._config.routes)
+        prefix = self._config.listen.path_prefix
+        if prefix:
+            path = path.removeprefix(prefix) if path.startswith(f"{prefix}/") else ""
+            raw = raw.removeprefix(prefix)
+        methods = methods_of(path, self._config.routes, prefix)
         if request.method not in methods:
             return self._answer_method(request, methods)
         if path in DIALECTS:
