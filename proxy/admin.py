@@ -5,11 +5,11 @@ Nothing of it can be reached through the public port.
 
 import asyncio
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote
 
 import orjson
 from aiohttp import web
@@ -114,6 +114,8 @@ class Admin:
                 return web.Response(body=orjson.dumps(facts), content_type="application/json")
             case "POST", "/preview":
                 return await self._preview(request)
+            case "POST", path if (named := named_backend(path)) is not None:
+                return self._drain_one(*named)
             case "GET", "/":
                 return web.Response(body=self._page, content_type="text/html", charset="utf-8")
             case "POST", "/drain":
@@ -122,6 +124,19 @@ class Admin:
             case "POST", "/reload":
                 return await self._reload()
         return wrong_request(request)
+
+    def _drain_one(self, name: str, state: str) -> web.Response:
+        """Take a backend out of use, or back; 404 if it is unknown."""
+        if name not in self._backends.upstreams or name not in self._driver.shaper.backends:
+            return unknown_backend(name, self._backends.upstreams)
+        (self._backends.drain if state == "drain" else self._backends.undrain)(name)
+        backend = self._driver.shaper.backends[name]
+        fields = {
+            "backend": name,
+            "draining": self._backends.upstreams[name].drained,
+            "in_flight": len(backend.in_flight),
+        }
+        return web.Response(body=orjson.dumps(fields), content_type="application/json")
 
     async def _reload(self) -> web.Response:
         result = await self._reloader.reload()
@@ -170,6 +185,10 @@ class Admin:
             fields["verdict"] = f"Would be rejected: {stopped}."
         return web.Response(body=orjson.dumps(fields), content_type="application/json")
 
+    def _is_drained(self, name: str) -> bool:
+        upstream = self._backends.upstreams.get(name)
+        return upstream is not None and upstream.drained
+
     def status(self) -> dict[str, Any]:
         """Return the JSON of `/status`."""
         shaper, now = self._driver.shaper, self._driver.clock()
@@ -195,7 +214,11 @@ class Admin:
             "usage": self._ledger.status() if self._ledger else None,
             "share": self._exchange.status(),
             "backends": [
-                {**_backend(backend, shaper, now), **_state(self._health, backend.name, now)}
+                {
+                    **_backend(backend, shaper, now),
+                    **_state(self._health, backend.name, now),
+                    "draining": backend.draining or self._is_drained(backend.name),
+                }
                 for backend in shaper.backends.values()
             ],
         }
@@ -204,7 +227,8 @@ class Admin:
 def wrong_request(request: web.BaseRequest) -> web.Response:
     """Return a 405 for another method of a path of the admin port, a 404 for another path."""
     id_ = request_id(request.headers)
-    allow = ALLOW.get(request.raw_path.partition("?")[0], "")
+    path = request.raw_path.partition("?")[0]
+    allow = "POST" if named_backend(path) else ALLOW.get(path, "")
     error = errors.no_such_path()
     if allow and request.method not in allow.split(", "):
         error = ApiError(405, "method_not_allowed", f"Use {allow}.", headers={"Allow": allow})
@@ -214,6 +238,21 @@ def wrong_request(request: web.BaseRequest) -> web.Response:
 def requested_id(request: web.BaseRequest) -> str | None:
     """Return the id in `/status?request=ID`; None if there is none."""
     return query_of(request).get("request", [None])[0]
+
+
+def named_backend(path: str) -> tuple[str, str] | None:
+    """Return name and state of `/backends/NAME/drain` or `/backends/NAME/ready`, else None."""
+    match path.split("/"):
+        case ["", "backends", name, "drain" | "ready" as state] if name:
+            return unquote(name), state
+    return None
+
+
+def unknown_backend(name: str, names: Iterable[str]) -> web.Response:
+    """Return a 404 that names the backends that there are."""
+    message = f"No backend {name[:MOST_SHOWN]!r}. There are: {shortlist(names)}."
+    body = error_body(message, CLIENT, "unknown_backend", "name")
+    return web.Response(status=404, body=body, content_type="application/json")
 
 
 def query_of(request: web.BaseRequest) -> Mapping[str, Sequence[str]]:

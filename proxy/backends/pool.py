@@ -147,6 +147,7 @@ class Backends:
         upstream = self._upstream(config)
         problem = await self.prober.check(upstream)
         self.prober.stop(config.name)
+        upstream.drained = self.upstreams[config.name].drained
         self.upstreams[config.name].origin.close()
         self.upstreams[config.name] = upstream
         self.health.remove(config.name)
@@ -172,6 +173,26 @@ class Backends:
         """Remove a backend that has left and has no running requests."""
         self.upstreams.pop(name).origin.close()
         self.models.apply(self._config.models)
+
+    # Changes by an operator.
+
+    def drain(self, name: str) -> None:
+        """Give a backend no new work, whatever its health, until `undrain`."""
+        upstream = self.upstreams[name]
+        if not upstream.drained:
+            upstream.drained, upstream.up = True, False
+            self._say(LogEvent.BACKEND_DRAINING, f"backend {name} gets no new work", name)
+            self._driver.backend_down(name, keeps_cache=True)
+            self._apply_health()  # it may have been the last one
+
+    def undrain(self, name: str) -> None:
+        """Let a backend take work again, as far as its health allows."""
+        upstream = self.upstreams[name]
+        if upstream.drained:
+            upstream.drained = False
+            self._say(LogEvent.BACKEND_DRAINING, f"backend {name} takes work again", name)
+            self._apply_intake(self.health.intake(name))
+            self._apply_health()
 
     # Sending.
 
@@ -339,7 +360,7 @@ class Backends:
 
     def _apply_intake(self, intake: Intake) -> None:
         upstream = self.upstreams[intake.backend]
-        upstream.up = intake.most_prefills != NONE
+        upstream.up = intake.most_prefills != NONE and not upstream.drained
         upstream.most_prefills = intake.most_prefills
         self.models.keep_only(intake.backend, intake.only)
         if not upstream.up:

@@ -46,6 +46,7 @@ class Upstream:
     """One backend as the network sees it.
 
     Attributes:
+        drained: an operator has taken it out of use, whatever its health.
         poke: set to probe the backend now, not at the next interval.
         probed: set when its first probe is over.
         heard: the backend has sent something since the last probe began.
@@ -62,6 +63,7 @@ class Upstream:
     config: BackendConfig
     origin: Origin
     up: bool = False
+    drained: bool = False
     poke: asyncio.Event = field(default_factory=asyncio.Event)
     probed: asyncio.Event = field(default_factory=asyncio.Event)
     heard: bool = False

@@ -89,7 +89,7 @@ def _refusal(admin: str, status: int, body: bytes) -> InputError:
         code, message = str(error["code"]), printable(str(error["message"]))
     except (ValueError, KeyError, TypeError):
         code = ""
-    if code in ("unknown_request", "no_worker") or (code and status in MISTAKES):
+    if code in ("unknown_request", "unknown_backend", "no_worker") or (code and status in MISTAKES):
         return Refused(code, message)
     return Unreachable(
         f"--admin {admin}: answered {status}; is it the admin port of a running proxy?"

@@ -25,6 +25,7 @@ class LogEvent(Enum):
         *("backend_half_open", WARNING),
         "an ejected backend is sent one request at a time, as a trial",
     )
+    BACKEND_DRAINING = "backend_draining", INFO, "an operator takes the backend out of use, or back"
     BACKEND_UNREACHABLE = "backend_unreachable", WARNING, "a configured backend is not up yet"
     BACKEND_UNPROBED = "backend_unprobed", WARNING, "this proxy cannot probe the backend"
     ADDRESSES_CUT = "addresses_cut", WARNING, "a name has more addresses than are used"
