@@ -150,6 +150,7 @@ async def start_proxy(
     config = discovery.expand(read)
     security = Security(config, environ)
     security.say_notes(say)
+    security.report_plain_http(say, asyncio.get_running_loop().time)
     recorder = DecisionRecorder(config.metrics.receipts)
     shaper = ObservingShaper(
         config.core_backends(),

@@ -5,8 +5,9 @@
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from forebay.proxy.api.cache_salt import CacheSalts, cache_secret
@@ -19,6 +20,7 @@ from forebay.proxy.telemetry.log_events import LogEvent, Say
 from forebay.traces.errors import InputError
 
 WATCH_S = 1.0
+PLAIN_HTTP_S = 60.0  # between two lines about clients that speak plain HTTP
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,24 @@ class Security:
                 f"{ring.short_keys} of the API keys are shorter than {SHORT_KEY} characters: "
                 "they can be guessed",
             )
+
+    def report_plain_http(self, say: Say, clock: Callable[[], float]) -> None:
+        """Log once a minute that clients speak plain HTTP to the TLS port."""
+        if self.tls is None:
+            return
+        said_at, more = -inf, 0
+
+        def came() -> None:
+            nonlocal said_at, more
+            if clock() - said_at < PLAIN_HTTP_S:
+                more += 1
+                return
+            line = "a client speaks plain HTTP to the TLS port: its URL must begin with https://"
+            line += f" ({more} more since the last such line)" if more else ""
+            said_at, more = clock(), 0
+            say(LogEvent.PLAIN_HTTP, line)
+
+        self.tls.context.on_plain_http = came
 
     async def watch(self, say: Say) -> None:
         """Reload whenever the files of keys or certificate change."""

@@ -16,6 +16,7 @@ from forebay.proxy.core.model import (
     Action,
     BackendSpec,
     Bucket,
+    Reject,
     Request,
     Send,
     Tenant,
@@ -23,6 +24,7 @@ from forebay.proxy.core.model import (
 from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.diagnose.receipt_text import HINDSIGHT, WAITS, receipt_fields, verdict
+from forebay.proxy.http1.errors import rejection
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet, Journal
@@ -120,6 +122,8 @@ class TestRefusals:
         made.arrive(Request("l", 100, tenant="light"), 0.0)
         receipt = arrive(made, Request("d", 100, tenant="heavy"))
         assert receipt.rule == "tenant_share"
+        reject = Reject(Request("d", 100), "queue_full", "chat", 0.0, 1.0)
+        assert rejection(reject, receipt) == "Your own requests fill your share of the queue"
         assert not receipt.hindsight  # by policy, not by prediction
 
     def test_the_quota_is_used_up(self) -> None:
