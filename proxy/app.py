@@ -21,7 +21,6 @@ from forebay.proxy.api.unshaped_body import is_form, prepared
 from forebay.proxy.backends.hold import HeldRequests
 from forebay.proxy.backends.models import Wanted
 from forebay.proxy.backends.pool import Backends
-from forebay.proxy.backends.served_models import must_be_home
 from forebay.proxy.config.paths import ENGINELESS, FORMS, MODELS, kept_response, may_be_form
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Request
@@ -222,8 +221,8 @@ class App:
                 del fields
             await asyncio.sleep(0)  # to decide about so many blocks takes a while, too
         if parsed.previous_id:
-            self._relay.kept.go_on(parsed.request, parsed.previous_id)
-            must_be_home(self._backends.upstreams, parsed.request.home)
+            ids = self._security.response_ids
+            self._relay.go_on(parsed, owned=ids.owns(record.tenant, parsed.previous_id))
         body = parsed.body  # so that the received bytes are not kept too
         record.request, record.token_ids = parsed.request, parsed.token_ids
         record.service_class, record.model = parsed.request.service_class, parsed.model
@@ -329,6 +328,7 @@ class App:
             counted=bool(self._config.usage.path) or self._config.tenants.has_quota(tenant),
             models=self._backends.models,
             ignore_salt=self._backends.ignore_salt,
+            response_ids=self._security.response_ids,
         )
 
     def _headers(self, id_: str, cors: dict[str, str], record: RequestRecord) -> dict[str, str]:

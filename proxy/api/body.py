@@ -32,6 +32,7 @@ from forebay.proxy.api.prompt_text import (
     completion_text,
     responses_text,
 )
+from forebay.proxy.api.response_ids import ResponseIds
 from forebay.proxy.api.special_work import batch_of, is_pure
 from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
 from forebay.proxy.backends.models import Models, Wanted
@@ -95,6 +96,7 @@ def read_fields(
     counted: bool = False,
     models: Models = NO_MODELS,
     ignore_salt: frozenset[str] = frozenset(),
+    response_ids: ResponseIds | None = None,
 ) -> ParsedBody:
     """Parse a request that is shaped; raises ApiError 400 naming the parameter.
 
@@ -106,6 +108,7 @@ def read_fields(
         counted: ask the backend for the usage of a stream, too: somebody counts it.
         models: those of the backends, with other names for them.
         ignore_salt: paths on which the backends drop the salt, so all tenants share their caches.
+        response_ids: make the ids of the tenant's responses.
     """
     streams = typed(fields, "stream", bool, False)
     body, wanted = with_model(fields, body, models)
@@ -128,6 +131,8 @@ def read_fields(
     priority, quota_tokens = _integer(fields, "priority", 0), 0
     hides_usage = counted and _streams_uncounted(fields, dialect)
     body = _fair_body(body, priority if tenant else 0, hides_usage)
+    if tenant and response_ids is not None and dialect is RESPONSES:
+        body = response_ids.into(body, tenant)
     if tenant:
         quota_tokens = _quota_tokens(text, estimate, tokens, most_tokens)
     sequences = _sequences(fields, dialect)
@@ -364,10 +369,9 @@ def _timeout_s(headers: Mapping[str, str], sdk: bool) -> float:
 def _seconds(text: str) -> float:
     """Parse a duration such as `30`, `30s` or `500ms`; 0 if it is none."""
     try:
-        found = float(seconds(text))
+        return max(0.0, float(seconds(text)))
     except ValueError:
         return 0.0
-    return found if found > 0 else 0.0
 
 
 def _integer(fields: dict[str, Any], name: str, default: int) -> int:

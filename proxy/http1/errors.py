@@ -158,10 +158,9 @@ def no_such_model(model: str, available: Sequence[str]) -> ApiError:
     return ApiError(404, "model_not_found", message, param="model")
 
 
-def no_such_response() -> ApiError:
-    return ApiError(
-        404, "response_not_found", "No response with this id is kept; make it again.", param="id"
-    )
+def no_such_response(param: str = "id") -> ApiError:
+    message = "No response with this id is kept; make it again."
+    return ApiError(404, "response_not_found", message, param=param)
 
 
 def cross_site() -> ApiError:

@@ -58,13 +58,21 @@ class KeptResponses:
             raise no_such_response()
         return kept.backend
 
-    def go_on(self, request: Request, previous_id: str) -> None:
-        """Add to a request what it does not send: the conversation until then, and where it is."""
+    def go_on(self, request: Request, previous_id: str, *, owned: bool = False) -> None:
+        """Add to a request what it does not send: the conversation until then, and where it is.
+
+        Raises ApiError 404 for an id that may be another tenant's, so that no backend is asked.
+
+        Args:
+            owned: the id was made for this tenant, by this proxy or another one.
+        """
         request.identity ^= hash(previous_id)
         own = self._of.get(request.tenant)
         before = own.get(previous_id) if own is not None else None
-        if before is None:  # the backend will say that it does not know it either
-            return
+        if before is None:
+            if request.tenant and not owned:
+                raise no_such_response("previous_response_id")
+            return  # the backend may know it; else it says that it does not
         request.home = before.backend
         request.prompt_tokens += before.tokens
         request.blocks, request.block_tokens = before.blocks, before.block_tokens

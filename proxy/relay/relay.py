@@ -19,6 +19,7 @@ from forebay.proxy.api.members import with_member
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.backends.served_models import must_be_home
 from forebay.proxy.driver import Grant, Rejected
 from forebay.proxy.http1.errors import upstream_error
 from forebay.proxy.http1.headers import to_backend
@@ -203,6 +204,15 @@ class Relay:
         finally:
             if not relaying:
                 response.close()
+
+    def go_on(self, parsed: ParsedBody, *, owned: bool) -> None:
+        """Let a request go on from an earlier response; raises ApiError 404, or 503 for a while.
+
+        Args:
+            owned: the id of that response was made for this tenant.
+        """
+        self.kept.go_on(parsed.request, parsed.previous_id, owned=owned)
+        must_be_home(self._backends.upstreams, parsed.request.home)
 
     # What responses teach.
 

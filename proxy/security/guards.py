@@ -11,6 +11,7 @@ from math import inf
 from pathlib import Path
 
 from forebay.proxy.api.cache_salt import CacheSalts, cache_secret
+from forebay.proxy.api.response_ids import ResponseIds
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sections import UpstreamTls
 from forebay.proxy.http1.tls import ServerTls, client_context, server_context
@@ -48,6 +49,7 @@ class Security:
         self._secret = cache_secret(environ)
         self.auth = Authenticator(_ring(config, environ))
         self.salts = self._new_salts(config)
+        self.response_ids = ResponseIds(self._secret)
         tls = config.tls
         self.tls = ServerTls(server_context(*tls.files)) if tls.files else None
         # None: the system's authorities, loaded when first needed.
