@@ -43,6 +43,7 @@ from forebay.proxy.relay.unshaped import UnshapedRelay
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.runtime.memory import request_bytes
 from forebay.proxy.security.guards import Security
+from forebay.proxy.security.quota import UnqueuedQuota
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
 from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
@@ -78,6 +79,7 @@ class App:
         self._telemetry = telemetry
         self._protection = protection
         self._security = security
+        self._quota = UnqueuedQuota(driver, estimate, metrics)
         self._budget = ByteBudget(request_bytes(config.limits), config.reject_status)
         self._parsing = LargeBodies()
         self._cors = Cors(config.cors_origins)
@@ -208,6 +210,7 @@ class App:
     ) -> web.StreamResponse:
         """Serve a request: parse it, queue or reject it, relay the response."""
         self._telemetry.started(record, dialect.operation, request.headers)
+        record.path = dialect.path
         record.tenant = self._security.auth.tenant(request, record.arrived_at)
         if self.draining:
             raise errors.draining()
@@ -365,13 +368,15 @@ class App:
         if path == MODELS and models.listed and models.matter and request.method != "POST":
             return web.Response(body=models.page(), content_type="application/json")
         form = path in FORMS and is_form(request.headers.get("content-type", ""))
-        charged = 0 if form or path in ENGINELESS else self._charge(record.tenant, len(body))
+        works = request.method == "POST" and path not in ENGINELESS and not kept
+        if works:
+            record.path = path
+            record.estimated_tokens = 0 if form else self._estimate.untaught_tokens(len(body))
+        charged = self._quota.charge(self._config, record.tenant, record.estimated_tokens)
         try:
             return await self._pass_on(request, raw, body, record, memory, home)
         except ApiError:  # no backend has answered it
-            if charged:
-                now = self._driver.clock()
-                self._driver.shaper.charge_unqueued(record.tenant, -charged, now)
+            self._quota.give_back(record.tenant, charged)
             raise
 
     async def _pass_on(
@@ -382,26 +387,14 @@ class App:
         path = raw.partition("?")[0]
         salts = None if path in ENGINELESS else self._security.salts
         models, wanted = self._backends.models, Wanted("")
-        if body and (salts or models.matter):
+        named = self._config.usage.path is not None and not may_be_form(path)
+        if body and (salts or models.matter or named):
             content_type = request.headers.get("content-type", "")
             async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
                 body, wanted = await prepared(
                     body, content_type, record.tenant, salts, models, form=may_be_form(path)
                 )
         wanted = wanted._replace(route=await self._backends.search.must_have(wanted.name))
+        record.model = wanted.name
         reply = self._stream_headers(record.id, self._cors.answer(request.headers))
         return await self._unshaped.serve(request, raw, body, wanted, record, reply, memory, home)
-
-    def _charge(self, tenant: str, size: int) -> int:
-        """Charge a tenant with a quota for a body that is not parsed; raises ApiError 429.
-
-        Returns the tokens that were charged.
-        """
-        if not size or self._config.mode == "observe" or not self._config.tenants.has_quota(tenant):
-            return 0
-        tokens = self._estimate.untaught_tokens(size)
-        wait_s = self._driver.shaper.charge_unqueued(tenant, tokens, self._driver.clock())
-        if wait_s:
-            self._metrics.rejected("", "tenant_quota")
-            raise errors.over_quota(wait_s, self._config.reject_status)
-        return tokens

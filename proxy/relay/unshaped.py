@@ -14,8 +14,10 @@ from forebay.proxy.config.paths import ENGINELESS
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.headers import to_backend
 from forebay.proxy.http1.server.byte_budget import RequestMemory
+from forebay.proxy.http1.sse import read_object
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.failures import NO_MODEL, Failure, check_head
+from forebay.proxy.relay.relay import usage_tokens
 from forebay.proxy.relay.retries import Tries
 from forebay.proxy.relay.stream import Stream, StreamListener
 from forebay.proxy.relay.timeouts import Watchdog
@@ -64,8 +66,9 @@ class UnshapedRelay:
             while upstream is not None:
                 try:
                     with self._attempts.start(upstream, tries, model) as attempt:
+                        record.backend = upstream.name
                         asking = self._ask(
-                            upstream, incoming, target, body, model, headers, reply, memory
+                            upstream, incoming, target, body, model, headers, reply, memory, record
                         )
                         response = await self._attempts.within_limit(attempt, asking)
                 except Failure as failed:
@@ -89,6 +92,8 @@ class UnshapedRelay:
                 if failure is not None and failure.kind == NO_MODEL and response.status == 200:
                     self._backends.models.learn(upstream, wanted.name)
                 if isinstance(response, web.Response):
+                    if record.path and response.status == 200:
+                        _note_usage(record, response)
                     return response
                 return await response.relay()
         if failure is None:
@@ -105,10 +110,13 @@ class UnshapedRelay:
         headers: dict[str, str],
         reply: dict[str, str],
         memory: RequestMemory,
+        record: RequestRecord,
     ) -> Stream | LargeAnswer | web.Response:
         # A HEAD request is forwarded as GET; its response is sent without the body.
         method = "POST" if incoming.method == "POST" else "GET"
-        response = await self._backends.open(method, upstream, target, body, headers, model)
+        response = await self._backends.open(
+            method, upstream, target, body, headers, model, record.wrote
+        )
         relaying = False
         try:
             check_head(response)
@@ -130,6 +138,13 @@ class UnshapedRelay:
         finally:
             if not relaying:
                 response.close()
+
+
+def _note_usage(record: RequestRecord, response: web.Response) -> None:
+    """Take the usage that a whole response reports, if it reports any."""
+    fields = read_object(response.body) if isinstance(response.body, bytes) else None
+    prompt_tokens, cached_tokens, output_tokens = usage_tokens((fields or {}).get("usage"))
+    record.used(prompt_tokens, cached_tokens or 0, output_tokens)
 
 
 class UnshapedStreamListener(StreamListener):

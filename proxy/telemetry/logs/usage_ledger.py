@@ -74,7 +74,7 @@ class UsageLedger:
     def finished(self, record: RequestRecord, status: int, now: float) -> None:
         """Enter a request that has ended, unless it reached no backend."""
         unserved = not record.written or record.reason in UNREACHED
-        if unserved or record.request is None:
+        if unserved or (record.request is None and not record.path):
             return
         try:
             self._queue.put_nowait(_line(record, status, now))
@@ -152,19 +152,19 @@ def _is_file(file: int, path: Path) -> bool:
 
 
 def _line(record: RequestRecord, status: int, now: float) -> bytes:
-    assert record.request is not None
-    counted = record.prompt_tokens > 0
+    counted, shaped = record.prompt_tokens > 0, record.request
+    estimated = record.estimated_tokens if shaped is None else shaped.prompt_tokens
     row = {
         "time": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds"),
         "request_id": record.id,
         "tenant": record.tenant,
         "model": record.model[:MOST_NAME],
-        "operation": record.operation,
+        "operation": record.path or record.operation,
         "bucket": record.bucket,
         "backend": record.backend,
         "status": status,
         "counted": counted,
-        "prompt_tokens": record.prompt_tokens if counted else record.request.prompt_tokens,
+        "prompt_tokens": record.prompt_tokens if counted else estimated,
         "cached_tokens": record.cached_tokens if counted else None,
         "output_tokens": record.output_tokens if counted else None,
         "queue_ms": _ms(record.queued_s),
