@@ -134,7 +134,7 @@ class Admin:
         fields = {
             "backend": name,
             "draining": self._backends.upstreams[name].drained,
-            "in_flight": len(backend.in_flight),
+            "in_flight": len(backend.in_flight) + backend.passing,
         }
         return web.Response(body=orjson.dumps(fields), content_type="application/json")
 
@@ -280,8 +280,8 @@ def _backend(backend: Backend, shaper: Shaper, now: float) -> dict[str, Any]:
         "name": backend.name,
         "up": backend.up,
         "draining": backend.draining,
-        "in_flight": len(backend.in_flight),
-        "in_flight_elsewhere": backend.running - backend.sequences,
+        "in_flight": len(backend.in_flight) + backend.passing,
+        "in_flight_elsewhere": backend.running - backend.sequences - backend.passing,
         "max_concurrency": backend.spec.max_concurrency,
         "long_prefill_token_threshold": (
             int(backend.spec.chunk_tokens) if backend.prefill_queue.chunked else None

@@ -3,7 +3,8 @@
 In reading order: pool (all of them, and what happens to each), probes (health and /metrics),
 models (names of models), served_models (which backend has which model), model_search (asks again
 before a model is not found), discovery (backends that come and go), hold (requests that wait for a
-backend to come up), malformed (answers that are not sound HTTP).
+backend to come up), malformed (answers that are not sound HTTP), passing (a limit
+for requests that pass no queue), salt_support (paths on which a cache salt is dropped).
 
 May import http1, config, share and the driver; app and relay import it.
 """

@@ -12,6 +12,7 @@ from math import inf
 
 from forebay.proxy.backends.malformed import MalformedAnswers
 from forebay.proxy.backends.model_search import ModelSearch
+from forebay.proxy.backends.passing import PassedOn
 from forebay.proxy.backends.probes import Prober, Upstream, key_header
 from forebay.proxy.backends.served_models import ServedModels, any_up, others
 from forebay.proxy.config.advice import NO_ISOLATION, NO_ISOLATION_REMEDY
@@ -48,6 +49,7 @@ class Backends:
 
     Attributes:
         models: which backends serve which model.
+        passed_on: limits the requests that pass no queue.
         search: looks for a model that no backend names.
         ignore_salt: paths on which every backend that has told drops the salt of a tenant's cache.
         on_hang: called at every probe of a backend that is down, to end attempts there.
@@ -67,6 +69,11 @@ class Backends:
         self._turns: Counter[str] = Counter()  # by path
         self._suspicions = Suspicions()
         self._malformed = MalformedAnswers(say, driver.clock)
+        self.passed_on = PassedOn(
+            driver,
+            lambda: self._config.timeouts.first_token,
+            lambda: self._config.reject_status,
+        )
         self.ignore_salt: frozenset[str] = frozenset()
         self._serving = False  # some backend was up when health was last applied
         self.upstreams = {b.name: self._upstream(b) for b in config.backends}
@@ -172,6 +179,7 @@ class Backends:
     def forget(self, name: str) -> None:
         """Remove a backend that has left and has no running requests."""
         self.upstreams.pop(name).origin.close()
+        self.passed_on.forget(name)
         self.models.apply(self._config.models)
 
     # Changes by an operator.
@@ -232,7 +240,10 @@ class Backends:
         """Return whether a backend of the model is up; "" is any model."""
         return any_up(self.upstreams, model)
 
-    def next_up(self, path: str, model: str = "", but: Upstream | None = None) -> Upstream | None:
+    def next_up(
+        self, path: str, model: str = "", but: Upstream | None = None, tenant: str = "",
+        tokens: int = 0,
+    ) -> Upstream | None:  # fmt: skip
         """Choose a backend that takes work, in rotation, for a request that is not shaped.
 
         One that has a pause or a trial is left alone while there is another.
@@ -240,9 +251,11 @@ class Backends:
         Args:
             path: each has a rotation of its own, so that a client's pattern of paths loads none.
             model: as `Request.model`.
+            tenant, tokens: of the request, as in `PassedOn.slot`: a backend with room goes first.
         """
         up = [u for u in self.upstreams.values() if u.up and u is not but and u.serves(model)]
         others = [u for u in up if u.most_prefills == ANY] or up
+        others = [u for u in others if self.passed_on.has_room(u, tenant, tokens)] or others
         self._turns[path] += 1
         return others[self._turns[path] % len(others)] if others else None
 
@@ -259,6 +272,7 @@ class Backends:
 
     def sent(self, send: Send, *, shows_first_token: bool) -> None:
         """A request has been sent to its backend."""
+        self.passed_on.seen(send.backend, send.request.tenant)
         if not send.request.pure:
             shows_first_token = False  # it also shows how long an image took, or a grammar
         predicted_s = send.predicted_ttft_s if shows_first_token else inf

@@ -120,7 +120,7 @@ def rejection(action: Reject, receipt: Receipt | None) -> str:
         case "tenant_share":
             return "Your own requests fill your share of the queue"
         case "gave_way":
-            return "Left the full queue, which holds most of your requests, or more urgent ones"
+            return "Gave its place in a full queue to another tenant, or to a more urgent request"
         case "prompt_too_long":
             return f"Prompt is about {value:,.0f} tokens; maximum context length {limit:,.0f}"
         case "deadline_passed":
@@ -209,6 +209,13 @@ def over_quota(wait_s: float, load_status: int) -> ApiError:
     headers = retry_headers(wait_s)
     message = f"{_REASONS['tenant_quota']}; retry after {headers['Retry-After']} s."
     return ApiError(load_status, "tenant_quota", message, LOAD, headers=headers)
+
+
+def no_slot(load_status: int) -> ApiError:
+    """Return the error of a request that passes no queue, and for which no slot was free."""
+    headers = retry_headers(1.0)
+    message = "Too many such requests are running; retry after 1 s."
+    return ApiError(load_status, "queue_full", message, LOAD, headers=headers)
 
 
 def no_backend() -> ApiError:

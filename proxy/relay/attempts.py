@@ -215,6 +215,7 @@ class Attempts:
         self._draining = True
         for attempt in self._active:
             attempt.end("draining")
+        self._backends.passed_on.end_all(errors.draining)
         self._watchdog.end_all("the proxy is shutting down")
 
     def _end_late(self, now: float) -> None:

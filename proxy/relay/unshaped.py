@@ -1,12 +1,14 @@
 """Forward requests to paths that are not shaped, such as /v1/models and /v1/embeddings.
 
-They pass no queue. Backends that take work get them in turn, and a failure is retried within the
-same budget as for shaped requests.
+They pass no queue. Backends that take work get them in turn, as far as a limit for each backend and
+tenant allows (`backends/passing.py`). A failure is retried within the same budget as for shaped
+requests. Weights and service classes do not count here.
 """
 
 from aiohttp import web
 
 from forebay.proxy.backends.models import Wanted
+from forebay.proxy.backends.passing import LEAST_TOKENS
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.backends.served_models import must_be_home
@@ -57,48 +59,59 @@ class UnshapedRelay:
         """
         headers = to_backend(incoming.headers, record.upstream_id, authorization=not record.tenant)
         path, model, failure = target.partition("?")[0], wanted.route, None
+        tenant, tokens = record.tenant, 0
+        if incoming.method == "POST" and path not in ENGINELESS:
+            tokens = max(LEAST_TOKENS, record.estimated_tokens)
         upstream = (
             must_be_home(self._backends.upstreams, home)
             if home
-            else self._backends.next_up(path, model)
+            else self._backends.next_up(path, model, None, tenant, tokens)
         )
         with Tries(self._attempts.budget) as tries:
             while upstream is not None:
-                try:
-                    with self._attempts.start(upstream, tries, model) as attempt:
-                        record.backend = upstream.name
-                        asking = self._ask(
-                            upstream, incoming, target, body, model, headers, reply, memory, record
+                async with self._backends.passed_on.slot(upstream, tenant, tokens):
+                    try:
+                        with self._attempts.start(upstream, tries, model) as attempt:
+                            record.backend = upstream.name
+                            asking = self._ask(
+                                upstream, incoming, target, body, model, headers, reply, memory,
+                                record,
+                            )  # fmt: skip
+                            response = await self._attempts.within_limit(attempt, asking)
+                    except Failure as failed:
+                        failure = failed
+                        self._failed(upstream, failed, tries, wanted)
+                        # A refused connection is no attempt, but nothing else bounds their number.
+                        retry = "lost" if failed.retry == "refused" else failed.retry
+                        again = not home and tries.again(retry)
+                        upstream = (
+                            self._backends.next_up(path, model, upstream, tenant, tokens)
+                            if again
+                            else None
                         )
-                        response = await self._attempts.within_limit(attempt, asking)
-                except Failure as failed:
-                    failure = failed
-                    self._backends.failed(upstream.name, "", failed, tries.suspects, model)
-                    self._metrics.upstream_error(upstream.name, failed.kind)
-                    if failed.kind == NO_MODEL:
-                        self._backends.models.forget(upstream, wanted.name)
-                    # A refused connection is no attempt, but nothing else bounds their number here.
-                    retry = "lost" if failed.retry == "refused" else failed.retry
-                    upstream = (
-                        self._backends.next_up(path, model, upstream)
-                        if not home and tries.again(retry)
-                        else None
-                    )
-                    continue
-                # A response that needs no engine proves as little as /health. If it counted, a
-                # backend that fails all else would stay in use while /v1/models is polled.
-                if incoming.method == "POST" and path not in ENGINELESS:
-                    self._backends.answered(upstream.name, "", tries.suspects)
-                if failure is not None and failure.kind == NO_MODEL and response.status == 200:
-                    self._backends.models.learn(upstream, wanted.name)
-                if isinstance(response, web.Response):
-                    if record.path and response.status == 200:
-                        _note_usage(record, response)
-                    return response
-                return await response.relay()
+                        continue
+                    # A response that needs no engine proves as little as /health. If it counted, a
+                    # backend that fails all else would stay in use while /v1/models is polled.
+                    if tokens:
+                        self._backends.answered(upstream.name, "", tries.suspects)
+                    lacked = failure is not None and failure.kind == NO_MODEL
+                    if lacked and response.status == 200:
+                        self._backends.models.learn(upstream, wanted.name)
+                    if isinstance(response, web.Response):
+                        if record.path and response.status == 200:
+                            _note_usage(record, response)
+                        return response
+                    return await response.relay()
         if failure is None:
             raise errors.no_backend()
         return failure.result()
+
+    def _failed(self, upstream: Upstream, failed: Failure, tries: Tries, wanted: Wanted) -> None:
+        """Report a failed attempt."""
+        self._backends.failed(upstream.name, "", failed, tries.suspects, wanted.route)
+        self._metrics.upstream_error(upstream.name, failed.kind)
+        if failed.kind == NO_MODEL:
+            self._backends.models.forget(upstream, wanted.name)
 
     async def _ask(
         self,

@@ -299,7 +299,7 @@ class _ShaperMetrics:
             "backend_up": ("1 if the backend takes work", lambda b: b.up),
             "in_flight_requests": (
                 "Requests sent to the backend and not finished",
-                lambda b: len(b.in_flight),
+                lambda b: len(b.in_flight) + b.passing,
             ),
             "prefilling_requests": (
                 "Requests sent to the backend that have no first token yet",
