@@ -129,7 +129,7 @@ class Admin:
         """Take a backend out of use, or back; 404 if it is unknown."""
         if name not in self._backends.upstreams or name not in self._driver.shaper.backends:
             return unknown_backend(name, self._backends.upstreams)
-        (self._backends.drain if state == "drain" else self._backends.undrain)(name)
+        self._backends.drain(name, drained=state == "drain")
         backend = self._driver.shaper.backends[name]
         fields = {
             "backend": name,

@@ -330,7 +330,7 @@ class App:
             most_tokens=self._config.buckets[-1].up_to,
             counted=bool(self._config.usage.path) or self._config.tenants.has_quota(tenant),
             models=self._backends.models,
-            ignore_salt=self._backends.ignore_salt,
+            ignore_salt=self._backends.salts.ignored,
             response_ids=self._security.response_ids,
         )
 

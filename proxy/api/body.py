@@ -32,7 +32,7 @@ from forebay.proxy.api.prompt_text import (
     completion_text,
     responses_text,
 )
-from forebay.proxy.api.response_ids import ResponseIds
+from forebay.proxy.api.response_ids import ResponseIds, with_own_id
 from forebay.proxy.api.special_work import batch_of, is_pure
 from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
 from forebay.proxy.backends.models import Models, Wanted
@@ -117,7 +117,7 @@ def read_fields(
         reject_media_ids(fields)
         salt = salts.salt(tenant, salt)
         body = with_salt(body, salt)
-    cache = _cache_of(None if dialect.path in ignore_salt else salt, wanted)
+    cache = _cache_of(salt, wanted, shared=dialect.path in ignore_salt)
     into = BlockHashes(block_bytes, cache) if len(body) >= LARGE_BYTES else None
     text = TEXTS[dialect.path](fields, into)
     prompt = text.data
@@ -131,8 +131,7 @@ def read_fields(
     priority, quota_tokens = _integer(fields, "priority", 0), 0
     hides_usage = counted and _streams_uncounted(fields, dialect)
     body = _fair_body(body, priority if tenant else 0, hides_usage)
-    if tenant and response_ids is not None and dialect is RESPONSES:
-        body = response_ids.into(body, tenant)
+    body = with_own_id(body, tenant, dialect, response_ids)
     if tenant:
         quota_tokens = _quota_tokens(text, estimate, tokens, most_tokens)
     sequences = _sequences(fields, dialect)
@@ -171,8 +170,9 @@ def with_model(fields: dict[str, Any], body: bytes, models: Models) -> tuple[byt
     return body, wanted
 
 
-def _cache_of(salt: str | None, wanted: Wanted) -> str | None:
+def _cache_of(salt: str | None, wanted: Wanted, *, shared: bool) -> str | None:
     """Return what a prompt's first block is chained to: caches of models are apart."""
+    salt = None if shared else salt
     return f"{salt or ''}\0{wanted.name}" if wanted.name else salt
 
 

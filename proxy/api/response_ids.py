@@ -10,6 +10,7 @@ from hmac import digest as hmac_digest
 from secrets import token_hex
 from typing import Final
 
+from forebay.proxy.api.dialects import RESPONSES, Dialect
 from forebay.proxy.api.members import with_member
 
 FIELD: Final = "request_id"
@@ -31,10 +32,6 @@ class ResponseIds:
         number = token_hex(12)
         return f"resp_{number}{self._mark(tenant, number)}"
 
-    def into(self, body: bytes, tenant: str) -> bytes:
-        """Return a body of /v1/responses with a new id, in place of any of the client."""
-        return with_member(body, FIELD, f'"{self.new(tenant)}"')
-
     def owns(self, tenant: str, id_: str) -> bool:
         """Return whether an id was made for this tenant; without keys nobody owns one."""
         found = _OURS.fullmatch(id_)
@@ -45,3 +42,10 @@ class ResponseIds:
     def _mark(self, tenant: str, number: str) -> str:
         message = f"response\0{tenant}\0{number}".encode()
         return hmac_digest(self._secret, message, "sha256").hex()[:24]
+
+
+def with_own_id(body: bytes, tenant: str, dialect: Dialect, ids: ResponseIds | None) -> bytes:
+    """Return a body of /v1/responses with an id of the tenant, in place of any of the client."""
+    if ids is None or not tenant or dialect is not RESPONSES:
+        return body
+    return with_member(body, FIELD, f'"{ids.new(tenant)}"')

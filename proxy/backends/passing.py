@@ -170,7 +170,7 @@ class PassedOn:
         except BaseException as error:
             if waiter.lease is not None:  # it was granted as the client left, or too late
                 self._leave(waiter.lease)
-            elif waiter in (line := waiting.get(tenant, ())):
+            elif waiter in (line := waiting.get(tenant, deque())):
                 line.remove(waiter)
                 if not line:
                     del waiting[tenant]

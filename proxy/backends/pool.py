@@ -14,8 +14,8 @@ from forebay.proxy.backends.malformed import MalformedAnswers
 from forebay.proxy.backends.model_search import ModelSearch
 from forebay.proxy.backends.passing import PassedOn
 from forebay.proxy.backends.probes import Prober, Upstream, key_header
+from forebay.proxy.backends.salt_support import SaltSupport
 from forebay.proxy.backends.served_models import ServedModels, any_up, others
-from forebay.proxy.config.advice import NO_ISOLATION, NO_ISOLATION_REMEDY
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.health import ANY, NONE, Health, Intake, State, Transition
 from forebay.proxy.core.model import Send
@@ -26,7 +26,6 @@ from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.relay.failures import Failure
 from forebay.proxy.relay.suspicions import Suspects, Suspicions
 from forebay.proxy.telemetry.log_events import LogEvent, Say
-from forebay.traces.command_line.messages import shortlist
 
 STALE_WITHIN_S = 0.5  # a kept connection that is lost so soon was closed while idle
 GRAY_EVERY_S = 0.5  # between two looks for backends that are slow
@@ -51,7 +50,7 @@ class Backends:
         models: which backends serve which model.
         passed_on: limits the requests that pass no queue.
         search: looks for a model that no backend names.
-        ignore_salt: paths on which every backend that has told drops the salt of a tenant's cache.
+        salts: on which paths the backends drop the salt of a tenant's cache.
         on_hang: called at every probe of a backend that is down, to end attempts there.
     """
 
@@ -74,9 +73,10 @@ class Backends:
             lambda: self._config.timeouts.first_token,
             lambda: self._config.reject_status,
         )
-        self.ignore_salt: frozenset[str] = frozenset()
+        self._intakes: dict[str, Intake] = {}  # the latest of each backend
         self._serving = False  # some backend was up when health was last applied
         self.upstreams = {b.name: self._upstream(b) for b in config.backends}
+        self.salts = SaltSupport(self.upstreams, say)
         self.health = Health(self.upstreams, driver.clock())
         self.models = ServedModels(self.upstreams, self.health, driver, say)
         self.prober = Prober(
@@ -87,7 +87,7 @@ class Backends:
             self._after_probe,
             self._size_known,
             self.models.changed,
-            self._salts_known,
+            self.salts.known,
         )
         self.on_hang: Callable[[Upstream], None] = lambda _: None
         self._timer: asyncio.TimerHandle | None = None
@@ -155,6 +155,7 @@ class Backends:
         problem = await self.prober.check(upstream)
         self.prober.stop(config.name)
         upstream.drained = self.upstreams[config.name].drained
+        self._intakes.pop(config.name, None)
         self.upstreams[config.name].origin.close()
         self.upstreams[config.name] = upstream
         self.health.remove(config.name)
@@ -179,28 +180,26 @@ class Backends:
     def forget(self, name: str) -> None:
         """Remove a backend that has left and has no running requests."""
         self.upstreams.pop(name).origin.close()
+        self._intakes.pop(name, None)
         self.passed_on.forget(name)
         self.models.apply(self._config.models)
 
     # Changes by an operator.
 
-    def drain(self, name: str) -> None:
-        """Give a backend no new work, whatever its health, until `undrain`."""
+    def drain(self, name: str, *, drained: bool) -> None:
+        """Give a backend no new work, whatever its health, or take it back as that allows."""
         upstream = self.upstreams[name]
-        if not upstream.drained:
-            upstream.drained, upstream.up = True, False
-            self._say(LogEvent.BACKEND_DRAINING, f"backend {name} gets no new work", name)
+        if drained == upstream.drained:
+            return
+        upstream.drained = drained
+        what = "gets no new work" if drained else "takes work again"
+        self._say(LogEvent.BACKEND_DRAINING, f"backend {name} {what}", name)
+        if drained:
+            upstream.up = False
             self._driver.backend_down(name, keeps_cache=True)
-            self._apply_health()  # it may have been the last one
-
-    def undrain(self, name: str) -> None:
-        """Let a backend take work again, as far as its health allows."""
-        upstream = self.upstreams[name]
-        if upstream.drained:
-            upstream.drained = False
-            self._say(LogEvent.BACKEND_DRAINING, f"backend {name} takes work again", name)
-            self._apply_intake(self.health.intake(name))
-            self._apply_health()
+        elif name in self._intakes:  # else it has never been up
+            self._apply_intake(self._intakes[name])
+        self._apply_health()  # it may have been the last one
 
     # Sending.
 
@@ -342,15 +341,6 @@ class Backends:
             self._say(LogEvent.BACKEND_KV_CACHE, line, upstream.name)
         self._driver.backend_up(upstream.name, upstream.kv_tokens, upstream.most_prefills)
 
-    def _salts_known(self, upstream: Upstream) -> None:
-        """Say on which paths tenants share a cache of this backend, though they should not."""
-        told = [u.ignores_salt for u in self.upstreams.values() if u.ignores_salt is not None]
-        self.ignore_salt = frozenset.intersection(*told) if told else frozenset()
-        if upstream.ignores_salt:
-            paths = shortlist(sorted(upstream.ignores_salt))
-            line = f"backend {upstream.name} {NO_ISOLATION}: {paths}; {NO_ISOLATION_REMEDY}"
-            self._say(LogEvent.CACHE_SHARED, line, upstream.name)
-
     def _apply_changed_health(self) -> None:
         if self.health.moved:
             self._apply_health()
@@ -361,7 +351,9 @@ class Backends:
         for intake in self.health.intakes(now):
             self._apply_intake(intake)
         for transition in self.health.new_transitions():
-            self._say_transition(transition)
+            line = transition_line(transition, self.upstreams[transition.backend])
+            event = STATE_EVENTS[transition.state]
+            self._say(event, line, transition.backend, transition.reason)
         if self._serving and not self.any_up():
             self._say(LogEvent.NO_BACKEND, "cannot serve: every backend is down; requests get 503")
         self._serving = self.any_up()
@@ -374,6 +366,7 @@ class Backends:
 
     def _apply_intake(self, intake: Intake) -> None:
         upstream = self.upstreams[intake.backend]
+        self._intakes[intake.backend] = intake
         upstream.up = intake.most_prefills != NONE and not upstream.drained
         upstream.most_prefills = intake.most_prefills
         self.models.keep_only(intake.backend, intake.only)
@@ -383,14 +376,15 @@ class Backends:
         self._driver.backend_up(upstream.name, upstream.kv_tokens, intake.most_prefills)
         self.models.pulse()
 
-    def _say_transition(self, transition: Transition) -> None:
-        name, state, reason, why = transition
-        upstream = self.upstreams[name]
-        line = f"backend {name} is {state.replace('_', '-')}"
-        if state != "up":
-            line += f" ({why})"
-        elif upstream.kv_tokens < inf:
-            line += f", KV cache of {upstream.kv_tokens:,.0f} tokens"
-        if state == "half_open":
-            line += "; it is sent one request at a time"
-        self._say(STATE_EVENTS[state], line, name, reason)
+
+def transition_line(transition: Transition, upstream: Upstream) -> str:
+    """Return what the log says of a change of a backend's state."""
+    name, state, _, why = transition
+    line = f"backend {name} is {state.replace('_', '-')}"
+    if state != "up":
+        line += f" ({why})"
+    elif upstream.kv_tokens < inf:
+        line += f", KV cache of {upstream.kv_tokens:,.0f} tokens"
+    if state == "half_open":
+        line += "; it is sent one request at a time"
+    return line

@@ -5,13 +5,16 @@ no `cache_salt`, so all tenants share one prefix cache there.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 
 from forebay.proxy.api.cache_salt import FIELD
 from forebay.proxy.api.dialects import DIALECTS, MESSAGES
+from forebay.proxy.config.advice import NO_ISOLATION, NO_ISOLATION_REMEDY
 from forebay.proxy.config.paths import ENGINE, FORMS
+from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.traces.command_line.messages import shortlist
 
 OPENAPI: Final = "/openapi.json"
 SALTED: Final = (*DIALECTS, *(path for path in ENGINE if path not in FORMS))
@@ -60,3 +63,35 @@ def _kinds(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[Mappin
     either = schema.get("anyOf") or schema.get("oneOf") or [schema]
     return [schemas[one["$ref"].removeprefix(_REFERENCE)] if "$ref" in one else one
             for one in either]  # fmt: skip
+
+
+class Ignoring(Protocol):
+    """A backend, as far as salts are concerned."""
+
+    name: str
+    ignores_salt: frozenset[str] | None
+
+
+class SaltSupport:
+    """Says on which paths tenants share a cache, though they should not.
+
+    Args:
+        upstreams: by name.
+
+    Attributes:
+        ignored: paths on which every backend that has told drops the salt.
+    """
+
+    def __init__(self, upstreams: Mapping[str, Ignoring], say: Say) -> None:
+        self.ignored: frozenset[str] = frozenset()
+        self._upstreams = upstreams
+        self._say = say
+
+    def known(self, upstream: Ignoring) -> None:
+        """Note that a backend has told on which paths it drops salts."""
+        told = [u.ignores_salt for u in self._upstreams.values() if u.ignores_salt is not None]
+        self.ignored = frozenset.intersection(*told) if told else frozenset()
+        if upstream.ignores_salt:
+            paths = shortlist(sorted(upstream.ignores_salt))
+            line = f"backend {upstream.name} {NO_ISOLATION}: {paths}; {NO_ISOLATION_REMEDY}"
+            self._say(LogEvent.CACHE_SHARED, line, upstream.name)

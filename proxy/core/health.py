@@ -337,10 +337,6 @@ class Health:
         changed.sort(key=lambda change: change[0])
         return [intake for _, intake in changed]
 
-    def intake(self, name: str) -> Intake:
-        """Return what a backend may be sent, as last returned by `intakes`."""
-        return self._backends[name].intake
-
     def wake_at(self, now: float) -> float:
         """Return when time alone changes something; inf if it does not."""
         at = inf

@@ -7,20 +7,11 @@ passes each handshake to the newest context. HTTP/2 is not offered. TLS 1.2 is t
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 from forebay.traces.errors import InputError
 
 HANDSHAKE_S = 10.0
-
-
-class ListenerContext(ssl.SSLContext):
-    """A context that reports clients which speak plain HTTP.
-
-    Attributes:
-        on_plain_http: called for each of them; nothing else shows them to the proxy.
-    """
-
-    on_plain_http: Callable[[], None] = staticmethod(lambda: None)
 
 
 class Handshake(ssl.SSLObject):
@@ -36,13 +27,23 @@ class Handshake(ssl.SSLObject):
             raise
 
 
+class ListenerContext(ssl.SSLContext):
+    """A context that reports clients which speak plain HTTP.
+
+    Attributes:
+        on_plain_http: called for each of them; nothing else shows them to the proxy.
+    """
+
+    sslobject_class: ClassVar[type[ssl.SSLObject]] = Handshake
+    on_plain_http: Callable[[], None] = staticmethod(lambda: None)
+
+
 class ServerTls:
     """The certificate of the public port; `context` is for the listener."""
 
     def __init__(self, newest: ssl.SSLContext) -> None:
         self._newest = newest
         self.context = ListenerContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.sslobject_class = Handshake
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         # Called for each handshake, with or without a server name in it.
         self.context.sni_callback = self._choose

@@ -127,19 +127,11 @@ class KvBlocks:
         return min(group.get(block_hash, NO_COPY)[1] for group in self._groups.values())
 
     def _stored(self, fields: dict[str, Any], group: dict[Any, list[int]]) -> None:
-        size, translations = fields["block_size"], self.held.translations
-        parent = fields["parent_block_hash"]
+        size, parent = fields["block_size"], fields["parent_block_hash"]
         # [None, ...] is fine: the prompt of another client, sent without a salt.
         if parent is None and self.salted and not fields.get("extra_keys"):
             raise NoSalt("its KV events have no cache salts (those of vLLM 0.20 and newer do)")
-        if not isinstance(size, int) or size < 1:
-            raise BadEvent(f"blocks of {size!r} tokens")
-        if sum(map(len, self._groups.values())) > MOST_BLOCKS:
-            raise BadEvent(f"more than {MOST_BLOCKS} blocks held")
-        if not translations.block_size:
-            translations.block_size = size
-        if size != translations.block_size:
-            raise BadEvent(f"blocks of {size} tokens, other engines have {translations.block_size}")
+        self._check_size(size)
         if parent is not None and parent not in group:
             if self.held.complete:
                 raise BadEvent("a block after one that was never stored")
@@ -154,6 +146,18 @@ class KvBlocks:
             if self._copies(block_hash) == entry[1]:
                 stored.append(key)
         self.held.stored(stored)
+
+    def _check_size(self, size: Any) -> None:
+        """Raise BadEvent for blocks of another size than before, or too many of them."""
+        if not isinstance(size, int) or size < 1:
+            raise BadEvent(f"blocks of {size!r} tokens")
+        if sum(map(len, self._groups.values())) > MOST_BLOCKS:
+            raise BadEvent(f"more than {MOST_BLOCKS} blocks held")
+        translations = self.held.translations
+        if not translations.block_size:
+            translations.block_size = size
+        if size != translations.block_size:
+            raise BadEvent(f"blocks of {size} tokens, other engines have {translations.block_size}")
 
     def _removed(self, fields: dict[str, Any]) -> None:
         number = fields.get("group_idx") or 0

@@ -59,9 +59,7 @@ class UnshapedRelay:
         """
         headers = to_backend(incoming.headers, record.upstream_id, authorization=not record.tenant)
         path, model, failure = target.partition("?")[0], wanted.route, None
-        tenant, tokens = record.tenant, 0
-        if incoming.method == "POST" and path not in ENGINELESS:
-            tokens = max(LEAST_TOKENS, record.estimated_tokens)
+        tenant, tokens = record.tenant, _work_tokens(incoming, path, record)
         upstream = (
             must_be_home(self._backends.upstreams, home)
             if home
@@ -98,8 +96,7 @@ class UnshapedRelay:
                     if lacked and response.status == 200:
                         self._backends.models.learn(upstream, wanted.name)
                     if isinstance(response, web.Response):
-                        if record.path and response.status == 200:
-                            _note_usage(record, response)
+                        _note_usage(record, response)
                         return response
                     return await response.relay()
         if failure is None:
@@ -153,8 +150,17 @@ class UnshapedRelay:
                 response.close()
 
 
+def _work_tokens(incoming: web.BaseRequest, path: str, record: RequestRecord) -> int:
+    """Return the work of a request for the engine; 0 if the API server alone answers it."""
+    if incoming.method != "POST" or path in ENGINELESS:
+        return 0
+    return max(LEAST_TOKENS, record.estimated_tokens)
+
+
 def _note_usage(record: RequestRecord, response: web.Response) -> None:
     """Take the usage that a whole response reports, if it reports any."""
+    if not record.path or response.status != 200:
+        return
     fields = read_object(response.body) if isinstance(response.body, bytes) else None
     prompt_tokens, cached_tokens, output_tokens = usage_tokens((fields or {}).get("usage"))
     record.used(prompt_tokens, cached_tokens or 0, output_tokens)

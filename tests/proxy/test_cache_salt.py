@@ -359,7 +359,7 @@ def test_a_server_that_drops_salts_is_named_and_its_cache_is_shared(
             on = await stack.enter_async_context(stage([backend.url], tenants=tenants))
             facts = json.loads(await (await on.client.get(on.proxy.admin_url + "/backends")).read())
             assert facts[0]["ignores_salt"] == (["/v1/messages"] if drops else [])
-            assert on.proxy.backends.ignore_salt == ({"/v1/messages"} if drops else frozenset())
+            assert on.proxy.backends.salts.ignored == ({"/v1/messages"} if drops else frozenset())
             lines = [line for line in on.said if "drops cache_salt" in line]
             assert len(lines) == drops
             status = Scene({"backends": []}, facts)

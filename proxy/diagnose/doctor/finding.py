@@ -1,4 +1,4 @@
-"""What a check of `forebay doctor` yields."""
+"""The findings that the checks of `forebay doctor` yield."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
