@@ -308,7 +308,7 @@ class Prober:
         upstream.ask_salts_at = self._clock() + SIZE_RETRY_S
         try:
             status, body = await self.get(upstream, OPENAPI, key_header(self.config))
-            read = paths_without_salt
+            read: Callable[[bytes], frozenset[str] | None] = paths_without_salt
             if status in NEVER_TELLS:
                 status, body = await self.get(upstream, "/version", key_header(self.config))
                 read = paths_of_version

@@ -7,7 +7,6 @@ passes each handshake to the newest context. HTTP/2 is not offered. TLS 1.2 is t
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
 
 from forebay.traces.errors import InputError
 
@@ -34,7 +33,7 @@ class ListenerContext(ssl.SSLContext):
         on_plain_http: called for each of them; nothing else shows them to the proxy.
     """
 
-    sslobject_class: ClassVar[type[ssl.SSLObject]] = Handshake
+    sslobject_class: type[ssl.SSLObject] = Handshake
     on_plain_http: Callable[[], None] = staticmethod(lambda: None)
 
 

@@ -12,8 +12,9 @@ from proxy_stage import RawBackend, Stage, note_a_chat, stage
 
 from forebay.proxy.cli import main
 from forebay.proxy.diagnose import doctor_cli
-from forebay.proxy.diagnose.checks import CHECKS, Finding, examine
+from forebay.proxy.diagnose.checks import CHECKS, examine
 from forebay.proxy.diagnose.config_file import examine_file
+from forebay.proxy.diagnose.doctor.finding import Finding
 from forebay.proxy.diagnose.scene import MetricSample, Scene, samples_of
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig

@@ -129,7 +129,7 @@ def test_the_wait_for_a_slot_ends() -> None:
         last = asyncio.create_task(ask(on, "/v1/embeddings"))
         await settle()
         slow.goes_on.set()
-        assert await asyncio.gather(first, last) == [200, 200]
+        assert (await first, await last) == (200, 200)
         assert not any(here.waiting for here in on.proxy.backends.passed_on._here.values())
         assert not any(here.count for here in on.proxy.backends.passed_on._here.values())
 

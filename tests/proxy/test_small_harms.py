@@ -152,7 +152,7 @@ def test_rows_for_a_slow_disk_wait_within_bytes(tmp_path: Path) -> None:
     said, one = Said(), memory_of(record(0, 4_096).request)
     with (tmp_path / "x").open("wb") as file:
         capture = Capture(Rows(b"salt", 2048, 4.0), tmp_path / "x", file, inf, said, 3 * one)
-        capture._queue.get = lambda: asyncio.run(asyncio.sleep(60))  # type: ignore[method-assign]
+        capture._queue.get = lambda: asyncio.run(asyncio.sleep(60))  # type: ignore[method-assign,misc,assignment]
         waiting = [record(number, 4_096) for number in range(50)]
         for each in waiting:
             capture.started(each)
