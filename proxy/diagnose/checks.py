@@ -4,47 +4,31 @@ Each yields findings: what is wrong with its figures, and what to do. `CHECKS` i
 of them. Counters are those since the start of the proxy.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 from forebay.proxy.config.advice import COMPUTED_WHOLE, THRESHOLD_REMEDY
+from forebay.proxy.diagnose.doctor.caches import (
+    isolation,
+    prefix_caching,
+    short_prompts,
+    token_details,
+)
+from forebay.proxy.diagnose.doctor.finding import FEW, Finding, Found
 from forebay.proxy.diagnose.scene import Scene
-
-Severity = Literal["error", "warning"]
+from forebay.traces.command_line.messages import shortlist
 
 SLOWER = 1.5
 """Times the prefill of the fastest backend, with the learned error of both on top: a fifth after
 two prompts. Equal GPUs differ by less than a tenth."""
-FEW = 20
-"""Requests or answers below which a share says nothing."""
 LEARNED = 2  # prefills from which the learned speed of a backend is compared
 SOME = 0.01  # of all requests: more errors, rejections or preemptions than this are a finding
 MANY = 0.05  # of the admitted requests that were late, or of the waiting time for one reason
 OFF = 1.5  # times the predicted time to first token
-KEPT = 0.5  # of its KV cache: a backend that keeps less has other clients, or a smaller cache
 LAG_S = "0.02"  # bound of the histogram above which the event loop is late
 FULL = 0.8  # of the file descriptors
 OLDEST_VLLM = (0, 11)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong.
-
-    Attributes:
-        text: what, with the figures.
-        remedy: what to do.
-    """
-
-    check: str
-    severity: Severity
-    text: str
-    remedy: str
-
-
-Found = Iterator[tuple[Severity, str, str]]
 
 
 def states(scene: Scene) -> Found:
@@ -112,40 +96,6 @@ def predictions(scene: Scene) -> Found:
             )
 
 
-def prefix_caching(scene: Scene) -> Found:
-    """Every backend keeps prefixes in its cache."""
-    for fact in scene.facts:
-        if fact["engine"] and fact["engine"].get("prefix_caching") is False:
-            yield (
-                "error",
-                f"{fact['name']} runs without prefix caching: it computes every prompt anew",
-                "start vLLM with --enable-prefix-caching, its default",
-            )
-    for name, backend in scene.backends().items():
-        index = backend["prefix_index"]
-        if index["answers"] >= FEW and index["kept_share"] < KEPT:
-            yield (
-                "warning",
-                f"{name} keeps only {index['kept_share']:.0%} of the prefixes that its KV cache "
-                f"should hold ({index['answers']} answers)",
-                "look for other clients, or a KV cache that is smaller than affinity.kv_tokens",
-            )
-
-
-def token_details(scene: Scene) -> Found:
-    """Every backend says how many prompt tokens were cached."""
-    for name, backend in scene.backends().items():
-        served = scene.total("forebay_backend_requests_total", backend=name, outcome="ok")
-        if served >= FEW and backend["prefix_index"]["mode"] == "believed":
-            yield (
-                "warning",
-                f"none of {served:.0f} answers of {name} says how many prompt tokens were cached, "
-                "so what the cache holds is only believed",
-                "start vLLM with --enable-prompt-tokens-details; streams say it to clients that "
-                "send stream_options: {include_usage: true}",
-            )
-
-
 def long_prompts(scene: Scene) -> Found:
     """Long prompts keep no short ones waiting, and wait for no reserved backend."""
     names = [name for name, b in scene.backends().items() if b.get("long_prompts_block")]
@@ -168,7 +118,7 @@ def models(scene: Scene) -> Found:
     served = {fact["name"]: fact["models"] for fact in scene.facts if fact["models"]}
     names = {tuple(sorted(one)) for one in served.values()}
     if len(names) > 1:
-        listed = "; ".join(f"{name}: {', '.join(one)}" for name, one in served.items())
+        listed = "; ".join(f"{name}: {shortlist(one)}" for name, one in served.items())
         yield (
             "warning",
             f"the backends serve different models ({listed})",
@@ -371,6 +321,8 @@ CHECKS: Mapping[str, Callable[[Scene], Found]] = {
     "speed of backends": speeds,
     "predictions": predictions,
     "prefix caching": prefix_caching,
+    "length of prompts": short_prompts,
+    "cache isolation": isolation,
     "cached tokens in answers": token_details,
     "long prompts": long_prompts,
     "models": models,

@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, Unreachable, ask, ask_json
+from forebay.proxy.diagnose.admin_client import (
+    DEFAULT_ADMIN,
+    AdminUrl,
+    Unreachable,
+    ask,
+    ask_json,
+    cleaned_json,
+)
 from forebay.traces.command_line.messages import talk
 
 if TYPE_CHECKING:
-    from forebay.proxy.diagnose.checks import Finding
+    from forebay.proxy.diagnose.doctor.finding import Finding
     from forebay.proxy.diagnose.scene import Scene
 
 EXAMPLE = """Say what is wrong with a running proxy and its backends.
@@ -57,11 +64,19 @@ def doctor(
         found += examine_file(config, os.environ, scene)
         checked.append(CHECK)
     if as_json:
-        data = {"checked": checked, "findings": [asdict(finding) for finding in found]}
+        data = {
+            "checked": checked,
+            "findings": [asdict(finding) for finding in found],
+            "prefix_index": {
+                name: backend["prefix_index"]["paths"] for name, backend in scene.backends().items()
+            },
+        }
         sys.stdout.write(json.dumps(data, indent=2) + "\n")
     else:
         show(found)
         talk(textwrap.fill(_summary(scene, found, checked), WIDTH))
+        for line in exact_paths(scene):
+            talk(textwrap.fill(line, WIDTH))
     if found:
         raise typer.Exit(1)
 
@@ -72,7 +87,7 @@ def ask_all(admin: str) -> "Scene":
 
     before = ask_json(admin, "/status", "ready")
     try:
-        facts = json.loads(ask(admin, "/backends"))
+        facts = cleaned_json(ask(admin, "/backends"))
         samples = samples_of(ask(admin, "/metrics").decode())
     except ValueError:
         raise Unreachable(
@@ -88,6 +103,18 @@ def show(findings: "Sequence[Finding]") -> None:
         if sys.stdout.isatty():
             line = textwrap.fill(line, WIDTH, subsequent_indent=" " * 9, break_on_hyphens=False)
         print(line)
+
+
+def exact_paths(scene: "Scene") -> list[str]:
+    """Say for which paths the prefix index is exact; one line for all equal backends."""
+    names: dict[str, list[str]] = {}
+    for name, backend in scene.backends().items():
+        by_mode: dict[str, list[str]] = {}
+        for path, mode in backend["prefix_index"]["paths"].items():
+            by_mode.setdefault(mode, []).append(path)
+        text = "; ".join(f"{mode} for {', '.join(paths)}" for mode, paths in by_mode.items())
+        names.setdefault(text, []).append(name)
+    return [f"Prefix index of {', '.join(of)}: {text}." for text, of in names.items()]
 
 
 def _summary(scene: "Scene", found: "Sequence[Finding]", checked: Sequence[str]) -> str:

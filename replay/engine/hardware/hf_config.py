@@ -17,6 +17,14 @@ from forebay.traces.errors import InputError
 _PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}
 """Where the configuration does not say it, every n-th layer attends to the whole context."""
 
+_STATES = (
+    "hybrid_override_pattern", "layers_block_type", "attn_layer_period", "attn_type_list",
+    "full_attention_interval", "linear_attn_config", "linear_num_value_heads", "mamba_d_state",
+    "mamba_d_ssm", "ssm_state_size", "state_size",
+)  # fmt: skip
+"""Keys of models some layers of which keep a state in place of keys and values (Mamba and other
+linear attention), where `layer_types` does not say so."""
+
 
 def read_shape(path: Path, weights_gib: float | None = None) -> ModelShape:
     """Read the model in `path`, a config.json or a folder with one.
@@ -29,6 +37,7 @@ def read_shape(path: Path, weights_gib: float | None = None) -> ModelShape:
     """
     file = path / "config.json" if path.is_dir() else path
     fields = Fields(file, read_object(file))
+    _check_states(fields)
     heads = fields.needed("num_attention_heads")
     latent = fields.whole("kv_lora_rank") or 0
     head_dim, kv_heads = _head_dim(fields, heads, latent), _kv_heads(fields, heads)
@@ -129,6 +138,15 @@ def _sliding(fields: Fields, layers: int, longest: int) -> tuple[int, int]:
         every = every or _PATTERNS.get(fields.model_type)
         number = layers - layers // every if every else layers
     return (window, number) if number else (0, 0)
+
+
+def _check_states(fields: Fields) -> None:
+    key = next((name for name in _STATES if fields.get(name)), None)
+    if key is not None:
+        raise InputError(
+            f"{fields.path}: {key} says that some layers keep a state (Mamba or linear attention), "
+            "which is not counted here; read the size of the cache from the start-up log of vLLM"
+        )
 
 
 def _check_types(fields: Fields, types: list[object], layers: int) -> None:
