@@ -6,7 +6,6 @@ path is spelled.
 
 import asyncio
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -19,11 +18,10 @@ from forebay.proxy.api.body import ParsedBody, parse_any, read_fields
 from forebay.proxy.api.dialects import DIALECTS, Dialect, dialect_of, types_errors
 from forebay.proxy.api.large_json import LargeBodies
 from forebay.proxy.api.public_paths import methods_of
-from forebay.proxy.api.unshaped_body import prepared
+from forebay.proxy.api.unshaped_body import is_form, prepared
 from forebay.proxy.backends.hold import HeldRequests
 from forebay.proxy.backends.models import Wanted
-from forebay.proxy.backends.served_models import must_be_home
-from forebay.proxy.config.paths import ENGINELESS, MODELS, kept_response
+from forebay.proxy.config.paths import ENGINELESS, FORMS, MODELS, kept_response, may_be_form
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Reject, Request
 from forebay.proxy.driver import Rejected
@@ -40,6 +38,7 @@ from forebay.proxy.relay.backend_request import BackendRequest
 from forebay.proxy.relay.delivery import Opening, large_bytes, send_whole, wait_taken
 from forebay.proxy.relay.relay import ShapedRequest
 from forebay.proxy.runtime.memory import request_bytes
+from forebay.proxy.security.quota import UnqueuedQuota
 from forebay.proxy.services import Services
 from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 
@@ -61,6 +60,7 @@ class App:
         self._telemetry = services.telemetry
         self._protection = services.protection
         self._security = services.security
+        self._quota = UnqueuedQuota(services.driver, services.metrics)
         self._budget = ByteBudget(request_bytes(config.limits), config.reject_status)
         self._parsing = LargeBodies()
         self._cors = Cors(config.cors_origins)
@@ -119,7 +119,8 @@ class App:
             headers = self._cors.answer(request.headers) | record.decision_headers(
                 debug=self._config.debug_headers
             )
-            response = error_response(error, id_, headers, typed=types_errors(request.path))
+            typed = types_errors(request.path, self._config.listen.path_prefix)
+            response = error_response(error, id_, headers, typed=typed)
             status = response.status
             if not memory.holder:  # nothing was awaited until here
                 self._port.rejecting_s += perf_counter() - began
@@ -147,7 +148,11 @@ class App:
         path = raw.partition("?")[0]
         if not (raw.isascii() and raw.startswith("/")) or "#" in raw:
             return answer_target(request, raw)
-        methods = methods_of(path, self._config.routes)
+        prefix = self._config.listen.path_prefix
+        if prefix:
+            path = path.removeprefix(prefix) if path.startswith(f"{prefix}/") else ""
+            raw = raw.removeprefix(prefix)
+        methods = methods_of(path, self._config.routes, prefix)
         if request.method not in methods:
             return self._answer_method(request, methods)
         if path in DIALECTS:
@@ -184,6 +189,7 @@ class App:
     ) -> web.StreamResponse:
         """Serve a request: parse it, queue or reject it, relay the response."""
         self._telemetry.started(record, dialect.operation, request.headers)
+        record.path = dialect.path
         record.tenant = self._security.auth.tenant(request, record.arrived_at)
         if self.draining:
             raise errors.draining()
@@ -197,9 +203,8 @@ class App:
                 del fields
             await asyncio.sleep(0)  # to decide about so many blocks takes a while, too
         if parsed.previous_id:
-            going_on = self._relay.kept.going_on(parsed.request, parsed.previous_id)
-            parsed = replace(parsed, request=going_on)
-            must_be_home(self._backends.upstreams, parsed.request.home)
+            ids = self._security.response_ids
+            parsed = self._relay.going_on(parsed, owned=ids.owns(record.tenant, parsed.previous_id))
         body = parsed.body  # so that the received bytes are not kept too
         record.request, record.token_ids = parsed.request, parsed.token_ids
         record.service_class, record.model = parsed.request.service_class, parsed.model
@@ -311,6 +316,8 @@ class App:
             most_tokens=self._config.buckets[-1].up_to,
             counted=bool(self._config.usage.path) or self._config.tenants.has_quota(tenant),
             models=self._backends.models,
+            ignore_salt=self._backends.salts.ignored,
+            response_ids=self._security.response_ids,
         )
 
     def _headers(self, id_: str, cors: dict[str, str], record: RequestRecord) -> dict[str, str]:
@@ -346,14 +353,16 @@ class App:
         body = await self._body(request, record, memory)
         if path == MODELS and models.listed and models.matter and request.method != "POST":
             return web.Response(body=models.page(), content_type="application/json")
-        form = request.headers.get("content-type", "").startswith("multipart/")
-        charged = 0 if form or path in ENGINELESS else self._charge(record.tenant, len(body))
+        form = path in FORMS and is_form(request.headers.get("content-type", ""))
+        works = request.method == "POST" and path not in ENGINELESS and not kept
+        if works:
+            record.path = path
+            record.estimated_tokens = 0 if form else self._estimate.untaught_tokens(len(body))
+        charged = self._quota.charge(self._config, record.tenant, record.estimated_tokens)
         try:
             return await self._pass_on(request, raw, body, record, memory, home)
         except ApiError:  # no backend has answered it
-            if charged:
-                now = self._driver.clock()
-                self._driver.shaper.charge_unqueued(record.tenant, -charged, now)
+            self._quota.give_back(record.tenant, charged)
             raise
 
     async def _pass_on(
@@ -361,13 +370,18 @@ class App:
         memory: RequestMemory, home: str,
     ) -> web.StreamResponse:  # fmt: skip
         # Without an engine there is no prefix cache, and so no salt.
-        salts = None if raw.partition("?")[0] in ENGINELESS else self._security.salts
+        path = raw.partition("?")[0]
+        salts = None if path in ENGINELESS else self._security.salts
         models, wanted = self._backends.models, Wanted("")
-        if body and (salts or models.matter):
+        named = self._config.usage.path is not None and not may_be_form(path)
+        if body and (salts or models.matter or named):
             content_type = request.headers.get("content-type", "")
             async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
-                body, wanted = await prepared(body, content_type, record.tenant, salts, models)
+                body, wanted = await prepared(
+                    body, content_type, record.tenant, salts, models, form=may_be_form(path)
+                )
         wanted = wanted._replace(route=await self._backends.search.must_have(wanted.name))
+        record.model = wanted.name
         reply = self._stream_headers(record.id, self._cors.answer(request.headers))
         asked = BackendRequest(
             incoming=request,
@@ -381,19 +395,6 @@ class App:
             model=wanted.route,
             reply_headers=lambda: reply,
             memory=memory,
+            wrote=record.wrote,
         )
-        return await self._unshaped.serve(asked, wanted=wanted, home=home)
-
-    def _charge(self, tenant: str, size: int) -> int:
-        """Charge a tenant with a quota for a body that is not parsed; raises ApiError 429.
-
-        Returns the tokens that were charged.
-        """
-        if not size or self._config.mode == "observe" or not self._config.tenants.has_quota(tenant):
-            return 0
-        tokens = self._estimate.untaught_tokens(size)
-        wait_s = self._driver.shaper.charge_unqueued(tenant, tokens, self._driver.clock())
-        if wait_s:
-            self._metrics.rejected("", "tenant_quota")
-            raise rejections.over_quota(wait_s, self._config.reject_status)
-        return tokens
+        return await self._unshaped.serve(asked, wanted=wanted, record=record, home=home)

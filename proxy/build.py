@@ -129,6 +129,7 @@ async def build_services(
     build = Builder(stack, config, say)
     security = Security(config, os.environ)
     security.say_notes(say)
+    security.report_plain_http(say, asyncio.get_running_loop().time)
     driver, metrics = await build.driver()
     backends, watchdog, followers = await build.backends(driver, metrics, security)
     estimate = TokenEstimate(config.tokens.bytes_per_token)

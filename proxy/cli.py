@@ -39,6 +39,7 @@ COMMANDS = {
         "forebay.analysis.search.cli:app",
         "the highest load that meets latency targets",
     ),
+    "drain": ("forebay.proxy.operate.drain_cli:app", "take one backend out of use, and back"),
     "traces": ("forebay.traces.cli.main:app", "import, describe and synthesise traces"),
     "experiment": ("forebay.analysis.experiments.cli:app", "run measurement studies on a server"),
     "report": ("forebay.analysis.cli:report_app", "HTML report of one or more replay runs"),

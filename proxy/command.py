@@ -9,7 +9,7 @@ from typer._click.exceptions import ClickException  # Typer bundles Click; it ex
 
 from forebay.proxy.config.redaction import without_user_info
 from forebay.traces.command_line.help_text import PlainTyper
-from forebay.traces.command_line.messages import be_quiet
+from forebay.traces.command_line.messages import be_quiet, printable_lines
 from forebay.traces.command_line.plain_words import plain_words
 from forebay.traces.errors import InputError
 
@@ -44,4 +44,4 @@ def run_command(app: typer.Typer, word: str, words: Sequence[str]) -> int:
 
 def _complain(word: str, what: str) -> None:
     """Print one line, without passwords in URLs, because stderr is often kept in logs."""
-    print(f"forebay {word}: {without_user_info(what)}", file=sys.stderr)
+    print(f"forebay {word}: {printable_lines(without_user_info(what))}", file=sys.stderr)

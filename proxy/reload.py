@@ -7,6 +7,7 @@ that need a restart are logged, and the others are applied.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ RELOADS: dict[Result, LogEvent] = {
 }
 WATCH_S = 0.5  # interval of the check of the file, which must not change for so long
 LOOK_UP_EVERY_S = 5.0  # interval at which the names of `dns` backends are looked up
+UNCHANGED_S = 60.0  # in which the log says once that a reload found nothing new
 LEAVE_CHECK_S = 0.1  # interval of the check whether a removed backend is empty
 
 
@@ -70,6 +72,7 @@ class Reloader:
         self._load = load
         self._watch = watch
         self._seen = self._stamps()
+        self._unchanged_at = -inf
         self._requested = asyncio.Event()
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -111,10 +114,21 @@ class Reloader:
                 self.message = f"only partly reloaded: {fault}; restart the proxy"
                 result, event = "failed", LogEvent.RELOAD_BROKEN
             self._services.metrics.reloaded(result, self.generation)
-            if self.message != said:
+            if self.message != said and not self._repeats(result):
                 self.say(event, f"configuration {self.message}")
             systemd.ready(f"configuration {self.message}")
             return result
+
+    def _repeats(self, result: Result) -> bool:
+        """Return whether the log has said within a minute that nothing has changed."""
+        now = self._services.driver.clock()
+        if result != "unchanged":
+            self._unchanged_at = -inf
+            return False
+        repeats = now < self._unchanged_at + UNCHANGED_S
+        if not repeats:
+            self._unchanged_at = now
+        return repeats
 
     async def _reload(self) -> Result:
         if self._load is None:

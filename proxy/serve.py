@@ -18,6 +18,7 @@ from forebay.proxy.backends.pool import Backends
 from forebay.proxy.build import build_services
 from forebay.proxy.config.schema import Config
 from forebay.proxy.driver import Driver
+from forebay.proxy.http1 import errors
 from forebay.proxy.http1.server.handover import stop_listening
 from forebay.proxy.http1.server.listen import listen, listen_fault, url_host
 from forebay.proxy.http1.server.server import HttpServer
@@ -81,6 +82,7 @@ class Proxy:
         connections that are still open then are cut. Returns the number of these requests.
         """
         self.app.draining = True
+        self.app.held.end_all(errors.draining)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.app.idle.wait(), patience_s)
             return 0

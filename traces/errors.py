@@ -9,10 +9,10 @@ class InputError(Exception):
     """
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        return escaped(super().__str__())
 
 
-def printable(text: str) -> str:
+def escaped(text: str) -> str:
     """Escape what a terminal would act on or cannot show, such as ESC and half a surrogate pair."""
     if text.isprintable():
         return text

@@ -45,14 +45,19 @@ class GaugeSample:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The size of an engine's KV cache as reported; blocks include the null block."""
+    """The size of an engine's KV cache as reported; blocks include the null block.
+
+    Attributes:
+        reported_tokens: what the engine says itself, which knows the groups of hybrid models.
+    """
 
     blocks: int
     block_tokens: int
+    reported_tokens: int | None = None
 
     @property
     def tokens(self) -> int:
-        return self.blocks * self.block_tokens
+        return self.reported_tokens or self.blocks * self.block_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +114,11 @@ def read_page(text: str) -> MetricsPage:
 
 def _pool(labels: dict[str, str]) -> Pool | None:
     try:
-        return Pool(int(labels["num_gpu_blocks"]), int(labels["block_size"]))
+        blocks, block_tokens = int(labels["num_gpu_blocks"]), int(labels["block_size"])
     except (KeyError, ValueError):  # "None" where the memory was not profiled
         return None
+    reported = labels.get("kv_cache_size_tokens", "")
+    return Pool(blocks, block_tokens, int(reported) if reported.isdigit() else None)
 
 
 async def look(session: aiohttp.ClientSession, engine: Address) -> MetricsPage | None:

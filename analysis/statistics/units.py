@@ -7,6 +7,8 @@ computed here.
 import math
 from collections.abc import Sequence
 
+from forebay.traces.command_line.messages import printable as printable
+
 NONE = "–"
 NEVER = "never"
 
@@ -82,8 +84,3 @@ def ratio(value: float | None) -> str:
 def is_text(words: str) -> bool:
     """Whether a command-line word was valid UTF-8; otherwise no page or JSON can hold it."""
     return words.isascii() or not any("\ud800" <= c <= "\udfff" for c in words)
-
-
-def printable(text: str) -> str:
-    """Text from a file, safe for a terminal, with control characters replaced."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -22,6 +22,8 @@ SUMMED = {  # over engines and models; the key of the answer by the name in vLLM
     b"num_preemptions_total": "preemptions",
     b"prefix_cache_queries_total": "prefix_queries",
     b"prefix_cache_hits_total": "prefix_hits",
+    b"request_prompt_tokens_sum": "prompt_tokens",
+    b"request_prompt_tokens_count": "prompts",
 }
 
 
@@ -43,6 +45,7 @@ async def _facts(backends: Backends, upstream: Upstream) -> dict[str, Any]:
         "name": upstream.name,
         "answers": any(answer is not None for answer in (version, models, metrics)),
         "version": told if isinstance(told, str) else None,
+        "ignores_salt": sorted(upstream.ignores_salt or ()),
         "models": [name for name in names if isinstance(name, str)][:MOST_MODELS] or None,
         "engine": engine_facts(metrics) if metrics else None,
     }
@@ -76,4 +79,6 @@ def engine_facts(metrics: bytes) -> dict[str, Any] | None:
             found = dict(re.findall(rb'(\w+)="([^"]*)"', labels))
             caching = found.get(b"enable_prefix_caching")
             facts["prefix_caching"] = None if caching is None else caching == b"True"
+            size = found.get(b"block_size", b"")
+            facts["block_tokens"] = int(size) if size.isdigit() else None
     return facts or None

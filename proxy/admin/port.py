@@ -3,9 +3,9 @@
 Nothing of it can be reached through the public port.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote
 
 import orjson
 from aiohttp import web
@@ -22,6 +22,7 @@ from forebay.proxy.http1.headers import request_id
 from forebay.proxy.http1.server.cross_origin import cross_site_refusal
 from forebay.proxy.reload import Reloader
 from forebay.proxy.services import Services
+from forebay.traces.command_line.messages import shortlist
 
 ALLOW = {  # the methods of each path
     **dict.fromkeys(("/", "/metrics", "/status", "/requests", "/backends"), "GET"),
@@ -81,6 +82,8 @@ class Admin:
                 return web.Response(body=orjson.dumps(facts), content_type="application/json")
             case "POST", "/preview":
                 return await self._preview(request)
+            case "POST", path if (named := named_backend(path)) is not None:
+                return self._drain_one(*named)
             case "GET", "/":
                 return web.Response(body=self._page, content_type="text/html", charset="utf-8")
             case "POST", "/drain":
@@ -89,6 +92,20 @@ class Admin:
             case "POST", "/reload":
                 return await self._reload()
         return wrong_request(request)
+
+    def _drain_one(self, name: str, state: str) -> web.Response:
+        """Take a backend out of use, or back; 404 if it is unknown."""
+        backends, known = self._services.backends, self._driver.shaper.backends
+        if name not in backends.upstreams or name not in known:
+            return unknown_backend(name, backends.upstreams)
+        backends.drain(name, drained=state == "drain")
+        backend = known[name]
+        fields = {
+            "backend": name,
+            "draining": backends.upstreams[name].drained,
+            "in_flight": len(backend.in_flight) + backend.passing,
+        }
+        return web.Response(body=orjson.dumps(fields), content_type="application/json")
 
     async def _reload(self) -> web.Response:
         result = await self._reloader.reload()
@@ -141,7 +158,8 @@ class Admin:
 def wrong_request(request: web.BaseRequest) -> web.Response:
     """Return a 405 for another method of a path of the admin port, a 404 for another path."""
     id_ = request_id(request.headers)
-    allow = ALLOW.get(request.raw_path.partition("?")[0], "")
+    path = request.raw_path.partition("?")[0]
+    allow = "POST" if named_backend(path) else ALLOW.get(path, "")
     error = errors.no_such_path()
     if allow and request.method not in allow.split(", "):
         error = ApiError(405, "method_not_allowed", f"Use {allow}.", headers={"Allow": allow})
@@ -157,6 +175,21 @@ def seconds_ago(request: web.BaseRequest) -> float | None:
     """Return the number in `/metrics?ago=SECONDS`; None for the metrics of now."""
     text = query_of(request).get("ago", [""])[0]
     return float(text) if text.isdecimal() and len(text) < 8 else None
+
+
+def named_backend(path: str) -> tuple[str, str] | None:
+    """Return name and state of `/backends/NAME/drain` or `/backends/NAME/ready`, else None."""
+    match path.split("/"):
+        case ["", "backends", name, "drain" | "ready" as state] if name:
+            return unquote(name), state
+    return None
+
+
+def unknown_backend(name: str, names: Iterable[str]) -> web.Response:
+    """Return a 404 that names the backends that there are."""
+    message = f"No backend {name[:MOST_SHOWN]!r}. There are: {shortlist(names)}."
+    body = error_body(message, CLIENT, "unknown_backend", "name")
+    return web.Response(status=404, body=body, content_type="application/json")
 
 
 def query_of(request: web.BaseRequest) -> Mapping[str, Sequence[str]]:

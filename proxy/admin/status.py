@@ -5,13 +5,15 @@ import platform
 from importlib.metadata import version
 from typing import Any
 
+from forebay.proxy.api.dialects import DIALECTS
 from forebay.proxy.app import App
-from forebay.proxy.core.health import Health
+from forebay.proxy.backends.pool import Backends
 from forebay.proxy.core.policy.long_prefills import blocks_short_prompts
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.reload import Reloader
 from forebay.proxy.services import Services
+from forebay.traces.command_line.messages import SHOWN
 
 VERSIONS = {
     "forebay": version("forebay"),
@@ -26,7 +28,6 @@ def status_fields(
     """Return the JSON of `/status`."""
     shaper, now = services.driver.shaper, services.driver.clock()
     protection, capture, ledger = services.protection, services.capture, services.ledger
-    health = services.backends.health
     return {
         "ready": app.ready,
         "mode": reloader.config.mode,
@@ -49,7 +50,7 @@ def status_fields(
         "usage": ledger.status() if ledger else None,
         "share": services.exchange.status(),
         "backends": [
-            {**_backend(backend, shaper, now), **_state(health, backend.name, now)}
+            {**_backend(backend, shaper, now), **_state(services.backends, backend, now)}
             for backend in shaper.backends.values()
         ],
     }
@@ -60,9 +61,8 @@ def _backend(backend: Backend, shaper: Shaper, now: float) -> dict[str, Any]:
     return {
         "name": backend.name,
         "up": backend.up,
-        "draining": backend.draining,
-        "in_flight": len(backend.in_flight),
-        "in_flight_elsewhere": backend.running - backend.sequences,
+        "in_flight": len(backend.in_flight) + backend.passing,
+        "in_flight_elsewhere": backend.running - backend.sequences - backend.passing,
         "max_concurrency": backend.spec.max_concurrency,
         "long_prefill_token_threshold": (
             int(backend.spec.chunk_tokens) if backend.prefill_queue.chunked else None
@@ -72,7 +72,8 @@ def _backend(backend: Backend, shaper: Shaper, now: float) -> dict[str, Any]:
         "backlog_s": round(backend.prefill_queue.backlog_s(now), 3),
         "queued": {bucket: len(queue) for bucket, queue in backend.queues.items()},
         "kv_tokens": None if backend.kv_tokens == float("inf") else backend.kv_tokens,
-        "models": None if backend.models is None else sorted(backend.models),
+        "models": None if backend.models is None else sorted(backend.models)[:SHOWN],
+        "models_count": None if backend.models is None else len(backend.models),
         "kv_reserved_tokens": backend.kv.tokens,
         "prefix_index_blocks": len(backend.cache.prefixes),
         "prefix_index": _prefix_index(backend),
@@ -87,11 +88,16 @@ def _backend(backend: Backend, shaper: Shaper, now: float) -> dict[str, Any]:
     }
 
 
-def _state(health: Health, name: str, now: float) -> dict[str, Any]:
-    """Return the state of a backend, why, and for how long; nothing for one that leaves."""
+def _state(backends: Backends, backend: Backend, now: float) -> dict[str, Any]:
+    """Return whether a backend drains, and the state of its health unless it leaves."""
+    name, health = backend.name, backends.health
+    upstream = backends.upstreams.get(name)
+    drained = upstream is not None and upstream.drained
+    draining = {"draining": backend.draining or drained}
     if name not in health:
-        return {}
+        return draining
     return {
+        **draining,
         "state": health.state(name),
         "reason": health.reason(name),
         "why": health.why(name),
@@ -104,6 +110,11 @@ def _prefix_index(backend: Backend) -> dict[str, Any]:
     error, held = backend.cache.error, backend.cache.engine_blocks
     return {
         "mode": backend.cache.mode,
+        "paths": {
+            # Only these prompts can be tokenised as the engine does it (kv_events/tokenize.py).
+            path: backend.cache.mode if dialect.tokenizes else backend.cache.estimate
+            for path, dialect in DIALECTS.items()
+        },
         "held_engine_blocks": None if held is None else len(held),
         "kept_share": round(backend.cache.kept, 3),
         "answers": error.answers,

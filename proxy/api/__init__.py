@@ -2,9 +2,9 @@
 
 In reading order: public_paths (which paths exist), body (a shaped request), dialects (what differs
 between the APIs), fields (single fields), prompt_text (a prompt as bytes), media_tokens (images,
-sound and video), block_hashes (equal prefixes), token_estimate (bytes into tokens), special_work
-(more than a prefill), cache_salt (tenants apart in vLLM's cache), large_json (parsing in steps),
-unshaped_body (a request that is not shaped), rejections (the words of a 429).
+sound and video), block_hashes (equal prefixes), token_estimate (bytes into tokens), cache_salt
+(tenants apart in vLLM's cache), response_ids (tenants apart in kept responses), large_json (parsing
+in steps), unshaped_body (a request that is not shaped), rejections (the words of a 429).
 
 May import http1, the values of core, and the models of backends.
 """

@@ -24,6 +24,7 @@ from forebay.proxy.api.large_json import (
     loads_in_steps,
 )
 from forebay.proxy.api.prompt_text import PromptText
+from forebay.proxy.api.response_ids import ResponseIds, with_own_id
 from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
 from forebay.proxy.backends.models import Models, Wanted
 from forebay.proxy.core.model import CLASSES, Request, ServiceClass
@@ -77,6 +78,8 @@ def read_fields(
     most_tokens: float = math.inf,
     counted: bool = False,
     models: Models = NO_MODELS,
+    ignore_salt: frozenset[str] = frozenset(),
+    response_ids: ResponseIds | None = None,
 ) -> ParsedBody:
     """Parse a request that is shaped; raises ApiError 400 naming the parameter.
 
@@ -87,6 +90,8 @@ def read_fields(
             may fit: an estimate rejects no prompt, and if it is served it is no longer than this.
         counted: ask the backend for the usage of a stream, too: somebody counts it.
         models: those of the backends, with other names for them.
+        ignore_salt: paths on which the backends drop the salt, so all tenants share their caches.
+        response_ids: make the ids of the tenant's responses.
     """
     streams = typed(fields, "stream", bool, False)
     body, wanted = with_model(fields, body, models)
@@ -95,7 +100,7 @@ def read_fields(
         reject_media_ids(fields)
         salt = salts.salt(tenant, salt)
         body = with_salt(body, salt)
-    cache = _cache_of(salt, wanted)
+    cache = _cache_of(salt, wanted, shared=dialect.path in ignore_salt)
     into = BlockHashes(block_bytes, cache) if len(body) >= LARGE_BYTES else None
     text = dialect.prompt_text(fields, into)
     prompt = text.data
@@ -109,6 +114,7 @@ def read_fields(
     priority, quota_tokens = integer(fields, "priority", 0), 0
     hides_usage = counted and _streams_uncounted(fields, dialect)
     body = _fair_body(body, priority if tenant else 0, hides_usage)
+    body = with_own_id(body, tenant, dialect, response_ids)
     if tenant:
         quota_tokens = _quota_tokens(text, estimate, tokens, most_tokens)
     sequences = min(dialect.sequences(fields), MOST_OUTPUT_TOKENS)
@@ -147,8 +153,9 @@ def with_model(fields: dict[str, Any], body: bytes, models: Models) -> tuple[byt
     return body, wanted
 
 
-def _cache_of(salt: str | None, wanted: Wanted) -> str | None:
+def _cache_of(salt: str | None, wanted: Wanted, *, shared: bool) -> str | None:
     """Return what a prompt's first block is chained to: caches of models are apart."""
+    salt = None if shared else salt
     return f"{salt or ''}\0{wanted.name}" if wanted.name else salt
 
 
@@ -312,7 +319,6 @@ def _timeout_s(headers: Mapping[str, str], sdk: bool) -> float:
 def _seconds(text: str) -> float:
     """Parse a duration such as `30`, `30s` or `500ms`; 0 if it is none."""
     try:
-        found = float(seconds(text))
+        return max(0.0, float(seconds(text)))
     except ValueError:
         return 0.0
-    return found if found > 0 else 0.0

@@ -7,11 +7,12 @@ from forebay.proxy.config.paths import kept_response
 from forebay.proxy.http1 import errors
 
 
-def methods_of(path: str, routes: Collection[str]) -> tuple[str, ...]:
+def methods_of(path: str, routes: Collection[str], prefix: str = "") -> tuple[str, ...]:
     """Return the methods of a path, OPTIONS aside; raises ApiError 404.
 
     Args:
         routes: the paths that are passed on.
+        prefix: stands in front of all paths for clients.
     """
     if path in DIALECTS:
         return ("POST",)
@@ -22,4 +23,4 @@ def methods_of(path: str, routes: Collection[str]) -> tuple[str, ...]:
     _, method = kept_response(path)
     if method:
         return ("POST",) if method == "POST" else ("GET", "HEAD")
-    raise errors.no_such_path((*DIALECTS, *routes, "/health"))
+    raise errors.no_such_path(f"{prefix}{known}" for known in (*DIALECTS, *routes, "/health"))

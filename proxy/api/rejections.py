@@ -52,6 +52,10 @@ def rejection(action: Reject, receipt: Receipt | None) -> str:
             return f"Expected first token after {_spoken(value)}, your timeout is {_spoken(limit)}"
         case "line_full" if not receipt.tries and limit < inf:
             return f"{value:.0f} requests of this length are waiting, limit {limit:.0f}"
+        case "tenant_share":
+            return "Your own requests fill your share of the queue"
+        case "gave_way":
+            return "Gave its place in a full queue to another tenant, or to a more urgent request"
         case "prompt_too_long":
             return f"Prompt is about {value:,.0f} tokens; maximum context length {limit:,.0f}"
         case "deadline_passed":

@@ -3,8 +3,10 @@
 In reading order: pool (all of them, and what happens to each), probes (health and /metrics),
 models (names of models), served_models (which backend has which model), model_search (asks again
 before a model is not found), discovery (backends that come and go), hold (requests that wait for a
-backend to come up), failures (what a bad response means), retries (how many are allowed),
-suspicions (failures that the request itself may have caused).
+backend to come up), failures (what a bad response means, and the log of malformed ones), retries
+(how many are allowed), suspicions (failures that the request itself may have caused), passing (a
+limit for requests that pass no queue), salt_support (paths on which a cache salt is dropped).
 
-May import http1, config, share and the driver; app and relay import it.
+May import http1, config, share and the driver, and of api what salt_support asks for; app and relay
+import it.
 """

@@ -69,12 +69,12 @@ class Discovery:
                 "(backends[].max_addresses)"
             )
             self._say(LogEvent.ADDRESSES_CUT, line, backend.name)
-        port = f":{parts.port}" if parts.port else ""
+        rest = (f":{parts.port}" if parts.port else "") + parts.path
         return [
             backend.model_copy(
                 update={
                     "name": f"{backend.name}-{address.replace(':', '-')}",
-                    "url": f"http://{f'[{address}]' if ':' in address else address}{port}",
+                    "url": f"http://{f'[{address}]' if ':' in address else address}{rest}",
                     "dns": False,
                 }
             )

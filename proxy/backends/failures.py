@@ -1,13 +1,13 @@
 """Check a backend's response before anything is sent to the client; a bad one is a `Failure`.
 
 HTTP allows more than may be passed on: framing given twice, other content types, compression that
-the proxy cannot undo. All of these checks are here.
+the proxy cannot undo. All of these checks are here. Answers that no sound server gives are logged.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite
-from typing import Any, Literal
+from math import inf, isfinite
+from typing import Any, Final, Literal
 
 from aiohttp import web
 
@@ -15,10 +15,26 @@ from forebay.proxy.backends.retries import Retry
 from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.errors import ApiError, retry_headers, upstream_error
 from forebay.proxy.http1.sse import read_object
+from forebay.proxy.telemetry.log_events import LogEvent, Say
 
 Verdict = Literal["failed", "refused", "full", "answered", "nothing"]
 NO_MODEL = "no_model"  # the kind of a 404 for a model or an adapter: another backend may have it
 EVENTS = "text/event-stream"
+MOST_STATUS = 599  # RFC 9110, 15: others are invalid
+MALFORMED = {
+    "bad_http": "it is not HTTP/1.1, or could be read in two ways",
+    "large_head": "its headers are too large",
+    "bad_coding": "its compressed body is damaged",
+    "bad_status": "its status is above 599",
+    "transfer_coding": "its Transfer-Encoding is not `chunked`",
+    "framing": "it gives its length in two ways",
+    "encoding": "it has a Content-Encoding that was not asked for",
+    "redirect": "it is a redirect, and none is followed",
+    "content_type": "it has another content type than was asked for",
+    "empty": "it is empty",
+}
+"""Kinds of answers that no sound server gives, in words for the log."""
+MALFORMED_EVERY_S: Final = 60.0  # between two lines about answers of one kind
 BUSY_STATUSES = frozenset({429, 503})  # the backend is too busy, not broken
 
 
@@ -60,8 +76,13 @@ class Failure(Exception):
 def check_head(response: UpstreamResponse) -> None:
     """Raise Failure unless status and headers are those of a response that may be passed on."""
     headers, status = response.headers, response.status
+    if status > MOST_STATUS:
+        raise Failure("bad_status", upstream_error())
     if 300 <= status < 400:  # the target could be anywhere
         raise Failure("redirect", upstream_error())
+    coding = headers.get("transfer-encoding", "chunked").strip().lower()
+    if coding != "chunked":
+        raise Failure("transfer_coding", upstream_error())  # none was asked for
     if "transfer-encoding" in headers and "content-length" in headers:
         raise Failure("framing", upstream_error())  # another parser may choose the other one
     if headers.get("content-encoding", "identity").lower() != "identity":
@@ -136,3 +157,31 @@ def _seconds(text: str | None) -> float:
     except ValueError:
         return 0.0
     return max(0.0, seconds) if isfinite(seconds) else 0.0
+
+
+class MalformedAnswers:
+    """Logs the kind of a malformed answer, never its bytes.
+
+    Args:
+        clock: the time of the event loop.
+    """
+
+    def __init__(self, say: Say, clock: Callable[[], float]) -> None:
+        self._say = say
+        self._clock = clock
+        self._said_at: dict[str, float] = {}  # by kind; bounded by `MALFORMED`
+        self._more: dict[str, int] = {}
+
+    def came(self, backend: str, kind: str) -> None:
+        """A backend has failed a request; kinds that are not malformed answers are ignored."""
+        if kind not in MALFORMED:
+            return
+        now = self._clock()
+        if now - self._said_at.get(kind, -inf) < MALFORMED_EVERY_S:
+            self._more[kind] = self._more.get(kind, 0) + 1
+            return
+        self._said_at[kind] = now
+        more = self._more.pop(kind, 0)
+        line = f"backend {backend} sent a malformed answer: {MALFORMED[kind]}"
+        line += f" ({more} more since the last such line)" if more else ""
+        self._say(LogEvent.BACKEND_MALFORMED, line, backend, kind)

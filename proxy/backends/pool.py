@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Callable
 from math import inf
 
-from forebay.proxy.backends.failures import Failure
+from forebay.proxy.backends.failures import Failure, MalformedAnswers
 from forebay.proxy.backends.model_search import ModelSearch
+from forebay.proxy.backends.passing import PassedOn
 from forebay.proxy.backends.probes import Prober, Upstream, key_header
+from forebay.proxy.backends.salt_support import SaltSupport
 from forebay.proxy.backends.served_models import ServedModels, any_up, others
 from forebay.proxy.backends.suspicions import Suspects, Suspicions
 from forebay.proxy.config.schema import BackendConfig, Config
@@ -45,7 +47,9 @@ class Backends:
 
     Attributes:
         models: which backends serve which model.
+        passed_on: limits the requests that pass no queue.
         search: looks for a model that no backend names.
+        salts: on which paths the backends drop the salt of a tenant's cache.
         on_hang: called at every probe of a backend that is down, to end attempts there.
     """
 
@@ -62,8 +66,16 @@ class Backends:
         self._say = say
         self._turns: Counter[str] = Counter()  # by path
         self._suspicions = Suspicions()
+        self._malformed = MalformedAnswers(say, driver.clock)
+        self.passed_on = PassedOn(
+            driver,
+            lambda: self._config.timeouts.first_token,
+            lambda: self._config.reject_status,
+        )
+        self._intakes: dict[str, Intake] = {}  # the latest of each backend
         self._serving = False  # some backend was up when health was last applied
         self.upstreams = {b.name: self._upstream(b) for b in config.backends}
+        self.salts = SaltSupport(self.upstreams, say)
         self.health = Health(self.upstreams, driver.clock())
         self.models = ServedModels(self.upstreams, self.health, driver, say)
         self.prober = Prober(
@@ -74,6 +86,7 @@ class Backends:
             self._after_probe,
             self._size_known,
             self.models.changed,
+            self.salts.known,
         )
         self.on_hang: Callable[[Upstream], None] = lambda _: None
         self._timer: asyncio.TimerHandle | None = None
@@ -140,6 +153,8 @@ class Backends:
         upstream = self._upstream(config)
         problem = await self.prober.check(upstream)
         self.prober.stop(config.name)
+        upstream.drained = self.upstreams[config.name].drained
+        self._intakes.pop(config.name, None)
         self.upstreams[config.name].origin.close()
         self.upstreams[config.name] = upstream
         self.health.remove(config.name)
@@ -164,7 +179,26 @@ class Backends:
     def forget(self, name: str) -> None:
         """Remove a backend that has left and has no running requests."""
         self.upstreams.pop(name).origin.close()
+        self._intakes.pop(name, None)
+        self.passed_on.forget(name)
         self.models.apply(self._config.models)
+
+    # Changes by an operator.
+
+    def drain(self, name: str, *, drained: bool) -> None:
+        """Give a backend no new work, whatever its health, or take it back as that allows."""
+        upstream = self.upstreams[name]
+        if drained == upstream.drained:
+            return
+        upstream.drained = drained
+        what = "gets no new work" if drained else "takes work again"
+        self._say(LogEvent.BACKEND_DRAINING, f"backend {name} {what}", name)
+        if drained:
+            upstream.up = False
+            self._driver.backend_down(name, keeps_cache=True)
+        elif name in self._intakes:  # else it has never been up
+            self._apply_intake(self._intakes[name])
+        self._apply_health()  # it may have been the last one
 
     # Sending.
 
@@ -204,7 +238,10 @@ class Backends:
         """Return whether a backend of the model is up; "" is any model."""
         return any_up(self.upstreams, model)
 
-    def next_up(self, path: str, model: str = "", but: Upstream | None = None) -> Upstream | None:
+    def next_up(
+        self, path: str, model: str = "", but: Upstream | None = None, tenant: str = "",
+        tokens: int = 0,
+    ) -> Upstream | None:  # fmt: skip
         """Choose a backend that takes work, in rotation, for a request that is not shaped.
 
         One that has a pause or a trial is left alone while there is another.
@@ -212,9 +249,11 @@ class Backends:
         Args:
             path: each has a rotation of its own, so that a client's pattern of paths loads none.
             model: as `Request.model`.
+            tenant, tokens: of the request, as in `PassedOn.slot`: a backend with room goes first.
         """
         up = [u for u in self.upstreams.values() if u.up and u is not but and u.serves(model)]
         others = [u for u in up if u.most_prefills == ANY] or up
+        others = [u for u in others if self.passed_on.has_room(u, tenant, tokens)] or others
         self._turns[path] += 1
         return others[self._turns[path] % len(others)] if others else None
 
@@ -231,6 +270,7 @@ class Backends:
 
     def sent(self, send: Send, *, shows_first_token: bool) -> None:
         """A request has been sent to its backend."""
+        self.passed_on.seen(send.backend, send.request.tenant)
         if not send.request.pure:
             shows_first_token = False  # it also shows how long an image took, or a grammar
         predicted_s = send.predicted_ttft_s if shows_first_token else inf
@@ -253,6 +293,7 @@ class Backends:
     ) -> None:
         """A request for this model has failed before a good first byte."""
         health, now = self.health, self._driver.clock()
+        self._malformed.came(name, failure.kind)
         upstream, everywhere = self.upstreams.get(name), False
         if failure.declined and upstream:
             upstream.declined_at = now
@@ -309,7 +350,9 @@ class Backends:
         for intake in self.health.intakes(now):
             self._apply_intake(intake)
         for transition in self.health.new_transitions():
-            self._say_transition(transition)
+            line = transition_line(transition, self.upstreams[transition.backend])
+            event = STATE_EVENTS[transition.state]
+            self._say(event, line, transition.backend, transition.reason)
         if self._serving and not self.any_up():
             self._say(LogEvent.NO_BACKEND, "cannot serve: every backend is down; requests get 503")
         self._serving = self.any_up()
@@ -322,7 +365,8 @@ class Backends:
 
     def _apply_intake(self, intake: Intake) -> None:
         upstream = self.upstreams[intake.backend]
-        upstream.up = intake.most_prefills != NONE
+        self._intakes[intake.backend] = intake
+        upstream.up = intake.most_prefills != NONE and not upstream.drained
         upstream.most_prefills = intake.most_prefills
         self.models.keep_only(intake.backend, intake.only)
         if not upstream.up:
@@ -331,14 +375,15 @@ class Backends:
         self._driver.backend_up(upstream.name, upstream.kv_tokens, intake.most_prefills)
         self.models.pulse()
 
-    def _say_transition(self, transition: Transition) -> None:
-        name, state, reason, why = transition
-        upstream = self.upstreams[name]
-        line = f"backend {name} is {state.replace('_', '-')}"
-        if state != "up":
-            line += f" ({why})"
-        elif upstream.kv_tokens < inf:
-            line += f", KV cache of {upstream.kv_tokens:,.0f} tokens"
-        if state == "half_open":
-            line += "; it is sent one request at a time"
-        self._say(STATE_EVENTS[state], line, name, reason)
+
+def transition_line(transition: Transition, upstream: Upstream) -> str:
+    """Return what the log says of a change of a backend's state."""
+    name, state, _, why = transition
+    line = f"backend {name} is {state.replace('_', '-')}"
+    if state != "up":
+        line += f" ({why})"
+    elif upstream.kv_tokens < inf:
+        line += f", KV cache of {upstream.kv_tokens:,.0f} tokens"
+    if state == "half_open":
+        line += "; it is sent one request at a time"
+    return line

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from forebay.proxy.backends.models import Entries, LearnedEntry, configured_models, listed_models
+from forebay.proxy.backends.salt_support import OPENAPI, paths_of_version, paths_without_salt
 from forebay.proxy.config.paths import MODELS
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.core.health import NONE, Health
@@ -45,6 +46,7 @@ class Upstream:
     """One backend as the network sees it.
 
     Attributes:
+        drained: an operator has taken it out of use, whatever its health.
         poke: set to probe the backend now, not at the next interval.
         probed: set when its first probe is over.
         heard: the backend has sent something since the last probe began.
@@ -54,11 +56,14 @@ class Upstream:
         models: the models that it serves, as configured or by its /v1/models; None if unknown.
         only: while it is put out, requests for these models still go to it: no other serves them.
         ask_models_at: when to ask for them (again); inf if they are configured or never told.
+        ignores_salt: paths on which it drops the salt of a tenant's cache; None if unknown.
+        ask_salts_at: when to ask for them (again); inf once that is known, or never told.
     """
 
     config: BackendConfig
     origin: Origin
     up: bool = False
+    drained: bool = False
     poke: asyncio.Event = field(default_factory=asyncio.Event)
     probed: asyncio.Event = field(default_factory=asyncio.Event)
     heard: bool = False
@@ -69,6 +74,8 @@ class Upstream:
     models: Entries | None = None
     only: frozenset[str] | None = None
     ask_models_at: float = -inf
+    ignores_salt: frozenset[str] | None = None
+    ask_salts_at: float = -inf
     added_at: float = -inf
     name: str = field(init=False)
 
@@ -127,6 +134,7 @@ class Prober:
         size_known: called when a backend that is up has been asked for its KV cache size; the
             second argument says whether it reported one.
         models_known: called when a backend has other models than before.
+        salts_known: called when it is known on which paths a backend drops salts.
 
     Attributes:
         tasks: by the name of the backend.
@@ -141,6 +149,7 @@ class Prober:
         after_probe: Callable[[Upstream], None],
         size_known: Callable[[Upstream, bool], None],
         models_known: Callable[[Upstream], None],
+        salts_known: Callable[[Upstream], None],
     ) -> None:
         self.config = config
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -150,6 +159,7 @@ class Prober:
         self._after_probe = after_probe
         self._size_known = size_known
         self._models_known = models_known
+        self._salts_known = salts_known
 
     def start(self, upstream: Upstream) -> None:
         self.tasks[upstream.name] = asyncio.create_task(self._run(upstream))
@@ -174,6 +184,8 @@ class Prober:
                 await self._ask_size(upstream)
             if problem is None and (comes_up or self._clock() >= upstream.ask_models_at):
                 await self.ask_models(upstream)
+            if problem is None and (comes_up or self._clock() >= upstream.ask_salts_at):
+                await self._ask_salts(upstream)
         except Exception as error:  # our own fault must not end the probes
             return f"{INTERNAL}: {type(error).__name__}"
         return problem
@@ -289,6 +301,26 @@ class Prober:
         if changed:
             self._models_known(upstream)
 
+    async def _ask_salts(self, upstream: Upstream) -> None:
+        """Learn on which paths the salt of a tenant's cache is dropped, if caches are isolated."""
+        if not self.config.tenants.isolates:
+            return
+        upstream.ask_salts_at = self._clock() + SIZE_RETRY_S
+        try:
+            status, body = await self.get(upstream, OPENAPI, key_header(self.config))
+            read: Callable[[bytes], frozenset[str] | None] = paths_without_salt
+            if status in NEVER_TELLS:
+                status, body = await self.get(upstream, "/version", key_header(self.config))
+                read = paths_of_version
+        except (TimeoutError, UpstreamFault):
+            return
+        if status == 200 or status in NEVER_TELLS:
+            upstream.ask_salts_at = inf
+        before = upstream.ignores_salt
+        upstream.ignores_salt = read(body) if status == 200 else None
+        if upstream.ignores_salt != before:
+            self._salts_known(upstream)
+
     async def _reported_kv_tokens(self, upstream: Upstream) -> float | None:
         """Return the size of the KV cache in tokens from vLLM's metrics; None if not there."""
         try:
@@ -298,10 +330,20 @@ class Prober:
         if not (found := _CACHE_CONFIG.search(text)):
             return None
         labels = dict(re.findall(rb'(\w+)="([^"]*)"', found.group(1)))
-        try:
-            return float(int(labels[b"num_gpu_blocks"]) * int(labels[b"block_size"]))
-        except (KeyError, ValueError, OverflowError):
-            return None
+        # A hybrid model divides its blocks among groups of layers, so the product is too large.
+        tokens = _count(labels, b"kv_cache_size_tokens")
+        if tokens is None:
+            blocks, block_size = _count(labels, b"num_gpu_blocks"), _count(labels, b"block_size")
+            tokens = blocks * block_size if blocks and block_size else None
+        return tokens
+
+
+def _count(labels: Mapping[bytes, bytes], name: bytes) -> float | None:
+    """Return a label as a number above 0, or None: it is "None" before the memory is profiled."""
+    try:
+        return float(int(labels[name])) or None
+    except (KeyError, ValueError, OverflowError):
+        return None
 
 
 def key_header(config: Config) -> dict[str, str]:

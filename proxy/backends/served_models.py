@@ -9,6 +9,7 @@ from forebay.proxy.core.health import Health
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1 import errors
 from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.traces.command_line.messages import shortlist
 
 NEW_S = 600.0  # a backend that was never up for so long is not waited for
 
@@ -61,7 +62,7 @@ class ServedModels(Models):
         if not self.differ:
             return
         for one in [upstream] if differed else self._upstreams.values():
-            line = f"backend {one.name} serves {', '.join(one.models or ['unknown models'])}"
+            line = f"backend {one.name} serves {shortlist(one.models or ['unknown models'])}"
             self._say(LogEvent.BACKEND_MODELS, line, one.name)
 
     def nobody_has(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Say where vLLM's flag for chunked prefills is missing, and what to do about it."""
+"""Say what a backend lacks, a flag of vLLM or a newer version, and what to do about it."""
 
 from typing import Final
 
@@ -12,6 +12,14 @@ THRESHOLD_REMEDY: Final = (
 COMPUTED_WHOLE: Final = (
     "long prompts are computed whole, so every chat behind one waits for it (8 s behind 120,000 "
     "tokens of an 8B model on an H200)"
+)
+
+NO_ISOLATION: Final = (
+    "drops cache_salt on these paths, so tenants can tell there from the timing what others have "
+    "sent"
+)
+NO_ISOLATION_REMEDY: Final = (
+    "upgrade vLLM, give each tenant servers of its own, or set `tenants: {isolate_cache: false}`"
 )
 
 

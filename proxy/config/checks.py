@@ -16,6 +16,7 @@ OPERATOR_PATHS = frozenset(
         "v1/load_lora_adapter", "v1/unload_lora_adapter", "wake_up", "weight_checker",
     )
 )  # fmt: skip
+_PLAIN_PATH = r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+"
 SHARE_SCHEMES = ("redis", "rediss", "unix")
 
 
@@ -25,7 +26,7 @@ def check_zmq_endpoint(endpoint: str) -> None:
 
 
 def checked_base_url(url: str) -> str:
-    """Return the URL of a server without a trailing slash."""
+    """Return the URL of a server without a trailing slash; it may have a path of a gateway."""
     try:
         parts = urlsplit(url)
         host = parts.hostname
@@ -39,8 +40,12 @@ def checked_base_url(url: str) -> str:
             "give the server only, such as http://127.0.0.1:8001, without user or password; "
             "a key for the backends is upstream_api_key"
         )
-    if parts.path.strip("/") or parts.query or parts.fragment:
-        raise ValueError("give the server only, such as http://127.0.0.1:8001, with no path")
+    path = parts.path.rstrip("/")
+    if path.endswith("/v1") or parts.query or parts.fragment:
+        raise ValueError(
+            "give the server only, such as http://127.0.0.1:8001, with no path of vLLM (/v1)"
+        )
+    check_prefix(path)
     try:
         host.encode("idna")  # the form in which it is looked up
         named = parts.netloc.isascii()  # the form in the Host header
@@ -48,7 +53,13 @@ def checked_base_url(url: str) -> str:
         named = False
     if not named:
         raise ValueError("not a host name: give it in ASCII, with 1 to 63 characters between dots")
-    return f"{parts.scheme}://{parts.netloc}"
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def check_prefix(path: str) -> None:
+    """Check a path in front of all paths; "" is none."""
+    if path and not re.fullmatch(_PLAIN_PATH, path):
+        raise ValueError(f"{path!r} is not a plain path such as /team-a")
 
 
 def check_share_url(url: str) -> None:
@@ -64,7 +75,7 @@ def check_share_url(url: str) -> None:
 
 def check_paths(paths: Iterable[str]) -> None:
     for path in paths:
-        if not re.fullmatch(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", path):
+        if not re.fullmatch(_PLAIN_PATH, path):
             raise ValueError(f"{path!r} is not a plain path such as /v1/models")
         if path in OPERATOR_PATHS:
             raise ValueError(f"{path!r} lets any client change or stop a server; leave it out")

@@ -23,10 +23,18 @@ ENGINE: Final = (
 )  # fmt: skip
 """Paths whose requests the engine computes."""
 ROUTED: Final = (MODELS, "/version", *ENGINELESS, *ENGINE)
+FORMS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations")
+"""Paths of vLLM whose bodies are forms; all others of this module take JSON."""
 GENERATING: Final = (
     "/v1/chat/completions/batch", "/inference/v1/generate", "/cohere/v2/chat", "/v1/decisions",
 )  # fmt: skip
 """Paths that generate beside those that are shaped; not passed on unless `routes` says so."""
+
+
+def may_be_form(path: str) -> bool:
+    """Return whether a body of this path may be a form: those of `routes` are not known here."""
+    return path in FORMS or path not in (*ROUTED, *GENERATING)
+
 
 _KEPT = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
 

@@ -56,8 +56,9 @@ class CheckedRoute:
         self, request: Request, options: Sequence[Option], affinity: Affinity, now: float
     ) -> Option:
         try:
-            chosen = self.choose(request, options, now)
-        except Exception as error:
+            # A tuple: the list belongs to the caller.
+            chosen = self.choose(request, tuple(options), now)
+        except BaseException as error:  # a plug-in that calls exit() must not end the proxy
             at = extract_tb(error.__traceback__)[-1]
             raise InputError(
                 f"{self.name}: {type(error).__name__}: {error} ({Path(at.filename).name}, "
@@ -80,7 +81,7 @@ def _from_file(path: Path, function: str) -> Any:
     module = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{path}: {type(error).__name__}: {error}") from error
     if not hasattr(module, function):
         raise InputError(f"{path}: it defines no {function}")

@@ -62,7 +62,8 @@ class BackendConfig(Section):
     """One vLLM server.
 
     name: in logs, metrics and `buckets[].backends`; default: gpu0, gpu1, ... in order.
-    url: base URL of the server, without /v1.
+    url: base URL of the server, without /v1. A path of a gateway, as in https://host/team-a, is put
+    in front of every path.
     max_concurrency: requests that may run there at once.
     long_prefill_token_threshold: the server's flag of that name, if it is set (recommended: 2048).
     Shorter prefills then overtake longer ones, so no server is reserved for short prompts.

@@ -52,6 +52,7 @@ class Listen(Section):
     port: the public port.
     admin_port: for operators: /healthz, /readyz, /metrics, /status, /drain and /reload.
     admin_host: for the admin port, which has neither keys nor TLS: keep it private. null: as host.
+    path_prefix: of all paths of the public port, such as /llm behind a gateway that keeps it.
     reuse_port: let a second proxy listen on the same ports, for an upgrade without a gap.
     """
 
@@ -59,6 +60,7 @@ class Listen(Section):
     port: int = Field(8080, ge=0, le=65535)
     admin_host: str | None = Field(None, min_length=1)
     admin_port: int = Field(9090, ge=0, le=65535)
+    path_prefix: str = Field("", pattern=r"^((/[A-Za-z0-9_-][A-Za-z0-9._-]*)+)?$")
     reuse_port: bool = False
 
     @property

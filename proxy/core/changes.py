@@ -97,6 +97,14 @@ class OperatorChanges:
         self._rebuild()
         return dispatcher.dispatch_all(now)
 
+    def pass_by(self, backend: Backend, count: int, now: float) -> list[Action]:
+        """Count requests that have passed all queues to a backend: one more, or -1 for one less."""
+        dispatcher = self._dispatcher
+        dispatcher.pass_time(now)
+        backend.passing += count
+        dispatcher.forecast.moved(backend)
+        return dispatcher.dispatch_all(now) if count < 0 and backend.queued else []
+
     def take_out(self, backend: Backend, now: float) -> list[Action]:
         """Let a backend take no work; requests that wait for it are rerouted or rejected."""
         dispatcher = self._dispatcher

@@ -84,7 +84,7 @@ def report_of(backend: Backend, now: float) -> BackendReport:
     queue, worked = backend.prefill_queue, backend.worked
     return BackendReport(
         backlog_s=queue.own_backlog_s(now),
-        running=backend.sequences,
+        running=backend.sequences + backend.passing,
         kv_tokens=backend.kv.held,
         longest_s=queue.longest_s(),
         load=backend.load.value(now),

@@ -9,6 +9,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import typer
 
+from forebay.traces.command_line.messages import all_printable, printable
 from forebay.traces.errors import InputError
 
 DEFAULT_ADMIN = "http://127.0.0.1:9090"
@@ -57,10 +58,15 @@ def ask(admin: str, target: str, body: bytes | None = None) -> bytes:
         ) from None
 
 
+def cleaned_json(body: bytes) -> Any:
+    """Parse JSON that may hold names of servers and clients; raises ValueError."""
+    return all_printable(json.loads(body))
+
+
 def ask_json(admin: str, target: str, key: str, body: bytes | None = None) -> dict[str, Any]:
     """Return an answer in JSON that has `key`; raises InputError."""
     try:
-        fields = json.loads(ask(admin, target, body))
+        fields = cleaned_json(ask(admin, target, body))
     except ValueError:
         fields = None
     if not isinstance(fields, dict) or key not in fields:
@@ -80,10 +86,10 @@ def _refusal(admin: str, status: int, body: bytes) -> InputError:
     """Return the error that the admin port named, if it is one."""
     try:
         error = json.loads(body)["error"]
-        code, message = str(error["code"]), str(error["message"])
+        code, message = str(error["code"]), printable(str(error["message"]))
     except (ValueError, KeyError, TypeError):
         code = ""
-    if code in ("unknown_request", "no_worker") or (code and status in MISTAKES):
+    if code in ("unknown_request", "unknown_backend", "no_worker") or (code and status in MISTAKES):
         return Refused(code, message)
     return Unreachable(
         f"--admin {admin}: answered {status}; is it the admin port of a running proxy?"

@@ -5,48 +5,36 @@ of them. Counters are those of the window that the scene looks at. Causes come b
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from forebay.proxy.config.advice import COMPUTED_WHOLE, THRESHOLD_REMEDY
-from forebay.proxy.diagnose.causes import (
-    FEW,
+from forebay.proxy.diagnose.doctor.caches import (
+    isolation,
+    prefix_caching,
+    short_prompts,
+    token_details,
+)
+from forebay.proxy.diagnose.doctor.causes import (
     MANY,
     SOME,
-    Found,
-    Severity,
     document_stream,
     floods,
     kv_full,
     rejections,
 )
+from forebay.proxy.diagnose.doctor.finding import FEW, Finding, Found
 from forebay.proxy.diagnose.scene import Scene
+from forebay.traces.command_line.messages import shortlist
 
 SLOWER = 1.5
 """Times the prefill of the fastest backend, with the learned error of both on top: a fifth after
 two prompts. Equal GPUs differ by less than a tenth."""
 LEARNED = 2  # prefills from which the learned speed of a backend is compared
 OFF = 1.5  # times the predicted time to first token
-KEPT = 0.5  # of its KV cache: a backend that keeps less has other clients, or a smaller cache
 LAG_S = "0.02"  # bound of the histogram above which the event loop is late
 FULL = 0.8  # of the file descriptors
 OLDEST_VLLM = (0, 11)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong.
-
-    Attributes:
-        text: what, with the figures.
-        remedy: what to do.
-    """
-
-    check: str
-    severity: Severity
-    text: str
-    remedy: str
 
 
 def states(scene: Scene) -> Found:
@@ -116,40 +104,6 @@ def predictions(scene: Scene) -> Found:
             )
 
 
-def prefix_caching(scene: Scene) -> Found:
-    """Every backend keeps prefixes in its cache."""
-    for fact in scene.facts:
-        if fact["engine"] and fact["engine"].get("prefix_caching") is False:
-            yield (
-                "error",
-                f"{fact['name']} runs without prefix caching: it computes every prompt anew",
-                "start vLLM with --enable-prefix-caching, its default",
-            )
-    for name, backend in scene.backends().items():
-        index = backend["prefix_index"]
-        if index["answers"] >= FEW and index["kept_share"] < KEPT:
-            yield (
-                "warning",
-                f"{name} keeps only {index['kept_share']:.0%} of the prefixes that its KV cache "
-                f"should hold ({index['answers']} answers)",
-                "look for other clients, or a KV cache that is smaller than affinity.kv_tokens",
-            )
-
-
-def token_details(scene: Scene) -> Found:
-    """Every backend says how many prompt tokens were cached."""
-    for name, backend in scene.backends().items():
-        served = scene.total("forebay_backend_requests_total", backend=name, outcome="ok")
-        if served >= FEW and backend["prefix_index"]["mode"] == "believed":
-            yield (
-                "warning",
-                f"none of {served:.0f} answers of {name} says how many prompt tokens were cached, "
-                "so what the cache holds is only believed",
-                "start vLLM with --enable-prompt-tokens-details; streams say it to clients that "
-                "send stream_options: {include_usage: true}",
-            )
-
-
 def long_prompts(scene: Scene) -> Found:
     """Long prompts keep no short ones waiting, and wait for no reserved backend."""
     names = [name for name, b in scene.backends().items() if b.get("long_prompts_block")]
@@ -172,7 +126,7 @@ def models(scene: Scene) -> Found:
     served = {fact["name"]: fact["models"] for fact in scene.facts if fact["models"]}
     names = {tuple(sorted(one)) for one in served.values()}
     if len(names) > 1:
-        listed = "; ".join(f"{name}: {', '.join(one)}" for name, one in served.items())
+        listed = "; ".join(f"{name}: {shortlist(one)}" for name, one in served.items())
         yield (
             "warning",
             f"the backends serve different models ({listed})",
@@ -344,6 +298,8 @@ CHECKS: Mapping[str, Callable[[Scene], Found]] = {
     "long documents": document_stream,
     "predictions": predictions,
     "prefix caching": prefix_caching,
+    "length of prompts": short_prompts,
+    "cache isolation": isolation,
     "cached tokens in answers": token_details,
     "long prompts": long_prompts,
     "models": models,

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
-from forebay.proxy.diagnose.causes import Found, Severity
-from forebay.proxy.diagnose.checks import Finding
+from forebay.proxy.diagnose.doctor.finding import Finding, Found, Severity
 from forebay.proxy.diagnose.scene import Scene
 from forebay.proxy.security.guards import Security
 from forebay.proxy.security.keys import SHORT_KEY

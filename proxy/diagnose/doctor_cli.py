@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, Unreachable, ask, ask_json
+from forebay.proxy.diagnose.admin_client import (
+    DEFAULT_ADMIN,
+    AdminUrl,
+    Unreachable,
+    ask,
+    ask_json,
+    cleaned_json,
+)
 from forebay.traces.command_line.messages import talk
 from forebay.traces.command_line.options import a_time
 from forebay.traces.command_line.quantities import long_time
 
 if TYPE_CHECKING:
-    from forebay.proxy.diagnose.checks import Finding
+    from forebay.proxy.diagnose.doctor.finding import Finding
     from forebay.proxy.diagnose.scene import Scene
 
 EXAMPLE = """Say what is wrong with a running proxy and its backends.
@@ -71,6 +78,9 @@ def doctor(
             "since_s": since,
             "findings": [asdict(finding) for finding in found],
             "earlier": [asdict(finding) for finding in earlier],
+            "prefix_index": {
+                name: backend["prefix_index"]["paths"] for name, backend in scene.backends().items()
+            },
         }
         sys.stdout.write(json.dumps(data, indent=2) + "\n")
     else:
@@ -78,6 +88,8 @@ def doctor(
         for finding in earlier:
             talk(f"INFO     before the last {long_time(since)}: {finding.text}.")
         talk(textwrap.fill(_summary(scene, found, checked), WIDTH))
+        for line in exact_paths(scene):
+            talk(textwrap.fill(line, WIDTH))
     if found:
         raise typer.Exit(1)
 
@@ -88,7 +100,7 @@ def ask_all(admin: str, since_s: float) -> "Scene":
 
     before = ask_json(admin, "/status", "ready")
     try:
-        facts = json.loads(ask(admin, "/backends"))
+        facts = cleaned_json(ask(admin, "/backends"))
         samples = samples_of(ask(admin, "/metrics").decode())
         then = samples_of(ask(admin, f"/metrics?ago={since_s:.0f}").decode())
     except ValueError:
@@ -105,6 +117,18 @@ def show(findings: "Sequence[Finding]") -> None:
         if sys.stdout.isatty():
             line = textwrap.fill(line, WIDTH, subsequent_indent=" " * 9, break_on_hyphens=False)
         print(line)
+
+
+def exact_paths(scene: "Scene") -> list[str]:
+    """Say for which paths the prefix index is exact; one line for all equal backends."""
+    names: dict[str, list[str]] = {}
+    for name, backend in scene.backends().items():
+        by_mode: dict[str, list[str]] = {}
+        for path, mode in backend["prefix_index"]["paths"].items():
+            by_mode.setdefault(mode, []).append(path)
+        text = "; ".join(f"{mode} for {', '.join(paths)}" for mode, paths in by_mode.items())
+        names.setdefault(text, []).append(name)
+    return [f"Prefix index of {', '.join(of)}: {text}." for text, of in names.items()]
 
 
 def _summary(scene: "Scene", found: "Sequence[Finding]", checked: Sequence[str]) -> str:

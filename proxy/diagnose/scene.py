@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from forebay.traces.command_line.messages import all_printable
+
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:
@@ -125,7 +127,7 @@ def samples_of(text: str) -> list[MetricSample]:
     from prometheus_client.parser import text_string_to_metric_families
 
     return [
-        MetricSample(sample.name, sample.labels, sample.value)
+        MetricSample(sample.name, all_printable(sample.labels), sample.value)
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     ]

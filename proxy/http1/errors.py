@@ -93,10 +93,9 @@ def no_such_model(model: str, available: Sequence[str]) -> ApiError:
     return ApiError(404, "model_not_found", message, param="model")
 
 
-def no_such_response() -> ApiError:
-    return ApiError(
-        404, "response_not_found", "No response with this id is kept; make it again.", param="id"
-    )
+def no_such_response(param: str = "id") -> ApiError:
+    message = "No response with this id is kept; make it again."
+    return ApiError(404, "response_not_found", message, param=param)
 
 
 def cross_site() -> ApiError:
@@ -138,6 +137,13 @@ def answer_too_large(limit: int) -> ApiError:
     return ApiError(
         502, "upstream_error", f"The response of the backend is larger than {limit} bytes.", SERVER
     )
+
+
+def no_slot(load_status: int) -> ApiError:
+    """Return the error of a request that passes no queue, and for which no slot was free."""
+    headers = retry_headers(1.0)
+    message = "Too many such requests are running; retry after 1 s."
+    return ApiError(load_status, "queue_full", message, LOAD, headers=headers)
 
 
 def no_backend() -> ApiError:

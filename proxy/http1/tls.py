@@ -5,6 +5,7 @@ passes each handshake to the newest context. HTTP/2 is not offered. TLS 1.2 is t
 """
 
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 from forebay.traces.errors import InputError
@@ -12,12 +13,36 @@ from forebay.traces.errors import InputError
 HANDSHAKE_S = 10.0
 
 
+class Handshake(ssl.SSLObject):
+    """The TLS of one connection."""
+
+    def do_handshake(self) -> None:
+        """Take a step of the handshake; raises SSLError."""
+        try:
+            super().do_handshake()
+        except ssl.SSLError as error:
+            if error.reason == "HTTP_REQUEST" and isinstance(self.context, ListenerContext):
+                self.context.on_plain_http()
+            raise
+
+
+class ListenerContext(ssl.SSLContext):
+    """A context that reports clients which speak plain HTTP.
+
+    Attributes:
+        on_plain_http: called for each of them; nothing else shows them to the proxy.
+    """
+
+    sslobject_class: type[ssl.SSLObject] = Handshake
+    on_plain_http: Callable[[], None] = staticmethod(lambda: None)
+
+
 class ServerTls:
     """The certificate of the public port; `context` is for the listener."""
 
     def __init__(self, newest: ssl.SSLContext) -> None:
         self._newest = newest
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context = ListenerContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         # Called for each handshake, with or without a server name in it.
         self.context.sni_callback = self._choose

@@ -13,13 +13,17 @@ from xxhash import xxh3_64_intdigest
 from forebay.proxy.core.learn.engine_blocks import EngineBlocks
 
 ROOT = 0  # parent of the first block
+NO_COPY = (ROOT, 0)  # entry of a block that a group does not hold
 MOST_BLOCKS = 1 << 22  # bound for one engine: no GPU holds so many
 # In the order of vLLM's classes; newer versions append fields.
 OLD_STORED = (
     "type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
-    "lora_name", "extra_keys", "group_idx",
+    "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind",
 )  # fmt: skip
 OLD_REMOVED = ("type", "block_hashes", "medium", "group_idx")
+WHOLE_PROMPT = ("full_attention", "mla_attention", "sink_full_attention")
+"""Kinds of layer groups that keep every block of a prompt. The others (sliding windows, Mamba) keep
+its end or a state, so they do not say how much of a prompt is cached."""
 
 
 class BadEvent(Exception):
@@ -57,6 +61,9 @@ def chain_keys(
 class KvBlocks:
     """The cached blocks of one engine by its own hashes; keeps the index `held` up to date.
 
+    A hybrid model has several groups of layers, and an event is about one of them. A block is held
+    when each group that keeps whole prompts holds it.
+
     Attributes:
         salted: every prompt is sent with a salt, so events without salts are useless.
     """
@@ -64,11 +71,14 @@ class KvBlocks:
     def __init__(self, held: EngineBlocks, *, salted: bool = False) -> None:
         self.held = held
         self.salted = salted
-        self._keys: dict[Any, list[int]] = {}  # engine's hash: [key, number of copies]
+        # By group that keeps whole prompts; the engine's hash: [key, number of copies].
+        self._groups: dict[int, dict[Any, list[int]]] = {}
+        self._ignored: set[int] = set()  # groups of other kinds
 
     def clear(self, *, complete: bool) -> None:
         """Clear the index: the cache is empty (`complete`), or its contents are unknown."""
-        self._keys.clear()
+        self._groups.clear()
+        self._ignored.clear()
         self.held.cleared(complete=complete)
 
     def apply(self, events: Sequence[Any]) -> None:
@@ -76,15 +86,15 @@ class KvBlocks:
         for event in events:
             try:
                 fields = _fields(event)
-                # Layer groups with a sliding window, and tiers below the GPU, do not decide
-                # whether a prompt is cached.
-                if fields.get("group_idx") or fields.get("medium") not in (None, "GPU"):
+                # Tiers below the GPU do not decide whether a prompt is cached.
+                if fields.get("medium") not in (None, "GPU"):
                     continue
                 match fields["type"]:
                     case "BlockStored":
-                        self._stored(fields)
+                        if (group := self._group_stored(fields)) is not None:
+                            self._stored(fields, group)
                     case "BlockRemoved":
-                        self._removed(fields["block_hashes"])
+                        self._removed(fields)
                     case "AllBlocksCleared":
                         self.clear(complete=True)
             except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
@@ -92,45 +102,80 @@ class KvBlocks:
             except OverflowError as error:
                 raise BadEvent("a token id beyond 32 bits in a KV event") from error
 
-    def _stored(self, fields: dict[str, Any]) -> None:
-        size, translations = fields["block_size"], self.held.translations
-        parent = fields["parent_block_hash"]
+    def _group_stored(self, fields: dict[str, Any]) -> dict[Any, list[int]] | None:
+        """Return the blocks of the event's group, or None if the group does not count.
+
+        Versions whose events have no kinds put full attention in group 0.
+        """
+        number = fields.get("group_idx") or 0
+        if number in self._groups:
+            return self._groups[number]
+        kind, size = fields.get("kv_cache_spec_kind"), fields["block_size"]
+        counts = not number if kind is None else kind in WHOLE_PROMPT
+        # Compressed attention has larger blocks. The first group counts for all.
+        if not counts or (self._groups and size != self.held.translations.block_size):
+            self._ignored.add(number)
+            return None
+        # The new group holds none of the blocks that the others do.
+        for group in [*self._groups.values()][:1]:
+            for block_hash, (key, _) in group.items():
+                self.held.removed([key] * self._copies(block_hash))
+        return self._groups.setdefault(number, {})
+
+    def _copies(self, block_hash: Any) -> int:
+        """Return how many copies of a block all groups hold."""
+        return min(group.get(block_hash, NO_COPY)[1] for group in self._groups.values())
+
+    def _stored(self, fields: dict[str, Any], group: dict[Any, list[int]]) -> None:
+        size, parent = fields["block_size"], fields["parent_block_hash"]
         # [None, ...] is fine: the prompt of another client, sent without a salt.
         if parent is None and self.salted and not fields.get("extra_keys"):
             raise NoSalt("its KV events have no cache salts (those of vLLM 0.20 and newer do)")
+        self._check_size(size)
+        if parent is not None and parent not in group:
+            if self.held.complete:
+                raise BadEvent("a block after one that was never stored")
+            return  # its parent was stored before we followed
+        before = ROOT if parent is None else group[parent][0]
+        extra = fields.get("extra_keys") or ()
+        hashes = fields["block_hashes"]
+        keys, stored = chain_keys(fields["token_ids"], size, before, extra), []
+        for block_hash, key in zip(hashes, keys, strict=True):
+            entry = group.setdefault(block_hash, [key, 0])
+            entry[1] += 1
+            if self._copies(block_hash) == entry[1]:
+                stored.append(key)
+        self.held.stored(stored)
+
+    def _check_size(self, size: Any) -> None:
+        """Raise BadEvent for blocks of another size than before, or too many of them."""
         if not isinstance(size, int) or size < 1:
             raise BadEvent(f"blocks of {size!r} tokens")
-        if len(self._keys) > MOST_BLOCKS:
+        if sum(map(len, self._groups.values())) > MOST_BLOCKS:
             raise BadEvent(f"more than {MOST_BLOCKS} blocks held")
+        translations = self.held.translations
         if not translations.block_size:
             translations.block_size = size
         if size != translations.block_size:
             raise BadEvent(f"blocks of {size} tokens, other engines have {translations.block_size}")
-        if parent is not None and parent not in self._keys:
-            if self.held.complete:
-                raise BadEvent("a block after one that was never stored")
-            return  # its parent was stored before we followed
-        before = ROOT if parent is None else self._keys[parent][0]
-        extra = fields.get("extra_keys") or ()
-        hashes = fields["block_hashes"]
-        keys = chain_keys(fields["token_ids"], size, before, extra)
-        for block_hash, key in zip(hashes, keys, strict=True):
-            entry = self._keys.setdefault(block_hash, [key, 0])
-            entry[1] += 1
-        self.held.stored(keys)
 
-    def _removed(self, hashes: Sequence[Any]) -> None:
+    def _removed(self, fields: dict[str, Any]) -> None:
+        number = fields.get("group_idx") or 0
+        group = self._groups.get(number, {})
+        if number in self._ignored or (number and not group):
+            return  # the event does not name the kind of its group
         keys = []
-        for block_hash in hashes:
-            entry = self._keys.get(block_hash)
+        for block_hash in fields["block_hashes"]:
+            entry = group.get(block_hash)
             if entry is None:
                 if self.held.complete:
                     raise BadEvent("a block removed that was never stored")
                 continue
-            keys.append(entry[0])
+            if self._copies(block_hash) == entry[1]:
+                keys.append(entry[0])
             entry[1] -= 1
             if not entry[1]:
-                del self._keys[block_hash]
+                del group[block_hash]
         self.held.removed(keys)
 
 

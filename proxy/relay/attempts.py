@@ -17,6 +17,7 @@ from forebay.proxy.driver import Grant
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.client.backend_errors import (
     AnswerTooLarge,
+    BrokenAnswer,
     ConnectFault,
     LocalShortage,
     LostConnection,
@@ -173,6 +174,7 @@ class Attempts:
         self._draining = True
         for attempt in self._active:
             attempt.end("draining")
+        self._backends.passed_on.end_all(errors.draining)
         self._watchdog.end_all("the proxy is shutting down")
 
     def _end_hanging(self, upstream: Upstream) -> None:
@@ -203,5 +205,7 @@ def _failure_of(error: Exception) -> Failure:
         return Failure("shortage", errors.overloaded(), "never", "nothing")
     if isinstance(error, (AnswerTooLarge, EventTooLarge)):  # as large from another backend
         return Failure("too_large", errors.answer_too_large(error.limit), "never", "nothing")
+    if isinstance(error, BrokenAnswer):
+        return Failure(error.kind, errors.upstream_error())
     retry: Literal["lost", "shared"] = "lost" if isinstance(error, LostConnection) else "shared"
     return Failure("before_first_byte", errors.upstream_error(), retry)

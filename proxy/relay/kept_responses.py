@@ -58,12 +58,21 @@ class KeptResponses:
             raise no_such_response()
         return kept.backend
 
-    def going_on(self, request: Request, previous_id: str) -> Request:
-        """Return a request with what it does not send: the conversation so far, and its backend."""
+    def going_on(self, request: Request, previous_id: str, *, owned: bool = False) -> Request:
+        """Return a request with what it does not send: the conversation so far, and its backend.
+
+        Raises ApiError 404 for an id that may be another tenant's, so that no backend is asked.
+
+        Args:
+            owned: the id was made for this tenant, by this proxy or another one.
+        """
         identity = request.identity ^ hash(previous_id)
         own = self._of.get(request.tenant)
         before = own.get(previous_id) if own is not None else None
-        if before is None:  # the backend will say that it does not know it either
+        if before is None:
+            if request.tenant and not owned:
+                raise no_such_response("previous_response_id")
+            # The backend may know it. Else it says that it does not.
             return request.with_(identity=identity)
         return request.with_(
             identity=identity,

@@ -20,6 +20,7 @@ from forebay.proxy.backends.hold import HeldRequests
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.backends.retries import Tries
+from forebay.proxy.backends.served_models import must_be_home
 from forebay.proxy.driver import Grant, Rejected
 from forebay.proxy.http1.errors import upstream_error
 from forebay.proxy.http1.headers import to_backend
@@ -98,6 +99,18 @@ class Relay:
             backends=backends, estimate=estimate, kept=self.kept, metrics=metrics,
             translator=translator, watchdog=watchdog,
         )  # fmt: skip
+
+    def going_on(self, parsed: ParsedBody, *, owned: bool) -> ParsedBody:
+        """Return a request with the conversation of an earlier response.
+
+        Raises ApiError 404, or 503 while the backend of that response is down.
+
+        Args:
+            owned: the id of that response was made for this tenant.
+        """
+        request = self.kept.going_on(parsed.request, parsed.previous_id, owned=owned)
+        must_be_home(self._backends.upstreams, request.home)
+        return replace(parsed, request=request)
 
     async def serve(
         self, shaped: ShapedRequest, grant: Grant, held: HeldRequests

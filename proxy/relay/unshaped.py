@@ -1,24 +1,29 @@
 """Forward requests to paths that are not shaped, such as /v1/models and /v1/embeddings.
 
-They pass no queue. Backends that take work get them in turn, and a failure is retried within the
-same budget as for shaped requests.
+They pass no queue. Backends that take work get them in turn, as far as a limit for each backend and
+tenant allows (`backends/passing.py`). A failure is retried within the same budget as for shaped
+requests. Weights and service classes do not count here.
 """
 
 from aiohttp import web
 
+from forebay.proxy.api.dialects.usage import usage_tokens
 from forebay.proxy.backends.failures import NO_MODEL, Failure
 from forebay.proxy.backends.models import Wanted
+from forebay.proxy.backends.passing import LEAST_TOKENS
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.backends.retries import Tries
 from forebay.proxy.backends.served_models import must_be_home
 from forebay.proxy.config.paths import ENGINELESS
 from forebay.proxy.http1 import errors
+from forebay.proxy.http1.sse import read_object
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.backend_request import BackendRequest
 from forebay.proxy.relay.lessons import note_cut
 from forebay.proxy.relay.stream import StreamListener
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
+from forebay.proxy.telemetry.record import RequestRecord
 
 
 class UnshapedRelay:
@@ -30,47 +35,54 @@ class UnshapedRelay:
         self._metrics = metrics
 
     async def serve(
-        self, asked: BackendRequest, *, wanted: Wanted, home: str = ""
+        self, asked: BackendRequest, *, wanted: Wanted, record: RequestRecord, home: str = ""
     ) -> web.StreamResponse:
         """Forward a request to any backend that takes work; raises ApiError.
 
         Args:
             wanted: the model; where its `route` is "", any backend may have it.
+            record: names the tenant and the estimated work; it gets the backend and the usage.
             home: the only backend that can answer; "": any.
         """
         failure: Failure | None = None
-        path = asked.target.partition("?")[0]
+        path, model = asked.target.partition("?")[0], wanted.route
+        tenant, tokens = record.tenant, _work_tokens(asked, path, record)
         upstream = (
             must_be_home(self._backends.upstreams, home)
             if home
-            else self._backends.next_up(path, wanted.route)
+            else self._backends.next_up(path, model, None, tenant, tokens)
         )
         with Tries(self._attempts.budget) as tries:
             while upstream is not None:
-                try:
-                    with self._attempts.start(upstream, tries, wanted.route) as attempt:
-                        listener = UnshapedStreamListener(self._metrics, upstream)
-                        response = await self._attempts.ask(attempt, asked, listener)
-                except Failure as failed:
-                    failure = failed
-                    self._note_failure(upstream, failed, wanted, tries)
-                    # A refused connection is no attempt, but nothing else bounds their number here.
-                    retry = "lost" if failed.retry == "refused" else failed.retry
-                    upstream = (
-                        self._backends.next_up(path, wanted.route, upstream)
-                        if not home and tries.again(retry)
-                        else None
-                    )
-                    continue
-                # A response that needs no engine proves as little as /health. If it counted, a
-                # backend that fails all else would stay in use while /v1/models is polled.
-                if asked.method == "POST" and path not in ENGINELESS:
-                    self._backends.answered(upstream.name, "", tries.suspects)
-                if failure is not None and failure.kind == NO_MODEL and response.status == 200:
-                    self._backends.models.learn(upstream, wanted.name)
-                if isinstance(response, web.Response):
-                    return response
-                return await response.relay()
+                async with self._backends.passed_on.slot(upstream, tenant, tokens):
+                    try:
+                        with self._attempts.start(upstream, tries, model) as attempt:
+                            record.backend = upstream.name
+                            listener = UnshapedStreamListener(self._metrics, upstream)
+                            response = await self._attempts.ask(attempt, asked, listener)
+                    except Failure as failed:
+                        failure = failed
+                        self._note_failure(upstream, failed, wanted, tries)
+                        # A refused connection is no attempt, but nothing else bounds their number.
+                        retry = "lost" if failed.retry == "refused" else failed.retry
+                        again = not home and tries.again(retry)
+                        upstream = (
+                            self._backends.next_up(path, model, upstream, tenant, tokens)
+                            if again
+                            else None
+                        )
+                        continue
+                    # A response that needs no engine proves as little as /health. If it counted, a
+                    # backend that fails all else would stay in use while /v1/models is polled.
+                    if tokens:
+                        self._backends.answered(upstream.name, "", tries.suspects)
+                    lacked = failure is not None and failure.kind == NO_MODEL
+                    if lacked and response.status == 200:
+                        self._backends.models.learn(upstream, wanted.name)
+                    if isinstance(response, web.Response):
+                        _note_usage(record, response)
+                        return response
+                    return await response.relay()
         if failure is None:
             raise errors.no_backend()
         return failure.result()
@@ -82,6 +94,22 @@ class UnshapedRelay:
         self._metrics.upstream_error(upstream.name, failure.kind)
         if failure.kind == NO_MODEL:
             self._backends.models.forget(upstream, wanted.name)
+
+
+def _work_tokens(asked: BackendRequest, path: str, record: RequestRecord) -> int:
+    """Return the work of a request for the engine; 0 if the API server alone answers it."""
+    if asked.method != "POST" or path in ENGINELESS:
+        return 0
+    return max(LEAST_TOKENS, record.estimated_tokens)
+
+
+def _note_usage(record: RequestRecord, response: web.Response) -> None:
+    """Take the usage that a whole response reports, if it reports any."""
+    if not record.path or response.status != 200:
+        return
+    fields = read_object(response.body) if isinstance(response.body, bytes) else None
+    prompt_tokens, cached_tokens, output_tokens = usage_tokens((fields or {}).get("usage"))
+    record.used(prompt_tokens, cached_tokens or 0, output_tokens)
 
 
 class UnshapedStreamListener(StreamListener):

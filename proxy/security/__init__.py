@@ -1,7 +1,7 @@
 """Decide who may send requests, and which tenant a request counts for.
 
 In reading order: guards (all of it, replaced together), auth (a key names a tenant), keys (the keys
-of tenants).
+of tenants), quota (charges for requests that pass no queue).
 
-May import api/cache_salt, config and http1.
+May import cache_salt, response_ids and rejections of api, config, http1, the driver and telemetry.
 """

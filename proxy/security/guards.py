@@ -5,11 +5,13 @@
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from forebay.proxy.api.cache_salt import CacheSalts, cache_secret
+from forebay.proxy.api.response_ids import ResponseIds
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sections import UpstreamTls
 from forebay.proxy.http1.tls import ServerTls, client_context, server_context
@@ -19,6 +21,7 @@ from forebay.proxy.telemetry.log_events import LogEvent, Say
 from forebay.traces.errors import InputError
 
 WATCH_S = 1.0
+PLAIN_HTTP_S = 60.0  # between two lines about clients that speak plain HTTP
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Security:
         self._secret = cache_secret(environ)
         self.auth = Authenticator(_ring(config, environ))
         self.salts = self._new_salts(config)
+        self.response_ids = ResponseIds(self._secret)
         tls = config.tls
         self.tls = ServerTls(server_context(*tls.files)) if tls.files else None
         # None: the system's authorities, loaded when first needed.
@@ -104,6 +108,24 @@ class Security:
                 f"{ring.short_keys} of the API keys are shorter than {SHORT_KEY} characters: "
                 "they can be guessed",
             )
+
+    def report_plain_http(self, say: Say, clock: Callable[[], float]) -> None:
+        """Log once a minute that clients speak plain HTTP to the TLS port."""
+        if self.tls is None:
+            return
+        said_at, more = -inf, 0
+
+        def came() -> None:
+            nonlocal said_at, more
+            if clock() - said_at < PLAIN_HTTP_S:
+                more += 1
+                return
+            line = "a client speaks plain HTTP to the TLS port: its URL must begin with https://"
+            line += f" ({more} more since the last such line)" if more else ""
+            said_at, more = clock(), 0
+            say(LogEvent.PLAIN_HTTP, line)
+
+        self.tls.context.on_plain_http = came
 
     async def watch(self, say: Say) -> None:
         """Reload whenever the files of keys or certificate change."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from redis.asyncio.client import PubSub
 
 WAIT_S = 1.0  # bound of one operation of the server
+MOST_BYTES = 4 << 20  # of a message: the state of a large proxy has some 100 kB
 SILENT_S = 2.0  # without any message, even our own: the subscription is dead
 RETRY_S, RETRY_MOST_S = 0.1, 5.0
 
@@ -95,6 +96,8 @@ class RedisLink:
             socket_connect_timeout=WAIT_S,
             retry=Retry(NoBackoff(), 0),
             max_connections=4,
+            protocol=2,
+            parser_class=bounded_parser(),
         )
         pubsub = client.pubsub()
         try:
@@ -129,6 +132,20 @@ class RedisLink:
                         ignore_subscribe_messages=True, timeout=SILENT_S
                     )
             heard(message["data"])
+
+
+def bounded_parser() -> type:
+    """Return a parser that ends the connection at a message that is too large to be a proxy's."""
+    from redis._parsers import _AsyncRESP2Parser
+    from redis.exceptions import InvalidResponse
+
+    class BoundedParser(_AsyncRESP2Parser):
+        async def _read(self, length: int) -> bytes:
+            if length > MOST_BYTES:
+                raise InvalidResponse(f"a message of {length} bytes")
+            return await super()._read(length)
+
+    return BoundedParser
 
 
 def _class_name(error: BaseException) -> str:

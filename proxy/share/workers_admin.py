@@ -18,7 +18,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from forebay.proxy.admin.port import query_of, requested_id, seconds_ago, wrong_request
+from forebay.proxy.admin.port import (
+    named_backend,
+    query_of,
+    requested_id,
+    seconds_ago,
+    wrong_request,
+)
 from forebay.proxy.admin.request_list import DEFAULT_ROWS, ordered
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import SERVER, ApiError, error_body
@@ -31,6 +37,7 @@ from forebay.proxy.share.workers import Worker, WorkerPool
 ANSWER_S, RELOAD_S = 2.0, 60.0  # new backends are probed before a reload ends
 BODY_BYTES, BODY_S = 64 << 20, 30.0  # of a preview; a worker's own limits are lower
 PASSED = ("x-forebay-class", "x-request-timeout")  # headers that decide about a request
+RETELL_S = 1.0  # a worker that has restarted sends a drained backend work for so long at most
 NO_HEADERS: Mapping[str, str] = {}
 
 
@@ -41,10 +48,13 @@ class WorkersAdmin:
         self._workers = workers
         self._started_at = time.monotonic()
         self._budget = ByteBudget(2 * BODY_BYTES)
+        self._drained: set[str] = set()  # paths that were POSTed
         self._session: aiohttp.ClientSession
+        self._telling: asyncio.Task[None]
 
     async def __aenter__(self) -> "WorkersAdmin":
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S))
+        self._telling = asyncio.create_task(self._keep_drained(), name="drained backends")
         return self
 
     async def __aexit__(
@@ -53,6 +63,8 @@ class WorkersAdmin:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._telling.cancel()
+        await asyncio.gather(self._telling, return_exceptions=True)
         await self._session.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -82,6 +94,8 @@ class WorkersAdmin:
                 return await self._first("GET", request.raw_path)
             case "POST", "/preview":
                 return await self._preview(request)
+            case "POST", path if (named := named_backend(path)) is not None:
+                return await self._drain_one(path, named[1])
             case "GET", "/":
                 return web.Response(text=self._page(), content_type="text/html", charset="utf-8")
             case "POST", "/drain":
@@ -115,6 +129,29 @@ class WorkersAdmin:
         return web.Response(
             status=status, text=next(iter(said.values())) if same else "".join(lines)
         )
+
+    async def _drain_one(self, path: str, state: str) -> web.Response:
+        """Take a backend out of use in each worker, or back; workers that start later follow."""
+        answers = await self._ask(path, "POST")
+        good = [orjson.loads(body) for status, body in answers.values() if status == 200]
+        if not good:
+            status, body = next(iter(answers.values()), (0, b""))
+            if status == 404:
+                return web.Response(status=404, body=body, content_type="application/json")
+            return _no_answer(answers)
+        if state == "drain":
+            self._drained.add(path)
+        else:
+            self._drained.discard(path.removesuffix(state) + "drain")
+        fields = {**good[0], "in_flight": sum(one["in_flight"] for one in good)}
+        return web.Response(body=orjson.dumps(fields), content_type="application/json")
+
+    async def _keep_drained(self) -> None:
+        """Tell workers that have started since which backends are out of use."""
+        while True:
+            await asyncio.sleep(RETELL_S)
+            for path in list(self._drained):
+                await self._ask(path, "POST")
 
     async def _explain(self, request_id: str) -> web.Response:
         """Answer with the decisions of the worker that had the request; of several, the latest."""

@@ -1,6 +1,7 @@
 """The histogram log: write times to first token to a file while the proxy runs."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.telemetry.logs.usage_ledger import open_at_once, why_not
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.traces.errors import InputError
 
@@ -27,9 +29,10 @@ async def histogram_log(path: Path | None, metrics: ProxyMetrics, say: Say) -> A
         yield
         return
     try:
-        stream = path.open("w", HLOG_BUFFER_BYTES, encoding="utf-8")
+        file = open_at_once(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        stream = os.fdopen(file, "w", HLOG_BUFFER_BYTES, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"metrics.hlog: cannot write {path} ({error.strerror})") from error
+        raise InputError(f"metrics.hlog: cannot write {path} ({why_not(error)})") from error
     clock = asyncio.get_running_loop().time
     start = clock()
     failing = False

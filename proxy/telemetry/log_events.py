@@ -25,13 +25,16 @@ class LogEvent(Enum):
         *("backend_half_open", WARNING),
         "an ejected backend is sent one request at a time, as a trial",
     )
+    BACKEND_DRAINING = "backend_draining", INFO, "an operator takes the backend out of use, or back"
     BACKEND_UNREACHABLE = "backend_unreachable", WARNING, "a configured backend is not up yet"
     BACKEND_UNPROBED = "backend_unprobed", WARNING, "this proxy cannot probe the backend"
+    BACKEND_MALFORMED = "backend_malformed", WARNING, "an answer of the backend is not sound HTTP"
     ADDRESSES_CUT = "addresses_cut", WARNING, "a name has more addresses than are used"
     BACKEND_KV_CACHE = "backend_kv_cache", INFO, "the backend has reported its KV cache size"
     BACKEND_MODELS = "backend_models", INFO, "the backends serve different models; one of them says"
     BACKEND_RESTARTED = "backend_restarted", INFO, "KV events show that the backend has restarted"
     BACKEND_REMOVED = "backend_removed", INFO, "a backend that left the configuration is empty"
+    CACHE_SHARED = "cache_shared", WARNING, "the backend drops cache salts: tenants share its cache"
     LONG_PROMPTS_BLOCK = (
         *("long_prompts_block", WARNING),
         "short prompts wait for long ones on this backend: a flag of vLLM is missing",
@@ -57,6 +60,7 @@ class LogEvent(Enum):
         "once a minute: how many requests are rejected, and why",
     )
     REJECTIONS_OVER = "rejections_over", INFO, "no request was rejected for half a minute"
+    PLAIN_HTTP = "plain_http", WARNING, "clients speak plain HTTP to the TLS port"
     OVERLOADED = "overloaded", WARNING, "the proxy sheds service classes to protect itself"
     OVERLOAD_OVER = "overload_over", INFO, "all service classes are accepted again"
     KEYS_LOADED = "keys_loaded", INFO, "API keys or certificates were read"

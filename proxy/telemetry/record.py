@@ -28,6 +28,8 @@ class RequestRecord:
         upstream_id: what the backends are told; other than `id` while an equal one is served.
         written: the head of the request was written to a backend.
         operation: OpenTelemetry's name: chat or text_completion; "" for a path that is not shaped.
+        path: of the API, for a request whose work is charged; "" for others.
+        estimated_tokens: of the body of a request that is not shaped, until a backend counts them.
         model: as the backends know it.
         request: the request as the policy sees it, once the body is parsed.
         held_s: waited before it entered the queue from which it was sent (`hold`).
@@ -41,6 +43,8 @@ class RequestRecord:
     upstream_id: str = ""
     written: bool = False
     operation: str = ""
+    path: str = ""
+    estimated_tokens: int = 0
     bucket: str = "none"
     tenant: str = ""
     service_class: str = ""

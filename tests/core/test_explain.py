@@ -9,6 +9,7 @@ import pytest
 from api_servers import without_api_server
 from parity_scene import NAMES, a_shaper, a_trace
 
+from forebay.proxy.api.rejections import rejection
 from forebay.proxy.core.explain.receipt import ERROR_S, DecisionTally, Receipt, Receipts
 from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import (
@@ -16,6 +17,7 @@ from forebay.proxy.core.model import (
     Action,
     BackendSpec,
     Bucket,
+    Reject,
     Request,
     Send,
     Tenant,
@@ -120,6 +122,8 @@ class TestRefusals:
         made.arrive(Request("l", 100, tenant="light"), 0.0)
         receipt = arrive(made, Request("d", 100, tenant="heavy"))
         assert receipt.rule == "tenant_share"
+        reject = Reject(Request("d", 100), "queue_full", "chat", 0.0, 1.0)
+        assert rejection(reject, receipt) == "Your own requests fill your share of the queue"
         assert not receipt.hindsight  # by policy, not by prediction
 
     def test_the_quota_is_used_up(self) -> None:

@@ -370,6 +370,56 @@ class TestEvents:
         heard.apply([["BlockRemoved", [1], "GPU", 1]])
         assert len(heard.held) == 1
 
+    def test_only_groups_that_keep_whole_prompts_count(self) -> None:
+        """Three Mamba groups come first; their blocks hold a state each."""
+        held = KvBlocks(EngineBlocks(BlockTranslations(0)))
+        held.clear(complete=True)
+        tokens = list(range(3_840))
+        stored = {"type": "BlockStored", "parent_block_hash": None, "token_ids": tokens,
+                  "block_size": 768}  # fmt: skip
+        held.apply(
+            [{**stored, "kv_cache_spec_kind": "mamba", "group_idx": group, "block_hashes": [5]}
+             for group in range(3)]
+        )  # fmt: skip
+        attention = {**stored, "kv_cache_spec_kind": "mla_attention", "group_idx": 3}
+        held.apply([{**attention, "block_hashes": [1, 2, 3, 4, 5]}])
+        assert (len(held.held), held.held.complete) == (5, True)
+        assert list(held.held._copies) == chain_keys(tokens, 768)
+        held.apply([{"type": "BlockRemoved", "block_hashes": [5], "group_idx": 0}])
+        assert len(held.held) == 5
+        held.apply([{"type": "BlockRemoved", "block_hashes": [5], "group_idx": 3}])
+        assert len(held.held) == 4
+
+    def test_a_sliding_window_behind_attention_is_ignored(self) -> None:
+        held = KvBlocks(EngineBlocks(BlockTranslations(0)))
+        held.clear(complete=True)
+        whole = ["BlockStored", [1, 2, 3, 4, 5], None, list(range(80)), 16, None, "GPU", None, None]
+        window = ["BlockStored", [9], None, list(range(64)), 64, None, "GPU", None, None]
+        held.apply([[*whole, 0, "full_attention"], [*window, 1, "sliding_window", 128]])
+        assert len(held.held) == 5
+
+    def test_a_block_is_held_while_every_attention_group_holds_it(self) -> None:
+        held = KvBlocks(EngineBlocks(BlockTranslations(0)))
+        held.clear(complete=True)
+        stored = {"type": "BlockStored", "parent_block_hash": None, "token_ids": [1, 2, 3, 4],
+                  "block_size": 2, "block_hashes": [1, 2]}  # fmt: skip
+        first = {**stored, "kv_cache_spec_kind": "sink_full_attention", "group_idx": 1}
+        second = {**stored, "kv_cache_spec_kind": "full_attention", "group_idx": 4}
+        larger = {**stored, "kv_cache_spec_kind": "mla_attention", "group_idx": 5, "block_size": 4,
+                  "block_hashes": [7]}  # fmt: skip
+        held.apply([first])
+        assert len(held.held) == 2
+        held.apply([second, larger])
+        assert len(held.held) == 2
+        removed = {"type": "BlockRemoved", "block_hashes": [2]}
+        held.apply([{**removed, "group_idx": 4}])
+        assert list(held.held._copies) == chain_keys([1, 2], 2)
+        held.apply([{**removed, "group_idx": 1}, {**second, "parent_block_hash": 1,
+                    "token_ids": [3, 4], "block_hashes": [2]}])  # fmt: skip
+        assert len(held.held) == 1
+        held.apply([{**first, "parent_block_hash": 1, "token_ids": [3, 4], "block_hashes": [2]}])
+        assert len(held.held) == 2
+
     @pytest.mark.parametrize("newer", [[], [None], [None, None], [None, []]])
     def test_a_salt_that_is_not_told_is_no_absent_salt(self, newer: list[object]) -> None:
         heard = KvBlocks(EngineBlocks(BlockTranslations(0)), salted=True)

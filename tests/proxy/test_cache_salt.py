@@ -6,6 +6,8 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -22,6 +24,9 @@ from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.backends.models import Models
+from forebay.proxy.backends.salt_support import paths_of_version, paths_without_salt
+from forebay.proxy.diagnose.doctor.caches import isolation
+from forebay.proxy.diagnose.scene import Scene
 from forebay.proxy.http1.errors import ApiError
 from forebay.replay.clock.virtual_loop import run
 
@@ -290,3 +295,91 @@ def test_ks_p_against_known_values() -> None:
     assert ks_p(a, a) == 1.0
     assert ks_p(a, [x + 20 for x in a]) < 1e-6
     assert 0.2 < ks_p(a, [x + 6 for x in a]) < 0.35
+
+
+# Servers that drop the salt.
+
+
+def openapi(**members: bool) -> bytes:
+    """A document with a request class for each path (`v1_messages`), with the salt or without."""
+    paths, schemas = {}, {}
+    for name, salted_ in members.items():
+        salt = {"cache_salt": {"type": "string"}} if salted_ else {}
+        schemas[name] = {"properties": {"model": {"type": "string"}, **salt}}
+        schema = {"anyOf": [{"$ref": f"#/components/schemas/{name}"}]} if salted_ else {
+            "$ref": f"#/components/schemas/{name}"
+        }  # fmt: skip
+        content = {"application/json": {"schema": schema}}
+        path = "/" + name.replace("_", "/", 1).replace("chat_", "chat/")
+        paths[path] = {"post": {"requestBody": {"content": content}}}
+    return json.dumps({"paths": paths, "components": {"schemas": schemas}}).encode()
+
+
+OLD = openapi(v1_chat_completions=True, v1_messages=False)
+NEW = openapi(v1_chat_completions=True, v1_messages=True)
+
+
+def test_the_document_says_which_paths_drop_the_salt() -> None:
+    assert paths_without_salt(OLD) == frozenset(["/v1/messages"])
+    assert paths_without_salt(NEW) == frozenset()
+    assert paths_without_salt(b"[]") is None
+    assert paths_without_salt(b'{"paths": {"/v1/messages": 3}}') is None
+    without_schema: dict[str, Any] = {
+        "paths": {"/v1/messages": {"post": {}}, "/rerank": {"get": {}}}
+    }
+    assert paths_without_salt(json.dumps(without_schema).encode()) == frozenset()
+
+
+def test_without_a_document_the_version_says_it() -> None:
+    assert paths_of_version(b'{"version": "0.11.0"}') == frozenset(["/v1/messages"])
+    for answer in (b'{"version": "0.32.1"}', b'{"version": "dev"}', b"[]", b"x"):
+        assert paths_of_version(answer) is None
+
+
+@pytest.mark.parametrize(
+    ("document", "version", "drops"),
+    [
+        (OLD, None, True),
+        (NEW, b'{"version": "0.11.0"}', False),
+        (None, b'{"version": "0.11.0"}', True),
+        (None, None, False),
+    ],
+    ids=["old", "new", "old version", "nothing said"],
+)
+def test_a_server_that_drops_salts_is_named_and_its_cache_is_shared(
+    document: bytes | None, version: bytes | None, drops: bool, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("good: key-of-good-0123456789\nevil: key-of-evil-0123456789\n")
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            backend = await stack.enter_async_context(
+                RawBackend(openapi=document, version=version).running()
+            )
+            tenants = {"keys": str(keys)}
+            on = await stack.enter_async_context(stage([backend.url], tenants=tenants))
+            facts = json.loads(await (await on.client.get(on.proxy.admin_url + "/backends")).read())
+            assert facts[0]["ignores_salt"] == (["/v1/messages"] if drops else [])
+            assert on.proxy.backends.salts.ignored == ({"/v1/messages"} if drops else frozenset())
+            lines = [line for line in on.said if "drops cache_salt" in line]
+            assert len(lines) == drops
+            status = Scene({"backends": []}, facts)
+            assert [found[0] for found in isolation(status)] == (["error"] if drops else [])
+
+    run(main())
+
+
+def test_the_index_of_a_path_that_drops_salts_is_one_for_all_tenants() -> None:
+    body = json.dumps({"prompt": "word " * 2_000}).encode()
+
+    def blocks(tenant: str, ignore_salt: frozenset[str]) -> tuple[int, ...]:
+        return read_fields(
+            parse(body), body, {}, id_="r", dialect=COMPLETIONS, estimate=TokenEstimate(4.0),
+            block_bytes=256, tenant=tenant, salts=SALTS, ignore_salt=ignore_salt,
+        ).request.blocks  # fmt: skip
+
+    drops = frozenset(["/v1/completions"])
+    assert blocks("good", drops) == blocks("evil", drops)
+    other = frozenset(["/v1/messages"])
+    assert not set(blocks("good", other)) & set(blocks("evil", other))

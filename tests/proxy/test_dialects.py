@@ -425,7 +425,63 @@ class TestPreviousResponse:
     def test_another_tenants_response_is_unknown(self) -> None:
         kept, request = KeptResponses(), read(RESPONSES, asked(RESPONSES)).request
         kept.add("r1", request, "gpu1", 10)
-        assert kept.going_on(request.with_(tenant="other"), "r1").home == ""
+        other = request.with_(tenant="other")
+        with pytest.raises(ApiError) as refused:
+            kept.going_on(other, "r1")
+        assert (refused.value.status, refused.value.param) == (404, "previous_response_id")
+        # Of another worker, or from before a restart.
+        assert kept.going_on(other, "r1", owned=True).home == ""
+
+    @pytest.mark.parametrize("makes_ids", [False, True])
+    def test_a_tenant_goes_on_from_its_own_responses_only(
+        self, makes_ids: bool, tmp_path: Path
+    ) -> None:
+        """`makes_ids`: the server uses the id of the body, as vLLM does; else one of its own."""
+
+        async def serve(call: Call) -> None:
+            asked_id = json.loads(call.body)["request_id"]
+            id_ = asked_id if makes_ids else f"resp_{len(asked_id)}"
+            await call.send(answer(200, orjson.dumps(whole_response(id_))))
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            good, evil = (
+                {"authorization": f"Bearer key-of-{name}-0123456789"} for name in ("good", "evil")
+            )
+
+            async def ask(key: dict[str, str], **fields: Any) -> tuple[int, str]:
+                body = asked(RESPONSES, **fields)
+                async with on.post(body, RESPONSES.path, headers=key) as response:
+                    fields = await response.json()
+                    return response.status, fields.get("id") or fields["error"]["code"]
+
+            _, diary = await ask(good)
+            seen = sum(len(backend.calls) for backend in backends)
+            for _ in range(6):
+                assert await ask(evil, previous_response_id=diary) == (404, "response_not_found")
+            assert sum(len(backend.calls) for backend in backends) == seen
+            assert (await ask(good, previous_response_id=diary))[0] == 200
+            on.proxy.app._relay.kept._of.clear()  # as after a restart
+            status = (await ask(good, previous_response_id=diary))[0]
+            assert status == (200 if makes_ids else 404)
+            assert await ask(evil, previous_response_id=diary) == (404, "response_not_found")
+            # Nor can a tenant put a response of its own in the place of another one's.
+            assert (await ask(evil, request_id=diary))[1] != diary or not makes_ids
+
+        keys = tmp_path / "keys"
+        keys.write_text("good: key-of-good-0123456789\nevil: key-of-evil-0123456789\n")
+        on_stage(scene, serve, serve, tenants={"keys": str(keys)})
+
+    def test_without_keys_the_backend_knows_its_responses(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            body = asked(RESPONSES, previous_response_id="resp_unknown")
+            async with on.post(body, RESPONSES.path) as response:
+                assert response.status == 200
+            assert b"request_id" not in backends[0].calls[0].body
+
+        async def serve(call: Call) -> None:
+            await call.send(answer(200, orjson.dumps(whole_response("r1"))))
+
+        on_stage(scene, serve)
 
     def test_a_bucket_that_its_backend_does_not_serve_goes_elsewhere(self) -> None:
         buckets = [Bucket("chat", 5_000), Bucket("document", 131_072, backends=("b",))]

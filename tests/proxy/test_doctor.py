@@ -12,8 +12,9 @@ from proxy_stage import RawBackend, Stage, note_a_chat, stage
 
 from forebay.proxy.cli import main
 from forebay.proxy.diagnose import doctor_cli
-from forebay.proxy.diagnose.checks import CHECKS, Finding, examine
+from forebay.proxy.diagnose.checks import CHECKS, examine
 from forebay.proxy.diagnose.config_file import examine_file
+from forebay.proxy.diagnose.doctor.finding import Finding
 from forebay.proxy.diagnose.scene import MetricSample, Scene, samples_of
 from forebay.proxy.telemetry.metrics.past_metrics import PastMetrics
 from forebay.replay.clock.virtual_loop import run
@@ -186,7 +187,8 @@ def test_a_backend_that_dies_and_one_that_fails() -> None:
 
 def backend(name: str, **other: Any) -> dict[str, Any]:
     cost = {"observations": 50, "seconds_10k_tokens": 0.3, "relative_error": 0.01}
-    index = {"mode": "corrected", "answers": 50, "kept_share": 1.0}
+    paths = {"/v1/chat/completions": "exact", "/v1/responses": "corrected"}
+    index = {"mode": "corrected", "answers": 50, "kept_share": 1.0, "paths": paths}
     made: dict[str, Any] = {
         "name": name, "up": True, "draining": False, "in_flight": 0, "in_flight_elsewhere": 0,
         "max_concurrency": 640, "long_prefill_token_threshold": None, "state": "up", "state_s": 9.0,
@@ -264,6 +266,14 @@ CASES: list[Case] = [
         sample("rejects_total", 3.0, bucket="document", reason="deadline_unattainable"),
         sample("responses_total", 300.0, bucket="chat"),
         sample("responses_total", 13.0, bucket="document")]),
+    ("prompts of a do not reach one block of its prefix cache, so none is found there: they have "
+     "300 tokens on average, a block has 784", status(),
+     [fact("a", engine={"prefix_hits": 0.0, "prompts": 50.0, "prompt_tokens": 15_000.0,
+                        "block_tokens": 784}),
+      fact("b", engine={"prefix_hits": 9.0, "prompts": 50.0, "prompt_tokens": 15_000.0,
+                        "block_tokens": 784})], ()),
+    ("b drops cache_salt on these paths, so tenants can tell there from the timing what others "
+     "have sent: /v1/messages", status(), [fact("b", ignores_salt=["/v1/messages"])], ()),
     ("none of 100 answers of b says how many",
      status(backend("a"), backend("b", prefix_index={"mode": "believed"})), (), SERVED),
     ("different versions (a 0.20.2, b 0.26.0)", status(), [fact("a"), fact("b", version="0.26.0")],
@@ -458,8 +468,11 @@ def test_the_command(
     lines = said.out.splitlines()
     assert lines[0].startswith("ERROR    a has been down for 9 s: no connection. Remedy: start it")
     assert "Checked 1 backend: backends take work, backends answer," in said.err
+    paths = "exact for /v1/chat/completions; corrected for /v1/responses."
+    assert f"Prefix index of a: {paths}" in " ".join(said.err.split())
     assert main(["doctor", "--json"]) == 1
     data = json.loads(capsys.readouterr().out)
+    assert data["prefix_index"]["a"]["/v1/responses"] == "corrected"
     assert data["checked"] == list(CHECKS)
     assert data["findings"][0]["severity"] == "error"
     told = Scene(status(), [fact("a"), fact("b")])

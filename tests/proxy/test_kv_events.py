@@ -22,6 +22,7 @@ from ports import free_ports
 from proxy_stage import SHARED_LOOP, Stage, stage
 from said import Said
 
+from forebay.proxy.api.dialects import DIALECTS
 from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.config.schema import BackendConfig, Config
 from forebay.proxy.config.sources import load_config
@@ -221,6 +222,12 @@ def test_under_eviction_the_prediction_is_what_the_engine_reports(wildcard_here:
             async with scene.proxy.client.get(f"{admin}/status") as response:
                 (shown,) = (await response.json())["backends"]
             assert shown["prefix_index"]["mode"] == "exact"
+            assert shown["prefix_index"]["paths"] == {
+                "/v1/chat/completions": "exact",
+                "/v1/completions": "exact",
+                "/v1/responses": "corrected",
+                "/v1/messages": "corrected",
+            }
             assert shown["prefix_index"]["answers"] == status.cache.error.answers
             async with scene.proxy.client.get(f"{admin}/metrics") as response:
                 text = await response.text()
@@ -790,6 +797,7 @@ def test_status_is_json(tmp_path: Path) -> None:
             assert shown["prefix_index"] == {
                 "mode": "believed", "held_engine_blocks": None, "kept_share": 1.0, "answers": 0,
                 "mean_error_tokens": 0.0, "bias_tokens": 0.0, "within_a_block": 0.0,
+                "paths": dict.fromkeys(DIALECTS, "believed"),
             }  # fmt: skip
 
     play(main)

@@ -442,6 +442,9 @@ async def pauses(on: Stage) -> None:
     assert on.proxy.driver.shaper.backends["b0"].most_prefills == ANY
 
 
+HYBRID = CACHE.replace(b'"100"', b'"100",kv_cache_size_tokens="400"')
+
+
 class TestKvSize:
     def test_a_configured_one_is_in_force_and_stays(self, tmp_path: Path) -> None:
         async def main() -> None:
@@ -459,9 +462,12 @@ class TestKvSize:
 
     @pytest.mark.parametrize(
         ("said", "size"),
-        [(CACHE, 1600), (b"", inf), (None, inf)],
-        ids=["said", "not said", "no answer"],
-    )
+        [
+            (CACHE, 1600), (HYBRID, 400), (HYBRID.replace(b'"400"', b'"None"'), 1600),
+            (CACHE.replace(b'"100"', b'"None"'), inf), (b"", inf), (None, inf),
+        ],
+        ids=["said", "groups", "groups unknown", "not profiled", "not said", "no answer"],
+    )  # fmt: skip
     def test_auto_asks_the_engine_again(
         self, tmp_path: Path, said: bytes | None, size: float
     ) -> None:

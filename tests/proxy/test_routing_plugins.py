@@ -148,7 +148,7 @@ def test_a_failing_policy_costs_no_request_and_is_logged_once(tmp_path: Path) ->
 
     said = asyncio.run(play())
     (line,) = [m for m, e in zip(said, said.events, strict=True) if e[0] is LogEvent.ROUTING_FAILED]
-    assert "IndexError: list index out of range (policy.py, line 2)" in line
+    assert "IndexError: tuple index out of range (policy.py, line 2)" in line
     assert "the default policy decides" in line
 
 

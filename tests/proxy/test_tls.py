@@ -64,6 +64,28 @@ class TestPublicPort:
 
         on_tls(scene, tmp_path)
 
+    def test_plain_http_is_said_once_a_minute(self, tmp_path: Path) -> None:
+        async def scene(on: Stage, backend: RawBackend) -> None:
+            host, port = on.url.removeprefix("https://").split(":")
+
+            async def plain() -> None:
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert b"HTTP" not in await reader.read()
+                writer.close()
+
+            for _ in range(3):
+                await plain()
+            await asyncio.sleep(61)
+            await plain()
+            async with on.client.get(on.url + "/health", ssl=trusting()) as response:
+                assert response.status == 200
+            line = "a client speaks plain HTTP to the TLS port: its URL must begin with https://"
+            lines = [one for one in on.said if "plain HTTP" in one]
+            assert lines == [line, f"{line} (2 more since the last such line)"]
+
+        on_tls(scene, tmp_path)
+
     def test_a_handshake_that_does_not_come_is_given_up(self, tmp_path: Path) -> None:
         async def scene(on: Stage, backend: RawBackend) -> None:
             host, port = on.url.removeprefix("https://").split(":")

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy_stage import RawBackend, Stage, by_request, on_stage, settle, silent
+from proxy_stage import Call, RawBackend, Stage, answer, by_request, on_stage, settle, silent
 from said import Said
 
+from forebay.proxy.api.dialects import DIALECTS
 from forebay.proxy.core.model import Request
 from forebay.proxy.http1.client.client import Origin
 from forebay.proxy.telemetry.logs import usage_ledger
@@ -56,6 +57,53 @@ class TestLines:
         assert (line["prompt_tokens"], line["cached_tokens"], line["output_tokens"]) == (7, 0, 1)
         assert line["duration_ms"] >= 0
         assert line["time"].endswith("+00:00")
+
+    def test_every_request_that_an_engine_serves_has_a_line_with_its_path(
+        self, tmp_path: Path
+    ) -> None:
+        async def serve(call: Call) -> None:
+            counts = b"/v1/embeddings" in call.head.encode()
+            usage = b'"usage": {"prompt_tokens": 5, "total_tokens": 5}' if counts else b'"a": 1'
+            await call.send(answer(200, b"{%s}" % usage))
+
+        form = {"content-type": "multipart/form-data; boundary=b"}
+        audio = b'--b\r\ncontent-disposition: form-data; name="file"\r\n\r\nx\r\n--b--\r\n'
+        none = ["/tokenize", "/v1/messages/count_tokens"]
+        asked = [*DIALECTS, "/v1/embeddings", "/rerank", "/v1/audio/transcriptions", *none]
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            for path in asked:
+                body: Any = {"model": "tiny", "input": "x" * 400}
+                if path in ("/v1/chat/completions", "/v1/messages"):
+                    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+                elif path == "/v1/completions":
+                    body = {"model": "tiny", "prompt": "x"}
+                headers = {}
+                if "audio" in path:
+                    body, headers = audio, form
+                async with on.post(body, path=path, headers=headers) as response:
+                    assert response.status == 200, path
+            async with on.client.get(on.url + "/v1/models") as response:
+                assert response.status == 200
+
+        found = on_a_proxy(tmp_path, scene, serve)
+        assert [line["operation"] for line in found] == asked[: -len(none)]
+        embeddings, rerank, transcription = found[4:]
+        assert (embeddings["counted"], embeddings["prompt_tokens"]) == (True, 5)
+        assert embeddings["backend"] == "b0"
+        assert (rerank["counted"], rerank["model"]) == (False, "tiny")
+        assert 80 < rerank["prompt_tokens"] < 160
+        assert transcription["prompt_tokens"] == 0
+
+    def test_an_embedding_that_no_server_got_has_no_line(self, tmp_path: Path) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            upstream = on.proxy.backends.upstreams["b0"]
+            upstream.origin.close()
+            upstream.origin = Origin("http://127.0.0.1:9", 1.0)
+            async with on.post({"input": "x"}, path="/v1/embeddings") as response:
+                assert response.status == 503
+
+        assert on_a_proxy(tmp_path, scene, by_request) == []
 
     def test_a_stream_is_counted_though_its_client_does_not_ask(self, tmp_path: Path) -> None:
         """The usage is asked for, and not sent on."""

@@ -97,6 +97,7 @@ class RawBackend:
     Attributes:
         healthy: what /health says; None: it takes the connection and says nothing.
         metrics: what /metrics says; None: nothing, as above.
+        openapi, version: what /openapi.json and /version say to the proxy itself; None: 404.
         models: entries of /v1/models for the proxy, by name; empty: it has no such path.
     """
 
@@ -104,6 +105,8 @@ class RawBackend:
     healthy: bool | None = True
     metrics: bytes | None = b""
     metrics_asked: int = 0
+    openapi: bytes | None = None
+    version: bytes | None = None
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     models_asked: int = 0
     calls: list[Call] = field(default_factory=list)
@@ -130,6 +133,12 @@ class RawBackend:
                     page = {"data": [{"id": name} | self.models[name] for name in self.models]}
                     found = answer(200, json.dumps(page).encode())
                     writer.write(found if self.models else answer(404, b"{}"))
+                    continue
+                if text.startswith(("GET /openapi.json ", "GET /version ")) and (
+                    "\r\nx-request-id:" not in text.lower()  # not a client's question
+                ):
+                    document = self.openapi if "openapi" in text else self.version
+                    writer.write(answer(200 if document else 404, document or b"{}"))
                     continue
                 if text.startswith(("GET /health", "GET /metrics")):
                     size = text.startswith("GET /metrics")

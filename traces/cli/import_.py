@@ -28,7 +28,7 @@ from forebay.traces.command_line.options import (
     one_or_more,
     takes_options,
 )
-from forebay.traces.errors import InputError, printable
+from forebay.traces.errors import InputError, escaped
 from forebay.traces.reading.reader import TraceReader
 from forebay.traces.schema import TraceRequest
 from forebay.traces.tokens import DEFAULT_ENCODING
@@ -248,7 +248,7 @@ def _shown_row(row: TraceRequest) -> str:
     from forebay.traces.reading.jsonl import row_bytes
 
     line = row_bytes(row).decode().rstrip()
-    return printable(line if len(line) <= 400 else f"{line[:397]}...")
+    return escaped(line if len(line) <= 400 else f"{line[:397]}...")
 
 
 def _first_told(rows: Iterable[TraceRequest]) -> Iterator[TraceRequest]:

@@ -9,7 +9,7 @@ from typing import Any
 from forebay.traces.command_line.messages import talk
 from forebay.traces.edit.describe import Description, LengthSummary
 from forebay.traces.edit.sharing import IdealCache
-from forebay.traces.errors import InputError, printable
+from forebay.traces.errors import InputError, escaped
 from forebay.traces.schema import TraceRequest
 from forebay.traces.whole_file import json_bytes, refuse_existing, whole_file, write_meta
 
@@ -149,7 +149,7 @@ def print_description(trace: str, result: Description) -> None:
     for name, one in (("input", result.input_tokens), ("output", result.output_tokens)):
         lengths.add_row(name, *_length_cells(one))
     console = Console()
-    console.print(f"{printable(trace)}: {result.requests:,} requests", markup=False, soft_wrap=True)
+    console.print(f"{escaped(trace)}: {result.requests:,} requests", markup=False, soft_wrap=True)
     console.print(rates)
     console.print(lengths)
     if result.steady is False:

@@ -1,13 +1,50 @@
 """Messages beside the result of a command: standard error, and nothing after `--quiet`.
 
-Warnings and errors are not talk: they are always printed.
+Warnings and errors are not talk: they are always printed. Text that others chose (names of models,
+of files) is cleaned before it is printed or logged.
 """
 
 import sys
+from collections.abc import Iterable
+from typing import Any, Final
 
-from forebay.traces.errors import printable
+from forebay.traces.errors import escaped
+
+SHOWN: Final = 10  # names of a list
+NAME_LENGTH: Final = 128  # characters of a name in a list
 
 _quiet = False
+
+
+def printable(text: str) -> str:
+    """Replace what could forge a line or steer a terminal: control and format characters."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """Clean each line of a text whose line breaks are ours."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def all_printable(value: Any) -> Any:
+    """Return a value of JSON with every text in it cleaned, keys included."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable(key): all_printable(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [all_printable(part) for part in value]
+    return value
+
+
+def shortlist(names: Iterable[str]) -> str:
+    """Return the first names, cleaned, and how many more there are: `a, b and 4,000 more`."""
+    listed = list(names)
+    shown = [printable(name[:NAME_LENGTH]) for name in listed[:SHOWN]]
+    more = f" and {len(listed) - SHOWN:,} more" if len(listed) > SHOWN else ""
+    return ", ".join(shown) + more
 
 
 def be_quiet(quiet: bool) -> None:
@@ -23,5 +60,4 @@ def is_quiet() -> bool:
 def talk(line: str) -> None:
     """Print a message to standard error, so that standard output can be a pipe of data."""
     if not _quiet:
-        safe = "\n".join(map(printable, line.split("\n")))
-        print(safe, file=sys.stderr, flush=True)
+        print("\n".join(map(escaped, line.split("\n"))), file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
 """The APIs whose requests are shaped, one file each. vLLM serves all of them.
 
 In reading order: base (what an API may differ in), chat, completions, responses (OpenAI's),
-messages (Anthropic's), usage (tokens that a response reports). A new API is one more file, and one
-more name in DIALECTS.
+messages (Anthropic's), usage (tokens that a response reports), special_work (more than a prefill).
+A new API is one more file, and one more name in DIALECTS.
 
 May import the modules of api that read fields and text. The relay and the app ask a dialect, and
 know none by name.
@@ -29,6 +29,10 @@ def dialect_of(fields: dict[str, Any]) -> Dialect:
     return next(with_messages, COMPLETIONS)
 
 
-def types_errors(path: str) -> bool:
-    """True if the JSON of errors on this path has a type."""
-    return any(d.types_errors and path.startswith(d.path) for d in DIALECTS.values())
+def types_errors(path: str, prefix: str) -> bool:
+    """True if the JSON of errors on this path has a type.
+
+    Args:
+        prefix: stands in front of all paths for clients.
+    """
+    return any(d.types_errors and path.startswith(prefix + d.path) for d in DIALECTS.values())

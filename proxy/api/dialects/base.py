@@ -3,10 +3,10 @@
 from typing import Any
 
 from forebay.proxy.api.block_hashes import BlockHashes
+from forebay.proxy.api.dialects.special_work import is_pure
 from forebay.proxy.api.dialects.usage import usage_tokens
 from forebay.proxy.api.fields import BEYOND_64_BITS, integer
 from forebay.proxy.api.prompt_text import PromptText, messages_text
-from forebay.proxy.api.special_work import is_pure
 from forebay.proxy.http1.errors import ApiError
 
 

@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from forebay.proxy.api.block_hashes import BlockHashes
 from forebay.proxy.api.dialects.base import Dialect
+from forebay.proxy.api.dialects.special_work import has_schema
 from forebay.proxy.api.prompt_text import PromptText, messages_text
-from forebay.proxy.api.special_work import has_schema
 
 
 class Messages(Dialect):

@@ -131,6 +131,11 @@ class PrefixCache:
         """The source in use: believed, corrected or exact."""
         if self.engine_blocks is not None and self.engine_blocks.complete:
             return "exact"
+        return self.estimate
+
+    @property
+    def estimate(self) -> str:
+        """The source for prompts whose engine blocks are unknown: believed or corrected."""
         return "corrected" if self.reports else "believed"
 
     def matched_tokens(self, request: Request) -> int:

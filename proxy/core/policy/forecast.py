@@ -328,7 +328,7 @@ def error_margin_s(backend: Backend, wait_s: float, before_s: float, alike: int 
 def slots_wait_s(backend: Backend, waiting: QueuedRequest, before: int) -> float:
     """Return the predicted wait for slots with `before` others waiting for one too."""
     slots, sequences = backend.spec.max_concurrency, waiting.request.sequences
-    missing = backend.sequences + before + sequences - slots
+    missing = backend.sequences + backend.passing + before + sequences - slots
     if backend.elsewhere is not None:
         missing += backend.elsewhere.running
     if backend.starving is not None and (other := kept_for(backend, waiting)) is not None:

@@ -36,6 +36,7 @@ class Backend:
         draining: it will be removed; `up` stays False until then.
         most_prefills: below infinity during a trial or while it reports that it is full.
         queues: waiting requests by bucket; `queued` is their number, `queued_s` their prefills.
+        passing: requests that have passed all queues (`proxy/backends/passing.py`).
         in_flight: running requests by id; `sequences`: the outputs that they generate together;
             `context_tokens`: what a decode step reads for them.
         holdings: what each tenant has of its slots and KV cache.
@@ -80,7 +81,7 @@ class Backend:
         self.queued = 0
         self.queued_s = 0.0
         self.in_flight: dict[str, InFlight] = {}
-        self.sequences = self.context_tokens = 0
+        self.sequences = self.context_tokens = self.passing = 0
         self.leaders = Leaders()
         self.followers: dict[str, QueuedRequest] = {}
         self.review = False
@@ -117,7 +118,7 @@ class Backend:
     @property
     def empty(self) -> bool:
         """No request of this proxy runs or waits here."""
-        return not self.in_flight and not self.queued
+        return not self.in_flight and not self.queued and not self.passing
 
     @property
     def idle(self) -> bool:
@@ -128,7 +129,7 @@ class Backend:
     @property
     def running(self) -> int:
         """Slots in use: the sequences of the running requests of all proxies."""
-        running = self.sequences
+        running = self.sequences + self.passing
         return running if self.elsewhere is None else running + self.elsewhere.running
 
     def matched_tokens(self, request: Request) -> int:

@@ -26,7 +26,15 @@ class LocalShortage(UpstreamFault):
 
 
 class BrokenAnswer(UpstreamFault):
-    """The response is not HTTP, or HTTP that could be read in two ways."""
+    """The response is not HTTP, or HTTP that could be read in two ways.
+
+    Attributes:
+        kind: a label for log and metrics.
+    """
+
+    def __init__(self, message: str, kind: str = "bad_http") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class AnswerTooLarge(UpstreamFault):
@@ -59,5 +67,6 @@ def read_fault(error: BaseException) -> BaseException:
     if isinstance(error, httptools.HttpParserCallbackError) and error.__context__ is not None:
         cause = error.__context__
     if isinstance(cause, (httptools.HttpParserError, httptools.HttpParserUpgrade, zlib.error)):
-        return BrokenAnswer(f"not HTTP: {type(cause).__name__}")
+        kind = "bad_coding" if isinstance(cause, zlib.error) else "bad_http"
+        return BrokenAnswer(f"not HTTP: {type(cause).__name__}", kind)
     return cause

@@ -30,7 +30,7 @@ class Origin:
     """One backend's address, and the idle connections to it. Use from one event loop only.
 
     Args:
-        url: such as http://127.0.0.1:8001, without a path.
+        url: such as http://127.0.0.1:8001. Its path, if any, is put in front of every target.
         connect_s: time limit of connecting, TLS included.
         tls: for an https URL; the system's authorities by default.
     """
@@ -40,6 +40,7 @@ class Origin:
         parts = urlsplit(url)
         assert parts.hostname is not None
         self._host = parts.hostname
+        self._prefix = parts.path.rstrip("/")
         self._name = HostName(parts.hostname, self._loop)
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
@@ -64,7 +65,7 @@ class Origin:
         """Send a request and wait for the head of the response; close the result after use.
 
         Args:
-            target: is sent unchanged.
+            target: is sent unchanged, behind the path of the URL.
             headers: without those that frame the body, which are added here.
             fresh: use a new connection.
             wrote: called when the head was written.
@@ -76,7 +77,9 @@ class Origin:
         if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
             raise ValueError("a header of more than one line")
         framing = f"content-length: {len(body)}\r\n" if body or method == "POST" else ""
-        text = f"{method} {target} HTTP/1.1\r\n{self._own_headers}{lines}{framing}\r\n"
+        text = (
+            f"{method} {self._prefix}{target} HTTP/1.1\r\n{self._own_headers}{lines}{framing}\r\n"
+        )
         head = text.encode("latin-1")  # may fail, so before a connection is taken
         connection = (None if fresh else self._take_idle()) or await self._connect()
         response = connection.send(head, body)

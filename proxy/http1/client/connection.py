@@ -131,7 +131,7 @@ class Connection(asyncio.Protocol):
             self._fail(read_fault(error))
             return
         if self._head_bytes > HEAD_BYTES and self._response is response:
-            self._fail(BrokenAnswer("the headers are too large"))
+            self._fail(BrokenAnswer("the headers are too large", "large_head"))
         if self._at_chunk and not data.endswith(b"\r\n"):
             self._at_chunk = False  # the size of the next chunk has begun
 
@@ -162,7 +162,7 @@ class Connection(asyncio.Protocol):
         assert self._response is not None
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > HEAD_BYTES:  # they may have come in one read, with a body
-            raise httptools.HttpParserError("the headers are too large")
+            raise BrokenAnswer("the headers are too large", "large_head")
         if not self._response.status:  # headers after the body are trailers, which are ignored
             # The first header of a name counts, as everywhere in this proxy.
             headers = self._response.headers
@@ -214,7 +214,7 @@ class Connection(asyncio.Protocol):
         else:
             self.close()
         whole = response._decoder is None or response._decoder.ended
-        response.end(None if whole else BrokenAnswer("the compressed body was cut"))
+        response.end(None if whole else BrokenAnswer("the compressed body was cut", "bad_coding"))
 
     def _fail(self, fault: BaseException) -> None:
         response, self._response = self._response, None

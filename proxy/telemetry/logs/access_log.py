@@ -1,6 +1,7 @@
 """The log: one logger, with lines of text or of JSON.
 
 A line holds configured values and counts; never a prompt, a query, a client's header or a response.
+Names that servers and clients chose are cleaned here, so each event is one line.
 """
 
 import logging
@@ -19,6 +20,7 @@ from forebay.proxy.config.sections import Logs
 from forebay.proxy.telemetry.log_events import LogEvent, Say
 from forebay.proxy.telemetry.logs.log_queue import QueuedLines
 from forebay.proxy.telemetry.record import RequestRecord
+from forebay.traces.command_line.messages import all_printable, printable
 
 LOGGER = logging.getLogger("forebay.proxy")
 INTERNAL_S = 60.0  # internal errors of one kind are logged once in this time
@@ -112,7 +114,7 @@ class JsonLines(logging.Formatter):
             **_event(record),
             **_fields(record),
         }
-        return orjson.dumps(line, default=str).decode()
+        return orjson.dumps(all_printable(line), default=str).decode()
 
 
 class ConsoleLines(logging.Formatter):
@@ -120,7 +122,7 @@ class ConsoleLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
-        return f"{_stamp(record)} {record.levelname:<7} {record.getMessage()}{fields}"
+        return printable(f"{_stamp(record)} {record.levelname:<7} {record.getMessage()}{fields}")
 
 
 class AccessLog:

@@ -24,6 +24,7 @@ from forebay.proxy.api.body import BYTES_PER_TOKEN_ID
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sections import CaptureConfig
 from forebay.proxy.core.model import Request
+from forebay.proxy.runtime.memory import request_bytes
 from forebay.proxy.telemetry.log_events import LogEvent, Say
 from forebay.proxy.telemetry.record import RequestRecord
 from forebay.traces.errors import InputError
@@ -34,6 +35,8 @@ SALT: Final = "FOREBAY_CAPTURE_SALT"
 LEAST_SALT: Final = 16  # characters
 MOST_PENDING: Final = 10_000  # rows that wait for an earlier request to end
 MOST_QUEUED: Final = 2 * MOST_PENDING  # rows that wait for the disk: two such bursts
+ROW_BYTES: Final = 1_000
+BLOCK_BYTES: Final = 44  # an integer of 64 bits, and its place in a tuple
 MOST_FILES: Final = 10_000
 CLOSE_S: Final = 5.0
 
@@ -60,7 +63,10 @@ class Rows:
     long request may make thousands of rows due.
     """
 
-    def __init__(self, salt: bytes, block_bytes: int, bytes_per_token: float) -> None:
+    def __init__(
+        self, salt: bytes, block_bytes: int, bytes_per_token: float, most_bytes: float = inf
+    ) -> None:
+        """`most_bytes`: of the rows that wait for an earlier request to end."""
         self._key = blake2b(salt, digest_size=32).digest()
         self._text_tokens = max(1, round(block_bytes / bytes_per_token))
         self._id_tokens = max(1, block_bytes // BYTES_PER_TOKEN_ID)
@@ -68,6 +74,8 @@ class Rows:
         # In order of arrival. In a plain dict, finding the first key is linear in the deletions.
         self._pending: OrderedDict[int, RequestRecord] = OrderedDict()
         self._ended: set[int] = set()
+        self._most_bytes = most_bytes
+        self._ended_bytes = 0
         self._due = 0
 
     def started(self, record: RequestRecord) -> None:
@@ -78,6 +86,7 @@ class Rows:
         """A request has ended; returns the rows that can be written now."""
         if id(record) in self._pending:
             self._ended.add(id(record))
+            self._ended_bytes += memory_of(record.request)
         return self._ready(MOST_PENDING)
 
     def rest(self) -> list[Due]:
@@ -88,10 +97,14 @@ class Rows:
         due = []
         while self._pending:
             first = next(iter(self._pending))
-            if first not in self._ended and len(self._pending) <= most_pending:
+            ended = first in self._ended
+            many = len(self._pending) > most_pending or self._ended_bytes > self._most_bytes
+            if not (ended or many):
                 break
-            self._ended.discard(first)
             record = self._pending.pop(first)
+            if ended:
+                self._ended.discard(first)
+                self._ended_bytes -= memory_of(record.request)
             if record.request is None:
                 continue  # its body could not be parsed
             self._due += 1
@@ -136,6 +149,11 @@ class Rows:
         return int.from_bytes(blake2b(data, key=self._key, digest_size=8).digest(), "little")
 
 
+def memory_of(request: Request | None) -> int:
+    """Return about how many bytes a row keeps in memory: nearly all are its block hashes."""
+    return ROW_BYTES + (BLOCK_BYTES * len(request.blocks) if request is not None else 0)
+
+
 class Capture:
     """Writes rows to the file in a thread, so that hashing and a slow disk never block the loop.
 
@@ -143,7 +161,15 @@ class Capture:
         stopped: why nothing is written any more; "" while rows are written.
     """
 
-    def __init__(self, rows: Rows, path: Path, file: BinaryIO, most_bytes: float, say: Say) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        path: Path,
+        file: BinaryIO,
+        most_bytes: float,
+        say: Say,
+        most_waiting_bytes: float = inf,
+    ) -> None:
         self.path = path
         self.written = 0
         self.dropped = 0
@@ -151,6 +177,8 @@ class Capture:
         self._rows = rows
         self._file = file
         self._most_bytes = most_bytes
+        self._most_waiting_bytes = most_waiting_bytes
+        self._put_bytes = self._taken_bytes = 0  # one is counted by each thread
         self._say = say
         self._queue: queue.Queue[Due | None] = queue.Queue(MOST_QUEUED)
         self._thread = threading.Thread(target=self._write, name="capture", daemon=True)
@@ -186,8 +214,12 @@ class Capture:
         if self.stopped:
             self.dropped += 1
             return
+        size = memory_of(due.request)
         try:
+            if self._put_bytes - self._taken_bytes + size > self._most_waiting_bytes:
+                raise queue.Full
             self._queue.put_nowait(due)
+            self._put_bytes += size
         except queue.Full:
             if not self.dropped:
                 line = f"capture: {self.path} is written too slowly: rows are dropped"
@@ -208,6 +240,7 @@ class Capture:
     def _write_rows(self, file: BinaryIO) -> None:
         size = 0
         while (due := self._queue.get()) is not None:
+            self._taken_bytes += memory_of(due.request)
             if self.stopped:
                 self.dropped += 1
                 continue
@@ -253,8 +286,9 @@ async def capturing(
         return
     salt = capture_salt(environ)
     path, file = _new_file(config.capture)
-    rows = Rows(salt, config.affinity.block_bytes, config.tokens.bytes_per_token)
-    capture = Capture(rows, path, file, config.capture.max_size, say)
+    waiting = request_bytes(config.limits) / 2  # before and in the queue for the disk
+    rows = Rows(salt, config.affinity.block_bytes, config.tokens.bytes_per_token, waiting)
+    capture = Capture(rows, path, file, config.capture.max_size, say, waiting)
     say(LogEvent.CAPTURE_STARTED, f"capturing traffic in {path}")
     try:
         yield capture

@@ -6,6 +6,7 @@ processes may write one file, as each write ends with a whole line. A disk that 
 the beginning of a line: it stays as a line that is no JSON, and the whole line follows.
 """
 
+import errno
 import os
 import queue
 import threading
@@ -48,7 +49,7 @@ class UsageLedger:
         try:
             self._file = _opened(path)
         except OSError as error:
-            raise InputError(f"usage.path: cannot write {path} ({error.strerror})") from error
+            raise InputError(f"usage.path: cannot write {path} ({why_not(error)})") from error
         self._thread = threading.Thread(target=self._write_all, name="usage", daemon=True)
 
     def __enter__(self) -> "UsageLedger":
@@ -73,7 +74,7 @@ class UsageLedger:
     def finished(self, record: RequestRecord, status: int, now: float) -> None:
         """Enter a request that has ended, unless it reached no backend."""
         unserved = not record.written or record.reason in UNREACHED
-        if unserved or record.request is None:
+        if unserved or (record.request is None and not record.path):
             return
         try:
             self._queue.put_nowait(_line(record, status, now))
@@ -127,8 +128,19 @@ class UsageLedger:
         return data
 
 
+def open_at_once(path: Path, flags: int, mode: int = 0o640) -> int:
+    """Open a file to write; raises OSError for a pipe that nobody reads, which would hang us."""
+    return os.open(path, flags | os.O_NONBLOCK, mode)
+
+
+def why_not(error: OSError) -> str:
+    """Return why a file cannot be opened, in words."""
+    pipe = error.errno == errno.ENXIO
+    return "it is a pipe that nobody reads" if pipe else error.strerror or str(error)
+
+
 def _opened(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+    return open_at_once(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def _is_file(file: int, path: Path) -> bool:
@@ -140,19 +152,19 @@ def _is_file(file: int, path: Path) -> bool:
 
 
 def _line(record: RequestRecord, status: int, now: float) -> bytes:
-    assert record.request is not None
-    counted = record.prompt_tokens > 0
+    counted, shaped = record.prompt_tokens > 0, record.request
+    estimated = record.estimated_tokens if shaped is None else shaped.prompt_tokens
     row = {
         "time": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds"),
         "request_id": record.id,
         "tenant": record.tenant,
         "model": record.model[:MOST_NAME],
-        "operation": record.operation,
+        "operation": record.path or record.operation,
         "bucket": record.bucket,
         "backend": record.backend,
         "status": status,
         "counted": counted,
-        "prompt_tokens": record.prompt_tokens if counted else record.request.prompt_tokens,
+        "prompt_tokens": record.prompt_tokens if counted else estimated,
         "cached_tokens": record.cached_tokens if counted else None,
         "output_tokens": record.output_tokens if counted else None,
         "queue_ms": _ms(record.queued_s),

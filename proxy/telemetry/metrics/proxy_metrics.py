@@ -47,10 +47,11 @@ STATUSES = {
     status: str(status)
     for status in (200, 400, 401, 404, 408, 413, 429, CLIENT_GONE, 500, 502, 503, 504)
 }
-KINDS = frozenset(  # of relay.failures.Failure
+KINDS = frozenset(  # of backends.failures.Failure
     {
         *("connect", "before_first_byte", "timeout", "mid_stream", "abort", "empty", "hang"),
         *("full", "5xx", "5xx_event", "4xx_event", "content_type", "encoding", "framing"),
+        *("bad_http", "large_head", "bad_coding", "bad_status", "transfer_coding"),
         *("no_model", "not_json", "redirect", "status", "too_large", "draining", "shortage"),
     }
 )
@@ -298,7 +299,7 @@ class _ShaperMetrics:
             "backend_up": ("1 if the backend takes work", lambda b: b.up),
             "in_flight_requests": (
                 "Requests sent to the backend and not finished",
-                lambda b: len(b.in_flight),
+                lambda b: len(b.in_flight) + b.passing,
             ),
             "prefilling_requests": (
                 "Requests sent to the backend that have no first token yet",

@@ -238,6 +238,27 @@ def test_a_field_that_is_missing_or_wrong_is_named(
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hybrid_override_pattern", "M-M-M-MM-M-M*-" * 3 + "M-M*-M-M*-"),  # Nemotron-H
+        ("full_attention_interval", 4),  # Qwen3-Next
+        ("attn_layer_period", 8),  # Jamba
+        ("linear_attn_config", {"full_attn_layers": [4, 8]}),  # Kimi Linear
+        ("layers_block_type", ["mamba", "attention"]),  # Zamba
+        ("attn_type_list", [0, 0, 1]),  # MiniMax
+        ("mamba_d_state", 256),  # Falcon-H1, Bamba
+    ],
+)
+def test_a_model_whose_layers_keep_a_state_is_refused_by_its_key(
+    key: str, value: object, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        InputError, match=rf"config\.json: {key} says that some layers keep a state"
+    ):
+        read_shape(write(tmp_path, "meta-llama/Llama-3.1-8B", **{key: value}))
+
+
+@pytest.mark.parametrize(
     ("name", "known"),
     [
         ("h200", "h200-sxm"), ("H200-NVL", "h200-nvl"), ("NVIDIA H100 80GB HBM3", "h100-80gb"),

@@ -4,22 +4,14 @@ Each yields findings as the functions of `checks` do. A cause that is found here
 rejection. Only without one are more GPUs the answer.
 """
 
-from collections.abc import Iterator
-from typing import Literal
-
+from forebay.proxy.diagnose.doctor.finding import Found
 from forebay.proxy.diagnose.scene import Scene
 
-Severity = Literal["error", "warning"]
-Found = Iterator[tuple[Severity, str, str]]
-
-FEW = 20
-"""Requests or answers below which a share says nothing."""
 SOME = 0.01  # of all requests: more errors, rejections or preemptions than this are a finding
 MANY = 0.05  # of the admitted requests that were late, or of the waiting time for one reason
 LARGE = 0.2  # of the waiting time: then what was waited for is the cause
-MOST = (
-    0.8  # of the rejections, or of the time to first tokens: then one tenant or bucket is the cause
-)
+MOST = 0.8
+"""Of the rejections, or of the time to first tokens: then one tenant or bucket is the cause."""
 FEW_REJECTED = 2.0
 
 

@@ -1,0 +1,51 @@
+"""Give each tenant ids of responses that it alone can go on from, without remembering them.
+
+vLLM takes the id of a response from `request_id` in the body of the request. A client that knew the
+id of another tenant could go on from its conversation, or replace it by one with the same id.
+"""
+
+import re
+from hmac import compare_digest
+from hmac import digest as hmac_digest
+from secrets import token_hex
+from typing import Final
+
+from forebay.proxy.api.dialects import Dialect
+from forebay.proxy.api.fields import with_member
+
+FIELD: Final = "request_id"
+_OURS = re.compile(r"resp_([0-9a-f]{24})([0-9a-f]{24})")
+
+
+class ResponseIds:
+    """Makes ids that hold the tenant, and checks them.
+
+    Args:
+        secret: of all proxies in front of the same backends.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def new(self, tenant: str) -> str:
+        """Return the id of a new response."""
+        number = token_hex(12)
+        return f"resp_{number}{self._mark(tenant, number)}"
+
+    def owns(self, tenant: str, id_: str) -> bool:
+        """Return whether an id was made for this tenant; without keys nobody owns one."""
+        found = _OURS.fullmatch(id_)
+        if not tenant or found is None:
+            return False
+        return compare_digest(found[2], self._mark(tenant, found[1]))
+
+    def _mark(self, tenant: str, number: str) -> str:
+        message = f"response\0{tenant}\0{number}".encode()
+        return hmac_digest(self._secret, message, "sha256").hex()[:24]
+
+
+def with_own_id(body: bytes, tenant: str, dialect: Dialect, ids: ResponseIds | None) -> bytes:
+    """Return a body whose response is kept with an id of the tenant, in place of the client's."""
+    if ids is None or not tenant or not dialect.keeps_responses:
+        return body
+    return with_member(body, FIELD, f'"{ids.new(tenant)}"')

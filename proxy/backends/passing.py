@@ -1,0 +1,218 @@
+"""Limit the requests that are passed on past the queues (`relay/unshaped.py`).
+
+They take slots of `max_concurrency` like all others. While several tenants use a backend, each of
+them may have only so much work passed on there as one step of the engine computes, so that a shaped
+request of another tenant waits for little. What does not fit waits here, in order for each tenant.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.driver import Driver
+from forebay.proxy.http1 import errors
+
+STEP_TOKENS: Final = 8_192
+"""Of one tenant on one backend, while others use it: one step of an engine. One larger request may
+run alone. Doubled: others wait twice as long behind it."""
+LEAST_TOKENS: Final = 1_024  # that a request of the engine counts: audio has no estimate
+ACTIVE_S: Final = 10.0  # a tenant uses a backend for so long after its last request there
+LOOK_S: Final = 0.05  # between two looks for room that shaped requests have left
+
+
+class _Lease(NamedTuple):
+    """A slot that is held."""
+
+    name: str
+    backend: Backend | None
+    tenant: str
+    tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    future: asyncio.Future[_Lease]
+    tokens: int
+    lease: _Lease | None = None
+
+
+@dataclass(slots=True)
+class _Here:
+    """The requests that are passed on to one backend.
+
+    Attributes:
+        tokens: of the engine's work of each tenant that runs.
+        count: requests of each tenant that run.
+        waiting: by tenant; the one served last is the last one.
+        active: tenants by the time of their latest request there, shaped or not.
+    """
+
+    tokens: Counter[str] = field(default_factory=Counter)
+    count: Counter[str] = field(default_factory=Counter)
+    waiting: dict[str, deque[_Waiter]] = field(default_factory=dict)
+    active: dict[str, float] = field(default_factory=dict)
+
+
+class PassedOn:
+    """Gives slots to requests that pass no queue.
+
+    Args:
+        patience_s: returns how long a request may wait for its slot.
+        load_status: returns the status of one that got none.
+    """
+
+    def __init__(
+        self, driver: Driver, patience_s: Callable[[], float], load_status: Callable[[], int]
+    ) -> None:
+        self._driver = driver
+        self._patience_s = patience_s
+        self._load_status = load_status
+        self._here: dict[str, _Here] = {}
+        self._waited_for: set[str] = set()  # backends with waiting requests
+        self._timer: asyncio.TimerHandle | None = None
+        self._refusal: Callable[[], Exception] | None = None
+
+    def seen(self, backend: str, tenant: str) -> None:
+        """A request of this tenant has been sent to the backend."""
+        here = self._here.setdefault(backend, _Here())
+        now = self._driver.clock()
+        here.active.pop(tenant, None)
+        here.active[tenant] = now
+        while here.active and (first := next(iter(here.active))) != tenant:
+            if here.active[first] > now - ACTIVE_S:
+                break
+            del here.active[first]
+
+    def has_room(self, upstream: Upstream, tenant: str, tokens: int) -> bool:
+        """Return whether a request would get a slot at once."""
+        here = self._here.setdefault(upstream.name, _Here())
+        return not here.waiting.get(tenant) and self._fits(upstream.name, here, tenant, tokens)
+
+    @asynccontextmanager
+    async def slot(self, upstream: Upstream, tenant: str, tokens: int) -> AsyncIterator[None]:
+        """Hold a slot while the block runs; raises ApiError if none is free in time.
+
+        Args:
+            tokens: of work for the engine; 0: the API server alone answers.
+        """
+        if self.has_room(upstream, tenant, tokens):
+            lease = self._take(upstream.name, tenant, tokens)
+        else:
+            lease = await self._wait(upstream, tenant, tokens)
+        try:
+            yield
+        finally:
+            self._leave(lease)
+
+    def _take(self, name: str, tenant: str, tokens: int) -> _Lease:
+        backend, here = self._driver.shaper.backends.get(name), self._here[name]
+        self.seen(name, tenant)
+        here.tokens[tenant] += tokens
+        here.count[tenant] += 1
+        self._pass_by(backend, 1)
+        return _Lease(name, backend, tenant, tokens)
+
+    def _leave(self, lease: _Lease) -> None:
+        here, tenant = self._here[lease.name], lease.tenant
+        here.tokens[tenant] -= lease.tokens
+        here.count[tenant] -= 1
+        if not here.count[tenant]:
+            del here.count[tenant], here.tokens[tenant]
+        self._pass_by(lease.backend, -1)
+        self._grant(lease.name)
+
+    def forget(self, name: str) -> None:
+        """Forget a backend that is gone."""
+        here = self._here.get(name)
+        if here is not None and not here.count and not here.waiting:
+            del self._here[name]
+            self._waited_for.discard(name)
+
+    def end_all(self, refusal: Callable[[], Exception]) -> None:
+        """Fail all requests that wait for a slot, and those that would, with `refusal()`."""
+        self._refusal = refusal
+        for here in self._here.values():
+            for line in here.waiting.values():
+                for waiter in line:
+                    if not waiter.future.done():
+                        waiter.future.set_exception(refusal())
+
+    def _fits(self, name: str, here: _Here, tenant: str, tokens: int) -> bool:
+        backend = self._driver.shaper.backends.get(name)
+        if backend is None or not backend.up:
+            return True  # the attempt fails at once, and goes elsewhere
+        slots = backend.spec.max_concurrency
+        if backend.running >= slots:
+            return False
+        since = self._driver.clock() - ACTIVE_S
+        if not tenant or not any(at > since for one, at in here.active.items() if one != tenant):
+            return True
+        if not tokens:
+            return here.count[tenant] < max(1, slots // 2)
+        return not here.tokens[tenant] or here.tokens[tenant] + tokens <= STEP_TOKENS
+
+    async def _wait(self, upstream: Upstream, tenant: str, tokens: int) -> _Lease:
+        if self._refusal is not None:
+            raise self._refusal()
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), tokens)
+        waiting = self._here[upstream.name].waiting
+        waiting.setdefault(tenant, deque()).append(waiter)
+        self._waited_for.add(upstream.name)
+        self._look_again()
+        try:
+            async with asyncio.timeout(self._patience_s()):
+                return await waiter.future
+        except BaseException as error:
+            if waiter.lease is not None:  # it was granted as the client left, or too late
+                self._leave(waiter.lease)
+            elif waiter in (line := waiting.get(tenant, deque())):
+                line.remove(waiter)
+                if not line:
+                    del waiting[tenant]
+            if isinstance(error, TimeoutError):
+                raise errors.no_slot(self._load_status()) from None
+            raise
+
+    def _grant(self, name: str) -> None:
+        """Give slots to requests that wait, one for each tenant in turn, as far as they fit."""
+        while self._grant_each(name):
+            pass
+
+    def _grant_each(self, name: str) -> bool:
+        """Give a slot to the first request of each tenant; return whether any got one."""
+        here, granted = self._here[name], False
+        for tenant in list(here.waiting):
+            line = here.waiting[tenant]
+            if self._fits(name, here, tenant, line[0].tokens):
+                waiter = line.popleft()
+                del here.waiting[tenant]
+                if line:
+                    here.waiting[tenant] = line  # behind the other tenants
+                if not waiter.future.done():
+                    waiter.lease = self._take(name, tenant, waiter.tokens)
+                    waiter.future.set_result(waiter.lease)
+                granted = True
+        return granted
+
+    def _look_again(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Shaped requests leave slots, and tenants leave, without a word to this class."""
+        self._timer = None
+        for name in list(self._waited_for):
+            self._grant(name)
+            if not self._here[name].waiting:
+                self._waited_for.discard(name)
+        if self._waited_for:
+            self._look_again()
+
+    def _pass_by(self, backend: Backend | None, count: int) -> None:
+        if backend is not None:
+            self._driver.change(lambda core, now: core.changes.pass_by(backend, count, now))

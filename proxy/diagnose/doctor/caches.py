@@ -1,0 +1,69 @@
+"""Check that the prefix caches of the backends work, and that the proxy knows what they hold."""
+
+from forebay.proxy.config.advice import NO_ISOLATION, NO_ISOLATION_REMEDY
+from forebay.proxy.diagnose.doctor.finding import FEW, Found
+from forebay.proxy.diagnose.scene import Scene
+from forebay.traces.command_line.messages import shortlist
+
+KEPT = 0.5  # of its KV cache: a backend that keeps less has other clients, or a smaller cache
+
+
+def prefix_caching(scene: Scene) -> Found:
+    """Every backend keeps prefixes in its cache."""
+    for fact in scene.facts:
+        if fact["engine"] and fact["engine"].get("prefix_caching") is False:
+            yield (
+                "error",
+                f"{fact['name']} runs without prefix caching: it computes every prompt anew",
+                "start vLLM with --enable-prefix-caching, its default",
+            )
+    for name, backend in scene.backends().items():
+        index = backend["prefix_index"]
+        if index["answers"] >= FEW and index["kept_share"] < KEPT:
+            yield (
+                "warning",
+                f"{name} keeps only {index['kept_share']:.0%} of the prefixes that its KV cache "
+                f"should hold ({index['answers']} answers)",
+                "look for other clients, or a KV cache that is smaller than affinity.kv_tokens",
+            )
+
+
+def short_prompts(scene: Scene) -> Found:
+    """Prompts are longer than one block of the prefix cache."""
+    for fact in scene.facts:
+        engine = fact["engine"] or {}
+        prompts, block = engine.get("prompts", 0.0), engine.get("block_tokens")
+        if prompts < FEW or not block or engine.get("prefix_hits", 0.0):
+            continue
+        mean_tokens = engine["prompt_tokens"] / prompts
+        if mean_tokens < block:
+            yield (
+                "warning",
+                f"prompts of {fact['name']} do not reach one block of its prefix cache, so none "
+                f"is found there: they have {mean_tokens:,.0f} tokens on average, a block has "
+                f"{block:,}",
+                "nothing, if prompts are that short; blocks of hybrid models are large, and a "
+                "smaller --block-size helps where vLLM takes it",
+            )
+
+
+def token_details(scene: Scene) -> Found:
+    """Every backend says how many prompt tokens were cached."""
+    for name, backend in scene.backends().items():
+        served = scene.total("forebay_backend_requests_total", backend=name, outcome="ok")
+        if served >= FEW and backend["prefix_index"]["mode"] == "believed":
+            yield (
+                "warning",
+                f"none of {served:.0f} answers of {name} says how many prompt tokens were cached, "
+                "so what the cache holds is only believed",
+                "start vLLM with --enable-prompt-tokens-details; streams say it to clients that "
+                "send stream_options: {include_usage: true}",
+            )
+
+
+def isolation(scene: Scene) -> Found:
+    """Every backend keeps the caches of tenants apart, if that is on."""
+    for fact in scene.facts:
+        if paths := fact.get("ignores_salt"):
+            text = f"{fact['name']} {NO_ISOLATION}: {shortlist(paths)}"
+            yield "error", text, NO_ISOLATION_REMEDY
