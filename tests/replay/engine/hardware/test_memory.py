@@ -253,7 +253,7 @@ def test_a_model_whose_layers_keep_a_state_is_refused_by_its_key(
     key: str, value: object, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        InputError, match=rf"config\.json: {key} says that some layers keep a state"
+        InputError, match=rf"config\.json: {key}: this model has a recurrent state beside the KV"
     ):
         read_shape(write(tmp_path, "meta-llama/Llama-3.1-8B", **{key: value}))
 
