@@ -222,11 +222,14 @@ class StartGate:
             return True
         if backend.elsewhere is not None:
             return False
-        if queue.tokens < STEP_TOKENS:
+        least = max(uncached_tokens, queue.chunk_tokens)  # it passes longer ones
+        before = [p for p in queue.prefills.values() if p.uncached_tokens <= least]
+        if sum([prefill.uncached_tokens for prefill in before]) < STEP_TOKENS:
             return True
-        # An engine whose prefills cost it next to nothing has more room than one step.
-        prefills = list(queue.prefills.values())
-        return _work_s(backend, prefills) < BESIDE_OTHERS * self.dispatch_ahead_s
+        # Prefills that cost next to nothing have more room than one step; so have all of them in a
+        # chunking engine, where each shares its steps with a chunk of a document.
+        limit_s = ahead_s if queue.chunked else BESIDE_OTHERS * self.dispatch_ahead_s
+        return _work_s(backend, before) < limit_s
 
     def _limit_reached(self, backend: Backend, bucket: str) -> bool:
         prefills = backend.prefill_queue.prefills_of[bucket]
