@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from forebay.replay.engine.vllm_versions import NEWEST, RELEASES
+
 
 @dataclass(frozen=True, slots=True)
 class EngineFlags:
@@ -38,10 +40,8 @@ class EngineFlags:
     ] = None
     vllm_version: Annotated[
         str,
-        typer.Option(
-            help="vLLM version whose rules and defaults hold: 0.11, 0.20, 0.26, 0.29 or 0.32."
-        ),
-    ] = "0.32"
+        typer.Option(help=f"vLLM version whose rules and defaults hold: {', '.join(RELEASES)}."),
+    ] = NEWEST
     watermark: Annotated[
         float, typer.Option(help="Share of KV blocks kept free when a request is admitted.")
     ] = 0.0
@@ -59,6 +59,12 @@ class EngineFlags:
     max_num_active_seqs: Annotated[
         int | None, typer.Option(help="Most running requests; default: --max-num-seqs.")
     ] = None
+    prefill_schedule_interval: Annotated[
+        int,
+        typer.Option(
+            help="While answers decode, prefill once in so many steps; acts from 0.33 on."
+        ),
+    ] = 1
     async_scheduling: Annotated[
         bool | None,
         typer.Option(

