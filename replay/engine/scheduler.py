@@ -62,7 +62,8 @@ class Scheduled:
         sampled: the requests that produce a token at the end of the step, in the same order.
         admitted: the requests that moved from WAITING to RUNNING.
         preempted: the requests that moved from RUNNING to WAITING.
-        prefills: whether it computes more of a prompt than its last token.
+        prefills: whether it admits a request with more to compute than its last token, or
+            preempts one that it had given tokens of its prompt.
         work: tokens, contexts and chunks of the step, for the step-time model.
     """
 
@@ -89,6 +90,7 @@ class Scheduler:
         self._watermark_blocks = int(limits.watermark * pool.num_blocks)
         self._seats = limits.max_num_active_seqs or limits.max_num_seqs
         self._fcfs = limits.scheduling_policy == "fcfs"
+        self._self_preempted_ends = self._fcfs or not limits.passes_self_preempted
         self._interval = limits.prefill_schedule_interval
         self._holds = False  # the present step computes no prefill, because of the interval
         self._executed = 0  # steps with tokens
@@ -143,7 +145,7 @@ class Scheduler:
     def _note_prefills(self, step: Scheduled) -> None:
         """Record what `_must_hold` asks for."""
         self._executed += bool(step.tokens)
-        if step.prefills:
+        if step.prefills or any(request.prefilling for request in step.tokens):
             self._prefilled_at = self._executed
         for request in step.tokens:
             request.prefilling = True
@@ -161,9 +163,8 @@ class Scheduler:
         return cap
 
     def _schedule_running(self, step: Scheduled, budget: int, cap: int) -> int:
-        limits, running, scheduled = self.limits, self.running, step.tokens
-        block_size, last_position = self._block_size, limits.max_model_len - 1
-        paced = self._interval > 1
+        running, scheduled, holds = self.running, step.tokens, self._holds
+        block_size, last_position = self._block_size, self.limits.max_model_len - 1
         index = 0
         while index < len(running) and budget > 0:
             request = running[index]
@@ -171,7 +172,7 @@ class Scheduler:
             computed, unknown = request.computed, request.placeholders
             if unknown and computed + 2 - unknown >= request.prompt_tokens + request.max_tokens:
                 continue  # the request's last token is being sampled
-            if paced and request.prefilling and self._holds:
+            if holds and request.prefilling:
                 continue
             count = request.tokens + unknown - computed
             if 0 < cap < count:
@@ -181,30 +182,45 @@ class Scheduler:
                 continue
             end = computed + count
             # A decode within a registered block needs nothing: this test keeps it fast.
-            if end > len(request.blocks) * block_size or not end % block_size or count > 1:
-                while not (fits := self._extend(request, end)):
-                    victim = running[-1] if self._fcfs else max(running, key=_worst_first)
-                    if victim in scheduled:  # only under priority: it comes before `request`
-                        budget += scheduled.pop(victim)
-                        index -= 1
-                    elif self._was_passed(victim, index):
-                        index -= 1
-                    self._preempt(victim, step)
-                    if victim is request:
-                        break
-                if not fits:
-                    if self._fcfs or not limits.passes_self_preempted:
+            if (
+                end > len(request.blocks) * block_size or not end % block_size or count > 1
+            ) and not self._extend(request, end):
+                freed, passed = self._make_room(request, end, step)
+                budget += freed
+                index -= passed
+                if not request.blocks:  # it was preempted itself
+                    if self._self_preempted_ends:
                         return budget
                     continue  # all behind it have a higher priority
-            if paced and request.prefilling:
-                step.prefills = True
             scheduled[request] = count
             budget -= count
         return budget
 
-    def _was_passed(self, victim: EngineRequest, index: int) -> bool:
-        """Return True if `victim` stands before `index` in RUNNING, and the version minds that."""
-        return self.limits.minds_skipped_victims and self.running.index(victim) < index
+    def _make_room(self, request: EngineRequest, end: int, step: Scheduled) -> tuple[int, int]:
+        """Preempt until `request` has blocks up to token `end`, or is preempted itself.
+
+        Returns the tokens that preempted requests had got in this step, and how many places the
+        pass over RUNNING has to go back.
+        """
+        running, scheduled = self.running, step.tokens
+        freed = passed = 0
+        while True:
+            victim = running[-1] if self._fcfs else max(running, key=_worst_first)
+            if victim in scheduled:  # only under priority: it comes before `request`
+                freed += scheduled.pop(victim)
+                passed += 1
+                step.prefills |= victim.prefilling
+            elif victim is request or self._was_passed(victim, request):
+                passed += 1
+            self._preempt(victim, step)
+            if victim is request or self._extend(request, end):
+                return freed, passed
+
+    def _was_passed(self, victim: EngineRequest, request: EngineRequest) -> bool:
+        """Return True if the pass over RUNNING went past `victim`, and the version minds that."""
+        if self._fcfs or not self.limits.minds_skipped_victims:
+            return False
+        return self.running.index(victim) < self.running.index(request)
 
     def _schedule_waiting(self, step: Scheduled, budget: int, cap: int) -> None:
         limits, waiting, running = self.limits, self.waiting, self.running
@@ -316,6 +332,7 @@ class Scheduler:
         self.pool.release(request.blocks)
         request.blocks = []
         request.registered = request.computed = request.placeholders = 0
+        request.prefilling = False
 
     def _commit(self, step: Scheduled) -> None:
         work, sampled = step.work, step.sampled
