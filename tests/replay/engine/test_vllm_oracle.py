@@ -25,5 +25,8 @@ def test_every_step_is_vllms(capfd: pytest.CaptureFixture[str]) -> None:
         print(f"\nvLLM's scheduler and ours: {json.dumps(told)}", file=sys.stderr, flush=True)
     assert told["differences"] == 0
     assert told["workloads"] == int(WORKLOADS)
-    for name in ("async_workloads", "preemptions", "hit_tokens", "aborts", "stop", "length"):
+    for name in (
+        *("async_workloads", "priority_workloads", "interval_workloads", "preemptions"),
+        *("hit_tokens", "aborts", "stop", "length"),
+    ):
         assert told[name] > 0, f"the workloads exercise no {name}"

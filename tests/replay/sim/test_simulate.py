@@ -22,8 +22,10 @@ from forebay.replay.plan.slo import parse_slos
 from forebay.replay.plan.source import TraceSource
 from forebay.replay.results.folder import HLOG, TABLE
 from forebay.replay.results.summary import RunTotals
+from forebay.replay.sim.engine.served import can_skip, served_engine
+from forebay.replay.sim.engine.stepping import SteppingEngine
 from forebay.replay.sim.run_folder import keep
-from forebay.replay.sim.scenario import DIRECT, Scenario, can_skip, simulate
+from forebay.replay.sim.scenario import DIRECT, Scenario, simulate
 from forebay.replay.sim.summary import summarise
 from forebay.replay.sim.sweep import (
     SweepCase,
@@ -91,11 +93,13 @@ def test_computing_every_step_gives_the_same_summary() -> None:
         ("scheduling_policy", "priority"),
         ("scheduler_reserve_full_isl", False),
         ("max_num_active_seqs", 8),
+        ("prefill_schedule_interval", 4),
         ("vllm_version", "0.20"),
     ],
 )
 def test_engines_that_cannot_skip_are_stepped(option: str, value: Any) -> None:
     config = EngineConfig(**{option: value})
+    assert isinstance(served_engine(config).engine, SteppingEngine)
     assert not can_skip(config)
     assert can_skip(EngineConfig())
     done = simulate(TRACE[:40], Scenario(config))

@@ -181,6 +181,9 @@ def random_config(rng: random.Random) -> EngineConfig:
         long_prefill_token_threshold=rng.choice([0, 0, 1, 4, 10, 30]),
         num_gpu_blocks_override=blocks,
         async_scheduling=rng.random() < 0.5,
+        # Not drawn: the seeds below stand for workloads. 0.32 takes an interval and ignores it.
+        vllm_version="0.32" if blocks % 2 else "0.33",
+        prefill_schedule_interval=1 + seqs % 4 if blocks % 2 else 1,
     )
 
 
