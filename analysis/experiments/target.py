@@ -191,18 +191,24 @@ def known_model(name: str) -> ModelSpec | None:
 
 
 def sim_config(
-    text: str, gpu: str | None, batched_tokens: int | None, seats: int | None = None
+    text: str,
+    gpu: str | None,
+    batched_tokens: int | None,
+    seats: int | None = None,
+    vllm_version: str | None = None,
 ) -> EngineConfig:
-    """The engine that `sim:MODEL@GPU` names; raises InputError."""
+    """The engine that `sim:MODEL@GPU` names, of the latest vLLM or another; raises InputError."""
     model, _, named = text.removeprefix(SIM).partition("@")
     if not model:
         raise InputError(f"--target {text}: name a model, e.g. sim:phi-3-mini@h200-nvl")
     budget = batched_tokens or 8192
+    older = {} if vllm_version is None else {"vllm_version": vllm_version}
     return EngineConfig(
         model,
         named or gpu or "h200",
         max_num_batched_tokens=budget,
         max_num_seqs=seats or min(MOST_SEQUENCES, budget),
+        **older,
     )
 
 
@@ -215,11 +221,14 @@ async def open_target(
     api_key: str | None = None,
     time_scale: float = 1.0,
     batched_tokens: int | None = None,
+    vllm_version: str | None = None,
 ) -> AsyncIterator[StudyTarget]:
     """Open the target that `text` names; raises InputError if it names none."""
     if text.startswith(SIM):
-        yield SimTarget(sim_config(text, gpu, batched_tokens), text)
+        yield SimTarget(sim_config(text, gpu, batched_tokens, vllm_version=vllm_version), text)
         return
+    if vllm_version is not None:
+        raise InputError("--vllm-version: only for a sim: target; a server runs what it runs")
     (address,) = parse_targets([text], ", or sim:MODEL@GPU such as sim:phi-3-mini@h200-nvl")
     clock = Clock(time_scale)
     async with Client(
