@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 HOURS_A_MONTH = 730.0
+HOUR_S = 3600.0
 
 
 def provenance(answer: SizingAnswer, command: str) -> dict[str, Any]:
@@ -40,15 +41,29 @@ def provenance(answer: SizingAnswer, command: str) -> dict[str, Any]:
     }
 
 
-def cost(answer: SizingAnswer, price_per_gpu_hour: float | None) -> dict[str, float] | None:
-    """Cost of the GPUs, one spare included; None without a price."""
-    if price_per_gpu_hour is None:
-        return None
+def cost(
+    answer: SizingAnswer, price_per_gpu_hour: float | None, gpu_watts: float | None = None
+) -> dict[str, float] | None:
+    """Price and energy of the GPUs, one spare included; None without a price and watts."""
+    found: dict[str, float] = {}
+    if price_per_gpu_hour is not None:
+        found |= _price(answer, price_per_gpu_hour)
+    if gpu_watts is not None:
+        tokens_per_s = answer.question.users.output_tokens_per_s()
+        found["gpu_watts"] = gpu_watts
+        found["joules_per_output_token"] = gpu_watts * (answer.gpus + 1) / tokens_per_s
+    return found or None
+
+
+def _price(answer: SizingAnswer, price_per_gpu_hour: float) -> dict[str, float]:
+    users = answer.question.users
     hourly = price_per_gpu_hour * (answer.gpus + 1)
     return {
         "price_per_gpu_hour": price_per_gpu_hour,
         "per_hour": hourly,
         "per_month": hourly * HOURS_A_MONTH,
+        "per_request": hourly / (users.rate_per_s * HOUR_S),
+        "per_million_output_tokens": hourly * 1e6 / (users.output_tokens_per_s() * HOUR_S),
     }
 
 
@@ -150,10 +165,17 @@ def print_answer(
     ]
     if answer.binding:
         lines.append(f"scarce resource: {answer.binding.resource}: {answer.binding.why}")
-    if price:
+    if price and "per_hour" in price:
         lines.append(
             f"cost of {answer.gpus + 1} GPUs: {price['per_hour']:,.2f} per hour, "
-            f"{price['per_month']:,.0f} per month of {HOURS_A_MONTH:g} h"
+            f"{price['per_month']:,.0f} per month of {HOURS_A_MONTH:g} h, "
+            f"{price['per_request']:.4g} per request, "
+            f"{price['per_million_output_tokens']:,.2f} per million output tokens"
+        )
+    if price and "gpu_watts" in price:
+        lines.append(
+            f"energy at {price['gpu_watts']:g} W a GPU: {price['joules_per_output_token']:,.2f} J "
+            "per output token"
         )
     for line in lines:
         console.print(Text(line))

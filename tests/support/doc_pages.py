@@ -7,6 +7,7 @@ from pathlib import Path
 
 import doc_reference as reference
 import doc_results as results
+import doc_studies as studies
 from doc_commands import output_of
 from guard_page import decisions
 from paths import ROOT
@@ -43,6 +44,7 @@ BLOCKS: Mapping[str, Maker] = {
     "trace keys": reference.trace_table,
     "trace formats": reference.format_table,
     "targets of --map": reference.target_table,
+    **{name: partial(studies.block, name.removeprefix("study ")) for name in studies.blocks()},
 }
 
 

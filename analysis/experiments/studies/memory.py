@@ -26,13 +26,13 @@ SCORE_BYTES = 4  # attention scores are computed in 32 bits
 COLUMNS = (
     Column("max_model_len", "max_model_len", "count"),
     Column("reserved_gib", "GiB reserved", "figure"),
-    Column("paged_gib", "GiB in pages", "figure"),
+    Column("paged_gib", "GiB paged", "figure"),
     Column("saved_share", "saved", "share"),
     Column("reserved_at_once", "at once", "count"),
-    Column("paged_at_once", "in pages", "count"),
+    Column("paged_at_once", "paged", "count"),
     Column("gain", "gain", "ratio"),
-    Column("activation_gib", "activation GiB", "figure"),
-    Column("matrix_gib", "attention matrix GiB", "figure"),
+    Column("activation_gib", "activation", "figure"),
+    Column("matrix_gib", "matrix", "figure"),
     Column("matrix_layer_gib", "matrix of a layer GiB", "figure", shown=False),
     Column("matrix_head_gib", "matrix of a head GiB", "figure", shown=False),
 )
@@ -119,11 +119,11 @@ def result(
         "step_activation_gib": plan.budget.activation / GIB,
     }
     notes = [
-        f"GiB of {requests:,} requests; at once: whole requests in the {facts['pool_gib']:.1f} GiB "
-        "beside the weights",
-        "activation: the peak of a step with one whole prompt of max_model_len; vLLM reserves it "
-        f"once for a step ({facts['step_activation_gib']:.2f} GiB), not for each request",
-        "attention matrix: 32-bit scores of all heads and layers; FlashAttention stores none",
+        f"GiB of {requests:,} requests, reserved and in pages; at once: whole requests in the "
+        f"{facts['pool_gib']:.1f} GiB beside the weights",
+        "activation, GiB: the peak of a step with one whole prompt of max_model_len; vLLM reserves "
+        f"it once for a step ({facts['step_activation_gib']:.2f} GiB), not for each request",
+        "matrix, GiB: 32-bit attention scores of all heads and layers; FlashAttention stores none",
     ]
     plot = _plot(plan, rows, used)
     return Result("memory", target, sentence, COLUMNS, rows, facts, plot, notes, settings)

@@ -142,7 +142,7 @@ def result(name: str, model: ModelSpec, gpu: GpuSpec, rows: Sequence[dict[str, A
         f"({alone['tokens_per_s']:,.0f}); the ridge point of {gpu.name} is {ridge:,.0f} FLOP/byte: "
         f"a prefill of {short['prompt_tokens']:,} tokens has {short['flop_per_byte']:,.0f} and is "
         f"bound by {short['bound']}, a token of a batch of {alone['batch']} has "
-        f"{alone['flop_per_byte']:.2g} and is bound by {alone['bound']}."
+        f"{alone['flop_per_byte']:.2f} and is bound by {alone['bound']}."
     )
     notes = ["FLOPs and bytes are the least that the phase needs; overhead: below 40 % of the roof"]
     plot = roofline_plot(gpu, rows)

@@ -47,7 +47,7 @@ COLUMNS = (
     Column("ttft_p95_s", "p95"),
     Column("ttft_p99_s", "p99"),
     Column("tpot_s", "TPOT p50"),
-    Column("running", "running", "count"),
+    Column("running", "running", "count", shown=False),
     Column("waiting", "waiting", "count", shown=False),
     Column("kv_share", "KV", "share", shown=False),
     Column("rejected", "rejected", "count", shown=False),
