@@ -30,32 +30,35 @@ def read_tokenizer(path: Path) -> "tuple[tiktoken.Encoding, bool]":
     file = path / FILE if path.is_dir() else path
     try:
         body = json.loads(file.read_bytes())
-        model, ranks = body["model"], dict[str, int](body["model"]["vocab"])
-        merges = [tuple(one.split(" ")) if isinstance(one, str) else one for one in model["merges"]]
-        levels = _steps(body["pre_tokenizer"])
+        ranks, levels = dict[str, int](body["model"]["vocab"]), _steps(body["pre_tokenizer"])
+        made = [ranks.get(whole, -1) for whole in _merged(body["model"]["merges"])]
     except OSError as error:
         raise InputError(f"--tokens {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise _refused(path) from error
     normal = body.get("normalizer")
-    if normal not in (None, {"type": "NFC"}) or not any(
-        step["type"] == "ByteLevel" for step in levels
-    ):
+    if normal not in (None, {"type": "NFC"}) or not any(s["type"] == "ByteLevel" for s in levels):
         raise _refused(path)
-    made = [ranks.get(left + right, -1) for left, right in merges]
     if any(later < earlier for earlier, later in pairwise([0, *made])):
         raise _refused(path)  # merges are not in the order of ids
-    letters = {letter: byte for byte, letter in enumerate(_letters())}
-    added = {one["content"] for one in body.get("added_tokens", ())}
-    plain = {token: rank for token, rank in ranks.items() if token not in added}
     try:
-        whole = {bytes(letters[one] for one in token): rank for token, rank in plain.items()}
+        plain = _in_bytes(ranks, {one["content"] for one in body.get("added_tokens", ())})
         encoding = tiktoken.Encoding(
-            str(path), pat_str=_pattern(levels), mergeable_ranks=whole, special_tokens={}
+            str(path), pat_str=_pattern(levels), mergeable_ranks=plain, special_tokens={}
         )
     except (ValueError, KeyError) as error:
         raise _refused(path) from error
     return encoding, normal is not None
+
+
+def _in_bytes(ranks: dict[str, int], added: set[str]) -> dict[bytes, int]:
+    """The vocabulary as byte strings, without added tokens; raises KeyError for other letters."""
+    letters = {letter: byte for byte, letter in enumerate(_letters())}
+    return {
+        bytes(letters[one] for one in token): rank
+        for token, rank in ranks.items()
+        if token not in added
+    }
 
 
 def _refused(path: Path) -> InputError:
@@ -63,6 +66,11 @@ def _refused(path: Path) -> InputError:
         f"--tokens {path}: not a byte-level BPE tokenizer.json, such as Llama 3's or Qwen 2.5's; "
         "give one, or an encoding such as o200k_base"
     )
+
+
+def _merged(merges: list[str | list[str]]) -> list[str]:
+    """The token that each merge makes; older files have `a b`, newer ones `["a", "b"]`."""
+    return [one.replace(" ", "") if isinstance(one, str) else "".join(one) for one in merges]
 
 
 def _steps(given: dict[str, Any]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ in virtual time: no socket, no sleep, the same result every time.
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Protocol
 
@@ -202,14 +202,13 @@ def sim_config(
     if not model:
         raise InputError(f"--target {text}: name a model, e.g. sim:phi-3-mini@h200-nvl")
     budget = batched_tokens or 8192
-    older = {} if vllm_version is None else {"vllm_version": vllm_version}
-    return EngineConfig(
+    config = EngineConfig(
         model,
         named or gpu or "h200",
         max_num_batched_tokens=budget,
         max_num_seqs=seats or min(MOST_SEQUENCES, budget),
-        **older,
     )
+    return config if vllm_version is None else replace(config, vllm_version=vllm_version)
 
 
 @asynccontextmanager

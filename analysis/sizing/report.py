@@ -136,6 +136,23 @@ def _finite(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
+def _cost_lines(answer: SizingAnswer, price: dict[str, float]) -> list[str]:
+    lines = []
+    if "per_hour" in price:
+        lines.append(
+            f"cost of {answer.gpus + 1} GPUs: {price['per_hour']:,.2f} per hour, "
+            f"{price['per_month']:,.0f} per month of {HOURS_A_MONTH:g} h, "
+            f"{price['per_request']:.4g} per request, "
+            f"{price['per_million_output_tokens']:,.2f} per million output tokens"
+        )
+    if "gpu_watts" in price:
+        lines.append(
+            f"energy at {price['gpu_watts']:g} W a GPU: {price['joules_per_output_token']:,.2f} J "
+            "per output token"
+        )
+    return lines
+
+
 def print_answer(
     answer: SizingAnswer,
     origin: dict[str, Any],
@@ -165,18 +182,7 @@ def print_answer(
     ]
     if answer.binding:
         lines.append(f"scarce resource: {answer.binding.resource}: {answer.binding.why}")
-    if price and "per_hour" in price:
-        lines.append(
-            f"cost of {answer.gpus + 1} GPUs: {price['per_hour']:,.2f} per hour, "
-            f"{price['per_month']:,.0f} per month of {HOURS_A_MONTH:g} h, "
-            f"{price['per_request']:.4g} per request, "
-            f"{price['per_million_output_tokens']:,.2f} per million output tokens"
-        )
-    if price and "gpu_watts" in price:
-        lines.append(
-            f"energy at {price['gpu_watts']:g} W a GPU: {price['joules_per_output_token']:,.2f} J "
-            "per output token"
-        )
+    lines += _cost_lines(answer, price or {})
     for line in lines:
         console.print(Text(line))
     console.print(_around_table(answer))

@@ -110,14 +110,22 @@ def command(
             seed=seed, prompt_tokens=prompt_tokens, output_tokens=output_tokens
         )
         tried = None
-        knee = None if rates else _knee(rows, False)[0]
-        advice = None if knee is None or knee == len(rows) - 1 else int(levels[knee])
-        if isinstance(way, SimWay) and advice not in (None, way.max_num_seqs):
+        advice = None if rates else _worth_trying(way, rows)
+        if advice is not None:
             advised = await _way(asked, max_num_batched_tokens, advice)
             tried = await at_concurrency(advised, made, int(levels[-1]))
         return result(way, rows, rates is not None, settings, tried)
 
     asked.finish(work())
+
+
+def _worth_trying(way: Way, rows: Sequence[dict[str, Any]]) -> int | None:
+    """The load of the knee, if it is below the last one and a simulated engine can be given it."""
+    at, _, _ = _knee(rows, False)
+    if at is None or at == len(rows) - 1 or not isinstance(way, SimWay):
+        return None
+    seats = int(rows[at]["load"])
+    return None if seats == way.max_num_seqs else seats
 
 
 async def _way(asked: Study, batched: int | None, seats: int | None) -> Way:
@@ -162,17 +170,21 @@ def result(
         "advised_max_num_seqs": None if paced or knee is None else int(knee["load"]),
         "with_advised": tried,
     }
-    notes = [f"knee: {rule}", f"max_num_seqs: {seats or 'unknown'} ({how})"]
-    failed = sum(row["failed"] for row in rows)
-    if failed:
-        notes.append(f"{failed} requests failed and count as not completed")
-    if rows[0].get("ttft_p99_s") is None:
-        notes.append("a p95 needs 200 requests of a load and a p99 1,000: --requests 1000")
+    notes = [f"knee: {rule}", f"max_num_seqs: {seats or 'unknown'} ({how})", *_remarks(rows)]
     columns = [_heading(one, paced) for one in COLUMNS if knee or one.key != "knee"]
     sentence = _sentence(rows, at, gain, paced) + _advice(facts, rows[-1], tried)
     words = doubted(sentence, notes, rows, "load")
     plot = _plot(rows, facts, paced)
     return Result("saturation", way.about.name, words, columns, rows, facts, plot, notes, settings)
+
+
+def _remarks(rows: Sequence[dict[str, Any]]) -> list[str]:
+    notes = []
+    if failed := sum(row["failed"] for row in rows):
+        notes.append(f"{failed} requests failed and count as not completed")
+    if rows[0].get("ttft_p99_s") is None:
+        notes.append("a p95 needs 200 requests of a load and a p99 1,000: --requests 1000")
+    return notes
 
 
 def _knee(rows: Sequence[dict[str, Any]], paced: bool) -> tuple[int | None, str, float]:
@@ -211,7 +223,7 @@ def _sentence(rows: list[dict[str, Any]], at: int | None, gain: float, paced: bo
 
 
 def _advice(facts: dict[str, Any], last: dict[str, Any], tried: dict[str, Any] | None) -> str:
-    """What the advised max_num_seqs does at the largest load; empty without one."""
+    """Say what the advised max_num_seqs does at the largest load; empty without one."""
     if facts["advised_max_num_seqs"] is None:
         return ""
     words = f" Give --max-num-seqs {facts['advised_max_num_seqs']}"
