@@ -116,7 +116,9 @@ def blocks() -> list[str]:
 
 def block(name: str) -> str:
     """The command, table, course's figures, plot, sentence and notes of a study."""
-    data = results()[name]
+    data = results().get(name)
+    if data is None:
+        return "\nNo results yet: `make studies` writes them.\n"
     columns = [Column(one["key"], one["heading"], one["kind"]) for one in data["columns"]]
     parts = [f"```\n{data['command']}\n```", markdown_table(columns, data["rows"])]
     if name in COURSE:
@@ -164,14 +166,21 @@ def rounded(value: Any) -> Any:
 
 
 def collect(folder: Path) -> None:
-    """Write studies.json and the plots from the folders that the studies left."""
+    """Write studies.json and the plots from the folders that the studies left.
+
+    A study without a folder keeps the results that it has.
+    """
     PLOTS.mkdir(exist_ok=True)
-    found = {}
+    found = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}
     for name in ORDER:
-        found[name] = kept(json.loads((folder / name / "results.json").read_text("utf-8")))
+        made = folder / name / "results.json"
+        if not made.exists():
+            continue
+        found[name] = kept(json.loads(made.read_text(encoding="utf-8")))
         shutil.copyfile(folder / name / "plot.svg", PLOTS / f"{name}.svg")
     lines = []
-    for name, study in found.items():
+    for name in (one for one in ORDER if one in found):
+        study = found[name]
         rows = ",\n   ".join(json.dumps(row, ensure_ascii=False) for row in study.pop("rows"))
         head = json.dumps(study, ensure_ascii=False)[1:-1]
         lines.append(f' "{name}": {{{head},\n  "rows": [\n   {rows}]}}')
