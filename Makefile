@@ -186,18 +186,28 @@ docs-tools: .docs-tools/ready
 	.docs-tools/bin/pip install -q --disable-pip-version-check --no-deps --no-compile -r $<
 	@touch $@
 
-# The studies of docs/research/studies.md in virtual time; and on real GPUs with a comparison of vLLM
-# alone and behind Forebay.
+# All studies in virtual time, some minutes, and the page docs/research/studies.md made from them.
+# The first three run as the course did: whole prompts, synchronous scheduling. And on real GPUs with
+# a comparison of vLLM alone and behind Forebay.
 .PHONY: studies study-h200
 STUDIES_OUT ?= runs/studies
-studies: .venv/runtime
-	$(BIN)/forebay experiment hol --target sim:phi-3-mini@h200-nvl --out $(STUDIES_OUT)/hol --force
-	$(BIN)/forebay experiment hol --fleet --target sim:llama-3-8b@h200 --out $(STUDIES_OUT)/hol-fleet --force
-	$(BIN)/forebay experiment saturation --target sim:llama-3-8b@h200 --out $(STUDIES_OUT)/saturation --force
-	$(BIN)/forebay experiment shared-document --target sim:llama-3-8b@h200 --out $(STUDIES_OUT)/shared-document --force
-	$(BIN)/forebay experiment flood --target sim:llama-3-8b@h200 --out $(STUDIES_OUT)/flood --force
-	$(BIN)/forebay experiment kv --target sim:phi-3-mini@h200-nvl --out $(STUDIES_OUT)/kv --force
-	$(BIN)/forebay experiment needle --target sim:phi-3-mini@h200-nvl --out $(STUDIES_OUT)/needle --force
+COURSE := --vllm-version 0.11 --max-num-batched-tokens 131072
+STUDY = $(BIN)/forebay experiment $(1) --force --out $(STUDIES_OUT)/$(2)
+PHI := --target sim:phi-3-mini@h200-nvl
+LLAMA := --target sim:llama-3-8b@h200
+studies: .venv/dev
+	$(call STUDY,prefill,prefill) $(PHI) $(COURSE)
+	$(call STUDY,decode,decode) $(PHI) --vllm-version 0.11
+	$(call STUDY,phases,phases) $(PHI) $(COURSE)
+	$(call STUDY,memory,memory) $(PHI) --max-model-lens 2k,4k,8k,32k,128000 --used-tokens 256
+	$(call STUDY,kv,kv) $(PHI)
+	$(call STUDY,hol,hol) $(PHI)
+	$(call STUDY,hol --fleet,hol-fleet) $(LLAMA)
+	$(call STUDY,saturation,saturation) $(LLAMA) --requests 1000
+	$(call STUDY,shared-document,shared-document) $(LLAMA)
+	$(call STUDY,flood,flood) $(LLAMA) --loads 0.5,1.5,3 --duration 60
+	$(call STUDY,needle,needle) $(PHI)
+	PYTHONPATH=tests/support $(BIN)/python tests/support/doc_studies.py $(STUDIES_OUT)
 
 study-h200: .venv/runtime
 	FOREBAY=$(BIN)/forebay PYTHON=$(BIN)/python deploy/study-h200.sh

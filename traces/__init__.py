@@ -2,7 +2,8 @@
 
 On top is the ground that all rooms share: `schema` (the record of a request), `errors` (bad input),
 `rows` (a row of somebody else's table), `text` (prompts from block ids), `tokens` (counters),
-`buckets` (length buckets) and `whole_file` (files that appear when they are complete).
+`tokenizer_file` (a model's own vocabulary), `buckets` (length buckets) and `whole_file` (files that
+appear when they are complete).
 
 The rooms, each of which may import those above it in this list:
 

@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+from unicodedata import normalize
+
+from forebay.traces.tokenizer_file import FILE, read_tokenizer
 
 if TYPE_CHECKING:
     import tiktoken
@@ -74,26 +77,33 @@ class VocabularyCount:
 
     exact = True
 
-    def __init__(self, encoding: "tiktoken.Encoding") -> None:
+    def __init__(self, encoding: "tiktoken.Encoding", nfc: bool = False) -> None:
         self.name = encoding.name
-        self._encoding = encoding
+        self._encoding, self._nfc = encoding, nfc
 
     def count(self, text: str) -> int:
-        return len(self._encoding.encode_ordinary(text))
+        return len(self._tokens(text))
 
     def head(self, text: str, tokens: int) -> str:
-        kept = self._encoding.encode_ordinary(text)[: max(tokens, 0)]
+        kept = self._tokens(text)[: max(tokens, 0)]
         # A token may end inside a character: leave out the incomplete one.
         return self._encoding.decode(kept, errors="ignore")
 
+    def _tokens(self, text: str) -> list[int]:
+        return self._encoding.encode_ordinary(normalize("NFC", text) if self._nfc else text)
+
 
 def counter(model_or_encoding: str = DEFAULT_ENCODING) -> TokenCounter:
-    """Make the counter for an encoding (`o200k_base`), a model of tiktoken, or `estimate`.
+    """Make the counter for an encoding, a model of tiktoken, a tokenizer.json, or `estimate`.
 
-    Without a local vocabulary it is the estimate, with the reason in its name.
+    A path is the file or its folder; raises InputError if it is of another kind. Without a local
+    vocabulary it is the estimate, with the reason in its name.
     """
     if model_or_encoding == "estimate":
         return ByteEstimate()
+    path = Path(model_or_encoding)
+    if path.suffix == ".json" or (path / FILE).is_file():
+        return VocabularyCount(*read_tokenizer(path))
     encoding = _encoding_name(model_or_encoding)
     if encoding is None:
         return ByteEstimate(f"no vocabulary for {model_or_encoding!r} here")

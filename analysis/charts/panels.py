@@ -6,18 +6,33 @@ from html import escape
 
 from forebay.analysis.charts import svg
 
-STYLE = """:root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--soft:#57606a;--rule:#dfe3e8;
---run0:#b85c00;--run1:#0a63b8;--run2:#0b7a5b;--run3:#8b3f8f;--run4:#5c6670;--run5:#a8203e}
-@media(prefers-color-scheme:dark){:root{--paper:#14171a;--ink:#e6e9ec;--soft:#9fa9b4;--rule:#30363d;
---run0:#f2a04e;--run1:#68b0f5;--run2:#4cc7a1;--run3:#d694d8;--run4:#a9b3bd;--run5:#f48a9e}}
-text{font:12px system-ui,sans-serif;fill:var(--soft)}
-.key{fill:var(--ink);paint-order:stroke;stroke:var(--paper);stroke-width:5}
-.paper{fill:var(--paper)}
-.grid{stroke:var(--rule)}.base{stroke:var(--soft)}.note{stroke:var(--soft);stroke-dasharray:3 4}
-.cell{fill:var(--c);stroke:var(--rule)}.over{fill:var(--paper)}.under{fill:var(--ink)}
-.curve{fill:none;stroke:var(--c);stroke-width:2}.mark{fill:var(--c);stroke:var(--paper)}
-.run0{--c:var(--run0)}.run1{--c:var(--run1)}.run2{--c:var(--run2)}.run3{--c:var(--run3)}
-.run4{--c:var(--run4)}.run5{--c:var(--run5)}"""
+LIGHT = ("#fff", "#1b1f24", "#57606a", "#dfe3e8")
+DARK = ("#14171a", "#e6e9ec", "#9fa9b4", "#30363d")
+RUNS_LIGHT = ("#b85c00", "#0a63b8", "#0b7a5b", "#8b3f8f", "#5c6670", "#a8203e")
+RUNS_DARK = ("#f2a04e", "#68b0f5", "#4cc7a1", "#d694d8", "#a9b3bd", "#f48a9e")
+
+
+def _colours(tones: Sequence[str], runs: Sequence[str]) -> str:
+    """The rules of a theme. Plain colours, because many renderers know no CSS variables."""
+    paper, ink, soft, rule = tones
+    rules = [
+        f"text{{fill:{soft}}}.key{{fill:{ink};stroke:{paper}}}.paper,.over{{fill:{paper}}}",
+        f".under{{fill:{ink}}}.grid,.cell{{stroke:{rule}}}.base,.note{{stroke:{soft}}}",
+        f".mark{{stroke:{paper}}}",
+    ]
+    for number, run in enumerate(runs):
+        one = f"run{number}"
+        rules.append(f".mark.{one},.cell.{one}{{fill:{run}}}.curve.{one}{{stroke:{run}}}")
+    return "".join(rules)
+
+
+STYLE = (
+    ":root{color-scheme:light dark}text{font:12px system-ui,sans-serif}"
+    ".key{paint-order:stroke;stroke-width:5}.note{stroke-dasharray:3 4}"
+    ".curve{fill:none;stroke-width:2}"
+    + _colours(LIGHT, RUNS_LIGHT)
+    + f"@media(prefers-color-scheme:dark){{{_colours(DARK, RUNS_DARK)}}}"
+)
 Points = Sequence[tuple[float, float]]
 KEY_ROW = 16
 

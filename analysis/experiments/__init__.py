@@ -13,10 +13,12 @@ sums it up, `gauges` are read meanwhile, `asking` sends single questions. The ro
 STUDIES = {
     "prefill": "forebay.analysis.experiments.studies.prefill",
     "decode": "forebay.analysis.experiments.studies.decode",
+    "phases": "forebay.analysis.experiments.studies.phases",
     "hol": "forebay.analysis.experiments.studies.hol",
     "saturation": "forebay.analysis.experiments.studies.saturation",
     "shared-document": "forebay.analysis.experiments.studies.shared_document",
     "flood": "forebay.analysis.experiments.studies.flood",
     "kv": "forebay.analysis.experiments.studies.kv_study",
+    "memory": "forebay.analysis.experiments.studies.memory",
     "needle": "forebay.analysis.experiments.studies.needle",
 }

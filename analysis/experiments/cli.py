@@ -6,7 +6,7 @@ from forebay.analysis.experiments import STUDIES
 from forebay.proxy.command import new_app
 
 HELP = """Studies of one server or a whole service. Each writes results.json,
-results.csv and plot.svg.
+results.csv, results.md and plot.svg.
 
 The target is the URL of an OpenAI-compatible server, or `sim:MODEL@GPU` for
 simulated engines in virtual time.

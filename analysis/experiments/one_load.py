@@ -12,15 +12,19 @@ from forebay.analysis.experiments.systems import PlayedLoad, Way
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.arrivals import arrival_times
 
-ROUNDS, LEAST_REQUESTS = 5, 24  # requests of a level: ROUNDS per request in flight, or more
+ROUNDS = 5  # requests of a level per request in flight, at least
 KV_FULL = 0.9
 
 
 class Requests:
-    """Makes unshared prompts; output lengths vary by half, so that answers do not end together."""
+    """Makes unshared prompts; output lengths vary by half, so that answers do not end together.
 
-    def __init__(self, prompt_tokens: int, output_tokens: int, seed: int) -> None:
+    `least` is the smallest number of requests of a load.
+    """
+
+    def __init__(self, prompt_tokens: int, output_tokens: int, seed: int, least: int = 24) -> None:
         self._prompt, self._output, self._seed = prompt_tokens, output_tokens, seed
+        self.least = least
 
     def make(self, load: float, count: int) -> list[TraceRequest]:
         dice = Random(f"{self._seed}:saturation:{load:g}")
@@ -33,7 +37,7 @@ class Requests:
 
     def paced(self, rate: float, seconds: float) -> list[TraceRequest]:
         """Poisson arrivals, stretched so that the mean rate is exactly `rate`."""
-        rows = self.make(rate, max(LEAST_REQUESTS, round(rate * seconds)))
+        rows = self.make(rate, max(self.least, round(rate * seconds)))
         times = list(islice(arrival_times("poisson", rate, self._seed), len(rows)))
         stretch = len(rows) / rate / times[-1]
         return [
@@ -44,7 +48,7 @@ class Requests:
 
 async def at_concurrency(way: Way, made: Requests, at_once: int) -> dict[str, Any]:
     """Throughput of the steady part: after one round of answers, before the last is sent."""
-    rows = made.make(at_once, max(LEAST_REQUESTS, ROUNDS * at_once))
+    rows = made.make(at_once, max(made.least, ROUNDS * at_once))
     load = await way.closed(f"closed-{at_once}", rows, at_once)
     done = sorted(
         (one.done_s, one.request.output_tokens)
@@ -95,7 +99,8 @@ def _row(load: PlayedLoad, level: float, per_s: float, tokens_per_s: float) -> d
         "requests_per_s": per_s,
         "tokens_per_s": tokens_per_s,
         "ttft_s": median(times),
-        "ttft_p90_s": percentile(times, 90),
+        "ttft_p95_s": percentile(times, 95),
+        "ttft_p99_s": percentile(times, 99),
         "tpot_s": median([one.tpot_s for one in load.seen if one.tpot_s is not None] or [0.0]),
         "running": max((one.running for one in samples), default=None),
         "waiting": max((one.waiting for one in samples), default=None),

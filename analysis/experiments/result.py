@@ -17,7 +17,7 @@ from forebay.traces.command_line.messages import talk
 from forebay.traces.errors import InputError
 from forebay.traces.whole_file import whole_file
 
-FILES = ("results.json", "results.csv", "plot.svg")
+FILES = ("results.json", "results.csv", "results.md", "plot.svg")
 RUNS = "runs"  # subfolder with the replayed runs of a target given by URL
 
 
@@ -28,7 +28,19 @@ def _times(values: Sequence[float | None]) -> list[str]:
     return [NONE if v is None else f"{v:,.3f} s" for v in values]
 
 
-_FORMATS = {"s": _times, "count": counts, "rate": rates, "share": shares, "ratio": ratios}
+def _figures(values: Sequence[float | None]) -> list[str]:
+    """Three significant digits each, for values of very different size."""
+    return [NONE if v is None else f"{v:,.0f}" if v >= 100 else f"{v:.3g}" for v in values]
+
+
+_FORMATS = {
+    "figure": _figures,
+    "s": _times,
+    "count": counts,
+    "rate": rates,
+    "share": shares,
+    "ratio": ratios,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +49,7 @@ class Column:
 
     Attributes:
         key: key of its values in the rows.
-        kind: unit of its values: s, count, rate, share, ratio or text.
+        kind: unit of its values: s, count, figure, rate, share, ratio or text.
         shown: False writes the column to the files but not to the terminal.
     """
 
@@ -74,6 +86,11 @@ class Result:
             "study": self.study,
             "target": self.target,
             "sentence": self.sentence,
+            "columns": [
+                {"key": one.key, "heading": one.heading, "kind": one.kind}
+                for one in self.columns
+                if one.shown
+            ],
             "rows": [dict(row) for row in self.rows],
             "facts": dict(self.facts),
             "notes": list(self.notes),
@@ -93,12 +110,13 @@ def check_out(out: Path, force: bool) -> None:
 
 
 def finish(result: Result, out: Path, as_json: bool) -> None:
-    """Write the three files and print the result."""
+    """Write the files and print the result."""
     import orjson
 
     data = orjson.dumps(result.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     make_folder(out)
-    for name, content in zip(FILES, (data, _csv(result), result.plot.encode()), strict=True):
+    page = markdown(result).encode()
+    for name, content in zip(FILES, (data, _csv(result), page, result.plot.encode()), strict=True):
         with whole_file(out / name) as file:
             file.write(content)
     if as_json:
@@ -106,6 +124,24 @@ def finish(result: Result, out: Path, as_json: bool) -> None:
     else:
         _print(result, out)
     talk(f"wrote {out}: {', '.join(FILES)}")
+
+
+def markdown(result: Result) -> str:
+    """The sentence, the table and the notes of a result as Markdown, with the command."""
+    shown = [column for column in result.columns if column.shown]
+    parts = [f"> {result.sentence}", markdown_table(shown, result.rows)]
+    parts += [f"- {note}" for note in result.notes]
+    if "command" in result.settings:
+        parts.append(f"`{result.settings['command']}`")
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a Markdown table; numbers are aligned right."""
+    cells = [cells_of(column, [row.get(column.key) for row in rows]) for column in columns]
+    rules = ["---" if column.kind == "text" else "--:" for column in columns]
+    lines = [[column.heading for column in columns], rules, *zip(*cells, strict=True)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _csv(result: Result) -> bytes:
@@ -117,7 +153,8 @@ def _csv(result: Result) -> bytes:
     return text.getvalue().encode()
 
 
-def _cells(column: Column, values: Sequence[Any]) -> list[str]:
+def cells_of(column: Column, values: Sequence[Any]) -> list[str]:
+    """The text of a column's values, all with the same unit and decimals."""
     if column.kind in _FORMATS:
         return list(_FORMATS[column.kind](values))
     return [str(NONE if value is None else value) for value in values]
@@ -132,7 +169,7 @@ def _print(result: Result, out: Path) -> None:
     console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     columns = [column for column in result.columns if column.shown]
-    cells = [_cells(column, [row.get(column.key) for row in result.rows]) for column in columns]
+    cells = [cells_of(column, [row.get(column.key) for row in result.rows]) for column in columns]
     whole = zip(columns, cells, strict=True)
     crowded = sum(max(map(len, [one.heading, *of])) + 2 for one, of in whole) > console.width
     for column, of in zip(columns, cells, strict=True):
@@ -152,7 +189,7 @@ def _print(result: Result, out: Path) -> None:
     console.print(Text(result.sentence, style="bold"))
     for note in result.notes:
         console.print(Text(note, style="dim"))
-    console.print(Text(f"plot: {out / FILES[2]}", style="dim"), soft_wrap=True)
+    console.print(Text(f"plot: {out / FILES[-1]}", style="dim"), soft_wrap=True)
     for key in ("command", "seed"):
         if key in result.settings:
             console.print(Text(f"{key}: {result.settings[key]}", style="dim"), soft_wrap=True)

@@ -18,8 +18,9 @@ from typing import Annotated, Any
 import typer
 
 from forebay.analysis.experiments.result import Result, check_out, finish
-from forebay.analysis.experiments.target import StudyFailed, StudyTarget, open_target
+from forebay.analysis.experiments.target import StudyFailed, StudyTarget, open_target, sim_config
 from forebay.proxy.runtime.event_loop import fast_runner
+from forebay.replay.engine.config import EngineConfig
 from forebay.traces.errors import InputError
 
 Work = Coroutine[Any, Any, Result]
@@ -44,6 +45,13 @@ LAST: dict[str, tuple[Any, Any]] = {
     "api_key": (
         Annotated[
             str | None, typer.Option("--api-key", envvar="FOREBAY_API_KEY", help="Bearer token.")
+        ],
+        None,
+    ),
+    "vllm_version": (
+        Annotated[
+            str | None,
+            typer.Option("--vllm-version", help="Scheduler of a sim: target; default: the latest."),
         ],
         None,
     ),
@@ -88,6 +96,13 @@ class Study:
     time_scale: float
     force: bool
     as_json: bool
+    vllm_version: str | None = None
+
+    def engine(
+        self, target: str, batched: int | None = None, seats: int | None = None
+    ) -> EngineConfig:
+        """The engine of a sim: target with the shared options; raises InputError."""
+        return sim_config(target, self.gpu, batched, seats, self.vllm_version)
 
     def open(
         self, text: str | None = None, batched: int | None = None
@@ -100,6 +115,7 @@ class Study:
             api_key=self.api_key,
             time_scale=self.time_scale,
             batched_tokens=batched,
+            vllm_version=self.vllm_version,
         )
 
     def settings(self, server: StudyTarget | None = None, **more: Any) -> dict[str, Any]:

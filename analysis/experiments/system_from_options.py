@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from forebay.analysis.experiments.http_system import http_ways
 from forebay.analysis.experiments.study import Study
 from forebay.analysis.experiments.systems import IN_TURN, PROXY, Way, sim_ways
-from forebay.analysis.experiments.target import SIM, sim_config
+from forebay.analysis.experiments.target import SIM
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.errors import InputError
 
@@ -28,7 +28,7 @@ async def ways_of(
     if target.startswith(SIM):
         if engines:
             raise InputError("--engine: not with a sim: target, which brings its own engines")
-        scenario = Scenario(sim_config(target, asked.gpu, batched), gpus)
+        scenario = Scenario(asked.engine(target, batched), gpus)
         return sim_ways(target, scenario, watched=watched)
     if not engines:
         return await http_ways(asked, [(TARGET, [target])], ())

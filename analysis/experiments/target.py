@@ -8,7 +8,7 @@ in virtual time: no socket, no sleep, the same result every time.
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Any, Protocol
 
@@ -196,8 +196,9 @@ def sim_config(
     batched_tokens: int | None,
     seats: int | None = None,
     placement: Mapping[str, Any] | None = None,
+    vllm_version: str | None = None,
 ) -> EngineConfig:
-    """The engine that `sim:MODEL@GPU` names; raises InputError.
+    """The engine that `sim:MODEL@GPU` names, of the latest vLLM or another; raises InputError.
 
     Args:
         placement: options of `EngineConfig` that place the model on GPUs.
@@ -206,13 +207,14 @@ def sim_config(
     if not model:
         raise InputError(f"--target {text}: name a model, e.g. sim:phi-3-mini@h200-nvl")
     budget = batched_tokens or 8192
-    return EngineConfig(
+    config = EngineConfig(
         model,
         named or gpu or "h200",
         max_num_batched_tokens=budget,
         max_num_seqs=seats or min(MOST_SEQUENCES, budget),
         **(placement or {}),
     )
+    return config if vllm_version is None else replace(config, vllm_version=vllm_version)
 
 
 @asynccontextmanager
@@ -224,11 +226,14 @@ async def open_target(
     api_key: str | None = None,
     time_scale: float = 1.0,
     batched_tokens: int | None = None,
+    vllm_version: str | None = None,
 ) -> AsyncIterator[StudyTarget]:
     """Open the target that `text` names; raises InputError if it names none."""
     if text.startswith(SIM):
-        yield SimTarget(sim_config(text, gpu, batched_tokens), text)
+        yield SimTarget(sim_config(text, gpu, batched_tokens, vllm_version=vllm_version), text)
         return
+    if vllm_version is not None:
+        raise InputError("--vllm-version: only for a sim: target; a server runs what it runs")
     (address,) = parse_targets([text], ", or sim:MODEL@GPU such as sim:phi-3-mini@h200-nvl")
     clock = Clock(time_scale)
     async with Client(

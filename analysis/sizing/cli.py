@@ -34,7 +34,7 @@ HEADINGS = {
     "document-output-tokens chat-tokens chat-output-tokens",
     "Fleet": "model gpu tensor-parallel-size quantization kv-cache-dtype policy "
     "config calibration max-model-len max-num-batched-tokens "
-    "max-num-seqs gpu-memory-utilization price-per-gpu-hour",
+    "max-num-seqs gpu-memory-utilization price-per-gpu-hour gpu-watts",
     "Search": "slo seeds seed window quick validate jobs",
     "Output": "plot plot-tokens out force json",
 }
@@ -69,7 +69,7 @@ def size_command(asked: SizeArguments, placement: PlacementFlags) -> None:
         checked = validate(answer, run) if asked.validate else None
         drawn = curves(users, scenario, targets, run, sizes=sizes, seed=asked.seed) if sizes else []
     origin = provenance(answer, shlex.join(["forebay", "size", *_words()]))
-    price = cost(answer, asked.price_per_gpu_hour)
+    price = cost(answer, asked.price_per_gpu_hour, asked.gpu_watts)
     data = as_json(answer, origin, price, checked)
     if drawn:
         data["plot"] = [

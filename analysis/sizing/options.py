@@ -73,6 +73,9 @@ class SizeArguments:
     price_per_gpu_hour: Annotated[
         float | None, typer.Option(help="Price of a GPU per hour, in any currency.")
     ] = None
+    gpu_watts: Annotated[
+        float | None, typer.Option(help="Power of a GPU with its share of the server, watts.")
+    ] = None
     seeds: Annotated[int, typer.Option(min=SEEDS, help="Number of seeds.")] = SEEDS
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0
     window: Annotated[
@@ -103,6 +106,7 @@ class SizeArguments:
         """Raise InputError for values that need no simulation to be rejected."""
         for option, number in (
             ("--price-per-gpu-hour", self.price_per_gpu_hour),
+            ("--gpu-watts", self.gpu_watts),
             ("--window", self.window),
         ):
             if number is not None and not 0 < number < float("inf"):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 HOURS_A_MONTH = 730.0
+HOUR_S = 3600.0
 
 
 def _fleet(answer: SizingAnswer) -> str:
@@ -48,21 +49,40 @@ def provenance(answer: SizingAnswer, command: str) -> dict[str, Any]:
     }
 
 
-def cost(answer: SizingAnswer, price_per_gpu_hour: float | None) -> dict[str, float] | None:
-    """Cost of the GPUs, one spare included; None without a price."""
-    if price_per_gpu_hour is None:
-        return None
-    hourly = price_per_gpu_hour * (answer.gpus + 1) * gpus_per_server(answer)
+def cost(
+    answer: SizingAnswer, price_per_gpu_hour: float | None, gpu_watts: float | None = None
+) -> dict[str, float] | None:
+    """Price and energy of the GPUs, one spare included; None without a price and watts."""
+    found: dict[str, float] = {}
+    if price_per_gpu_hour is not None:
+        found |= _price(answer, price_per_gpu_hour)
+    if gpu_watts is not None:
+        tokens_per_s = answer.question.users.output_tokens_per_s()
+        found["gpu_watts"] = gpu_watts
+        found["joules_per_output_token"] = gpu_watts * paid_gpus(answer) / tokens_per_s
+    return found or None
+
+
+def _price(answer: SizingAnswer, price_per_gpu_hour: float) -> dict[str, float]:
+    users = answer.question.users
+    hourly = price_per_gpu_hour * paid_gpus(answer)
     return {
         "price_per_gpu_hour": price_per_gpu_hour,
         "per_hour": hourly,
         "per_month": hourly * HOURS_A_MONTH,
+        "per_request": hourly / (users.rate_per_s * HOUR_S),
+        "per_million_output_tokens": hourly * 1e6 / (users.output_tokens_per_s() * HOUR_S),
     }
 
 
 def gpus_per_server(answer: SizingAnswer) -> int:
     """Return the GPUs of one engine; the counts of an answer are engines."""
     return answer.question.scenario.engine.tensor_parallel_size
+
+
+def paid_gpus(answer: SizingAnswer) -> int:
+    """Return the GPUs of all engines, one spare included."""
+    return (answer.gpus + 1) * gpus_per_server(answer)
 
 
 def unit(answer: SizingAnswer) -> str:
@@ -92,7 +112,7 @@ def as_json(
     """All figures of the terminal as plain data; null stands for 'never'."""
     return {
         "recommended_gpus": answer.gpus * gpus_per_server(answer),
-        "with_one_spare": (answer.gpus + 1) * gpus_per_server(answer),
+        "with_one_spare": paid_gpus(answer),
         "servers": answer.gpus,
         "gpus_per_server": gpus_per_server(answer),
         "gpus_by_seed": {"low": answer.range[0], "high": answer.range[1]},
@@ -155,6 +175,23 @@ def _finite(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
+def _cost_lines(answer: SizingAnswer, price: dict[str, float]) -> list[str]:
+    lines = []
+    if "per_hour" in price:
+        lines.append(
+            f"cost of {paid_gpus(answer)} GPUs: {price['per_hour']:,.2f} per hour, "
+            f"{price['per_month']:,.0f} per month of {HOURS_A_MONTH:g} h, "
+            f"{price['per_request']:.4g} per request, "
+            f"{price['per_million_output_tokens']:,.2f} per million output tokens"
+        )
+    if "gpu_watts" in price:
+        lines.append(
+            f"energy at {price['gpu_watts']:g} W a GPU: {price['joules_per_output_token']:,.2f} J "
+            "per output token"
+        )
+    return lines
+
+
 def print_answer(
     answer: SizingAnswer,
     origin: dict[str, Any],
@@ -186,12 +223,7 @@ def print_answer(
     lines.append(
         f"scarce resource: {f'{scarce.resource}: {scarce.why}' if scarce else closest(answer)}"
     )
-    if price:
-        paid = (answer.gpus + 1) * gpus_per_server(answer)
-        lines.append(
-            f"cost of {paid} GPUs: {price['per_hour']:,.2f} per hour, "
-            f"{price['per_month']:,.0f} per month of {HOURS_A_MONTH:g} h"
-        )
+    lines += _cost_lines(answer, price or {})
     for line in lines:
         console.print(Text(line))
     console.print(_around_table(answer))

@@ -121,6 +121,9 @@ class Users:
         prompts, outputs = self._sample(kind)
         return sum(prompts) / SAMPLED, sum(outputs) / SAMPLED
 
+    def output_tokens_per_s(self) -> float:
+        return sum(rate * self.mean_tokens(kind)[1] for kind, rate in self.rates_per_s().items())
+
     def mean_question_tokens(self) -> float:
         dice = Random(0)
         return sum(self.question_tokens.draw(dice) for _ in range(SAMPLED)) / SAMPLED

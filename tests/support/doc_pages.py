@@ -7,6 +7,7 @@ from pathlib import Path
 
 import doc_reference as reference
 import doc_results as results
+import doc_studies as studies
 from doc_commands import output_of
 from guard_page import decisions
 from paths import ROOT
@@ -44,6 +45,7 @@ BLOCKS: Mapping[str, Maker] = {
     "trace formats": reference.format_table,
     "targets of --map": reference.target_table,
     "vLLM versions": reference.version_table,
+    **{name: partial(studies.block, name.removeprefix("study ")) for name in studies.blocks()},
 }
 
 

@@ -91,7 +91,10 @@ class ImportArguments:
         typer.Option("--block-tokens", help="tokens of a block of hash_ids; default: the format's"),
     ] = None
     tokens: Annotated[
-        str, typer.Option("--tokens", help="encoding or model to count text with, or estimate")
+        str,
+        typer.Option(
+            "--tokens", "--tokenizer", help="encoding, model or tokenizer.json, or estimate"
+        ),
     ] = DEFAULT_ENCODING
     mode: Annotated[
         str, typer.Option("--mode", help="turns hold the history: auto, cumulative or delta")

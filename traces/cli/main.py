@@ -48,7 +48,12 @@ app = PlainTyper(
 app.add_typer(synth_app, name="synth")
 
 Tokens = Annotated[
-    str, typer.Option("--tokens", help="encoding or model to count tokens with, or estimate")
+    str,
+    typer.Option(
+        "--tokens",
+        "--tokenizer",
+        help="encoding, model or tokenizer.json to count with, or estimate",
+    ),
 ]
 
 

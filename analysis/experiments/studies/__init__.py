@@ -1,10 +1,11 @@
 """The studies, one module each: `forebay.analysis.experiments.STUDIES` lists them.
 
-- One server: `prefill` and `decode` fit step times, `hol` shows head-of-line blocking, `saturation`
-  finds the knee, `kv_study` fills the KV cache, `needle` scores answers by depth and length.
+- One server: `prefill` and `decode` fit step times, `phases` puts both on a roofline, `hol` shows
+  head-of-line blocking, `saturation` finds the knee, `kv_study` fills the KV cache, `memory` counts
+  what pages save, `needle` scores answers by depth and length.
 - A fleet: `hol_fleet` is the part of `hol` that has a proxy, `shared_document` has many users of
   one document, `flood` has a tenant that sends too much (`flood_setup` is its stage).
 
 They import `forebay.analysis.experiments`, `charts`, `kv` and `statistics`, never each other except
-for the two parts that are named.
+for the parts that are named: `phases` measures as `prefill` and `decode` do.
 """

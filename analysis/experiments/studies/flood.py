@@ -19,7 +19,7 @@ from forebay.analysis.experiments.studies.flood_setup import (
 from forebay.analysis.experiments.study import Batched, Engines, Gpus, Seed, Study, numbers, study
 from forebay.analysis.experiments.system_from_options import TARGET, ways_of
 from forebay.analysis.experiments.systems import IN_TURN, PROXY, PlayedLoad, SimWay, Way
-from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
+from forebay.analysis.experiments.target import SIM, StudyFailed
 from forebay.analysis.statistics.knee import last_followed
 from forebay.analysis.statistics.units import duration
 from forebay.replay.plan.slo import Slo, default_slos, parse_slos
@@ -98,7 +98,7 @@ def command(
         max_wait_s = {}
         if asked.targets[0].startswith(SIM):
             longest = requests(QUEUED_SECONDS, 1.0, seed)
-            config = sim_config(asked.targets[0], asked.gpu, batched)
+            config = asked.engine(asked.targets[0], batched)
             max_wait_s = max_waits_s(slos, longest, config)
         ways = await _ways(asked, engine, gpus, batched, max_wait_s)
         limit = capacity or await _capacity(asked, ways, gpus, batched, seed)
@@ -146,7 +146,7 @@ async def _ways(
     (target,) = asked.targets
     if engines or not target.startswith(SIM):
         return await ways_of(asked, engines, gpus, batched)
-    proxied = Scenario(sim_config(target, asked.gpu, batched), gpus)
+    proxied = Scenario(asked.engine(target, batched), gpus)
     patient = replace(proxied, proxy=patient_config())
     proxied = replace(proxied, proxy=config_with(max_wait_s or {}))
     named = (
@@ -163,7 +163,7 @@ async def _capacity(
     """Requests per second that engines in turn complete with the whole trace queued at once."""
     (target,) = asked.targets
     if target.startswith(SIM):
-        config = sim_config(target, asked.gpu, batched)
+        config = asked.engine(target, batched)
         return capacity_per_s(requests(1.0, QUEUED_SECONDS, seed), config, gpus)
     return await _closed_capacity(ways[0], len(ways[0].pools), seed)
 

@@ -12,7 +12,7 @@ from forebay.analysis.experiments.load_stats import doubted, percentile, ttfts
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Study
 from forebay.analysis.experiments.systems import IN_TURN, PROXY, PlayedLoad, SimWay, Way
-from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
+from forebay.analysis.experiments.target import SIM, StudyFailed
 from forebay.analysis.statistics.units import duration
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.scenario import DIRECT, Scenario
@@ -90,7 +90,7 @@ async def _ways(
         return [(THEIRS, way) for way in ways]
     if engines:
         raise InputError("--engine: not with a sim: target, which brings its own engines")
-    chunked = sim_config(target, asked.gpu, None)
+    chunked = asked.engine(target)
     found: list[tuple[str, Way]] = []
     for prefill, config in ((WHOLE, whole_prompts(chunked)), (CHUNKED, chunked)):
         scenario = Scenario(config, gpus)

@@ -21,7 +21,7 @@ from forebay.analysis.experiments.http_system import http_ways
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Study, study
 from forebay.analysis.experiments.systems import IN_TURN, PlayedLoad, Seen, SimWay, Way
-from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
+from forebay.analysis.experiments.target import SIM, StudyFailed
 from forebay.analysis.kv.plan import Choices, Plan, choose_gpu, make_plan
 from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.traces.errors import InputError
@@ -123,7 +123,7 @@ async def _way(asked: Study, choices: Choices) -> Way:
         return way
     if choices.kv_cache_dtype != "auto" or choices.gpu_memory_utilization != 0.9:
         raise InputError("--kv-cache-dtype, --gpu-memory-utilization: fixed for a sim: target")
-    config = sim_config(target, asked.gpu, choices.max_num_batched_tokens, choices.max_num_seqs)
+    config = asked.engine(target, choices.max_num_batched_tokens, choices.max_num_seqs)
     return SimWay(IN_TURN, Scenario(config, 1, DIRECT), target, watched=True)
 
 

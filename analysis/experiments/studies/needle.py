@@ -16,7 +16,7 @@ from forebay.analysis.experiments.asking import ModelReply, ask, count_tokens, i
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Gpus, Seed, Study, integers, study
 from forebay.analysis.experiments.systems import PROXY, SimWay
-from forebay.analysis.experiments.target import SIM, StudyFailed, sim_config
+from forebay.analysis.experiments.target import SIM, StudyFailed
 from forebay.replay.clock.clock import Clock
 from forebay.replay.plan.options import PATHS
 from forebay.replay.plan.target import ask_served, parse_targets
@@ -112,7 +112,7 @@ def command(
     async def work() -> Result:
         (target,) = asked.targets
         if target.startswith(SIM):
-            config = sim_config(target, asked.gpu, None)
+            config = asked.engine(target)
             way = SimWay(PROXY, Scenario(config, gpus), target, watched=False)
             answers = await in_virtual_time(way, prompts(config.context, ByteEstimate()))
         else:

@@ -12,7 +12,7 @@ from forebay.analysis.experiments.one_load import Requests, at_concurrency, at_r
 from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Batched, Seed, Study, integers, numbers, study
 from forebay.analysis.experiments.systems import IN_TURN, SimWay, Way
-from forebay.analysis.experiments.target import SIM, sim_config
+from forebay.analysis.experiments.target import SIM
 from forebay.analysis.statistics.knee import (
     FLAT,
     FLAT_THROUGHOUT,
@@ -28,28 +28,31 @@ from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.traces.command_line.options import a_time
 from forebay.traces.errors import InputError
 
-HELP = """Throughput against load: the knee (T_sat), and max_num_seqs, read or
-inferred.
+HELP = """Throughput against load: the knee (T_sat), max_num_seqs, read or inferred,
+and the value to give it.
 
 Keeps 1, 2, 4 ... requests in flight, or offers the rates of --rates, and
 finds the load above which throughput no longer grows. A sim: target is one
-engine.
+engine; there the advised max_num_seqs is tried at the largest load.
 
 Example:  forebay experiment saturation --target sim:phi-3-mini@h200-nvl --out runs/saturation
 """
+LEAST_URL, LEAST_SIM = 24, 200
 LEVELS = "1,2,4,8,16,32,64,128,256,512"
 COLUMNS = (
     Column("load", "in flight", "count"),
     Column("requests_per_s", "completed", "rate"),
     Column("tokens_per_s", "tokens/s", "count"),
     Column("ttft_s", "TTFT p50"),
+    Column("ttft_p95_s", "p95"),
+    Column("ttft_p99_s", "p99"),
     Column("tpot_s", "TPOT p50"),
-    Column("ttft_p90_s", "TTFT p90", shown=False),
-    Column("running", "running", "count"),
+    Column("running", "running", "count", shown=False),
     Column("waiting", "waiting", "count", shown=False),
-    Column("kv_share", "KV", "share"),
+    Column("kv_share", "KV", "share", shown=False),
     Column("rejected", "rejected", "count", shown=False),
     Column("verdict", "verdict", "text", shown=False),
+    Column("knee", "", "text"),
 )
 
 
@@ -73,8 +76,16 @@ def command(
     max_num_seqs: Annotated[
         int | None, typer.Option(min=1, help="Only for a sim: target; default: 256.")
     ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Least requests of a load: 200 for a p95, 1000 for a p99. Default: 24 or 200.",
+        ),
+    ] = None,
     seed: Seed = 0,
 ) -> None:
+    least = requests or (LEAST_SIM if asked.targets[0].startswith(SIM) else LEAST_URL)
     levels = [float(n) for n in integers(concurrency, "--concurrency")]
     if rates is not None:
         levels = numbers(rates, "--rates")
@@ -88,7 +99,7 @@ def command(
             raise InputError(
                 f"--prompt-tokens {prompt_tokens}: longer than {room} tokens with its output"
             )
-        made = Requests(prompt_tokens, output_tokens, seed)
+        made = Requests(prompt_tokens, output_tokens, seed, least)
         rows = []
         for level in levels:
             if rates is None:
@@ -98,15 +109,29 @@ def command(
         settings = asked.settings(
             seed=seed, prompt_tokens=prompt_tokens, output_tokens=output_tokens
         )
-        return result(way, rows, rates is not None, settings)
+        tried = None
+        advice = None if rates else _worth_trying(way, rows)
+        if advice is not None:
+            advised = await _way(asked, max_num_batched_tokens, advice)
+            tried = await at_concurrency(advised, made, int(levels[-1]))
+        return result(way, rows, rates is not None, settings, tried)
 
     asked.finish(work())
+
+
+def _worth_trying(way: Way, rows: Sequence[dict[str, Any]]) -> int | None:
+    """The load of the knee, if it is below the last one and a simulated engine can be given it."""
+    at, _, _ = _knee(rows, False)
+    if at is None or at == len(rows) - 1 or not isinstance(way, SimWay):
+        return None
+    seats = int(rows[at]["load"])
+    return None if seats == way.max_num_seqs else seats
 
 
 async def _way(asked: Study, batched: int | None, seats: int | None) -> Way:
     (target,) = asked.targets
     if target.startswith(SIM):
-        config = sim_config(target, asked.gpu, batched, seats)
+        config = asked.engine(target, batched, seats)
         return SimWay(IN_TURN, Scenario(config, 1, DIRECT), target, watched=True)
     (way,) = await http_ways(asked, [("target", [target])], ())
     return way
@@ -124,9 +149,15 @@ def max_num_seqs(way: Way, rows: Sequence[dict[str, Any]]) -> tuple[int | None, 
     return None, "not reached at these loads"
 
 
-def result(way: Way, rows: list[dict[str, Any]], paced: bool, settings: dict[str, Any]) -> Result:
+def result(
+    way: Way, rows: list[dict[str, Any]], paced: bool, settings: dict[str, Any],
+    tried: dict[str, Any] | None = None,
+) -> Result:  # fmt: skip
+    """Find the knee of the rows; `tried` is the largest load with the advised max_num_seqs."""
     at, rule, gain = _knee(rows, paced)
     knee = None if at is None else rows[at]
+    for row in rows:
+        row["knee"] = "knee" if row is knee else ""
     seats, how = max_num_seqs(way, rows)
     facts: dict[str, Any] = {
         "knee_load": knee and knee["load"],
@@ -136,15 +167,24 @@ def result(way: Way, rows: list[dict[str, Any]], paced: bool, settings: dict[str
         "last_doubling_gain": gain if gain != float("inf") else None,
         "max_num_seqs": seats,
         "max_num_seqs_known": how,
+        "advised_max_num_seqs": None if paced or knee is None else int(knee["load"]),
+        "with_advised": tried,
     }
-    notes = [f"knee: {rule}", f"max_num_seqs: {seats or 'unknown'} ({how})"]
-    failed = sum(row["failed"] for row in rows)
-    if failed:
-        notes.append(f"{failed} requests failed and count as not completed")
-    columns = [_heading(column, paced) for column in COLUMNS]
-    words = doubted(_sentence(rows, at, gain, paced), notes, rows, "load")
+    notes = [f"knee: {rule}", f"max_num_seqs: {seats or 'unknown'} ({how})", *_remarks(rows)]
+    columns = [_heading(one, paced) for one in COLUMNS if knee or one.key != "knee"]
+    sentence = _sentence(rows, at, gain, paced) + _advice(facts, rows[-1], tried)
+    words = doubted(sentence, notes, rows, "load")
     plot = _plot(rows, facts, paced)
     return Result("saturation", way.about.name, words, columns, rows, facts, plot, notes, settings)
+
+
+def _remarks(rows: Sequence[dict[str, Any]]) -> list[str]:
+    notes = []
+    if failed := sum(row["failed"] for row in rows):
+        notes.append(f"{failed} requests failed and count as not completed")
+    if rows[0].get("ttft_p99_s") is None:
+        notes.append("a p95 needs 200 requests of a load and a p99 1,000: --requests 1000")
+    return notes
 
 
 def _knee(rows: Sequence[dict[str, Any]], paced: bool) -> tuple[int | None, str, float]:
@@ -182,6 +222,20 @@ def _sentence(rows: list[dict[str, Any]], at: int | None, gain: float, paced: bo
     return f"{words}; at {last['load']:g}, throughput is {more:+.0%} and TTFT {later} as long."
 
 
+def _advice(facts: dict[str, Any], last: dict[str, Any], tried: dict[str, Any] | None) -> str:
+    """Say what the advised max_num_seqs does at the largest load; empty without one."""
+    if facts["advised_max_num_seqs"] is None:
+        return ""
+    words = f" Give --max-num-seqs {facts['advised_max_num_seqs']}"
+    if tried is None:
+        return words + "."
+    return (
+        f"{words}: {last['load']:g} in flight then have {tried['tokens_per_s']:,.0f} output "
+        f"tokens/s at {duration(tried['tpot_s'])} per token, instead of "
+        f"{last['tokens_per_s']:,.0f} at {duration(last['tpot_s'])}."
+    )
+
+
 def _no_knee(rows: list[dict[str, Any]], gain: float, paced: bool) -> str:
     first, last = rows[0], rows[-1]
     if not paced:
@@ -204,14 +258,17 @@ def _no_knee(rows: list[dict[str, Any]], gain: float, paced: bool) -> str:
 def _plot(rows: list[dict[str, Any]], facts: dict[str, Any], paced: bool) -> str:
     x = Axis("requests per second offered" if paced else "requests in flight", count_label)
     note = (facts["knee_load"], "knee") if facts["knee_load"] else None
-    completed = [(row["load"], row["requests_per_s"]) for row in rows]
-    first = [(row["load"], row["ttft_s"]) for row in rows]
-    each = [(row["load"], row["tpot_s"]) for row in rows if row["tpot_s"]]
-    per_s = Axis("completed requests per second", count_label, log=False)
+
+    def of(key: str) -> list[tuple[float, float]]:
+        return [(row["load"], row[key]) for row in rows if row.get(key)]
+
+    tokens, times = of("tokens_per_s"), {"TTFT p50": "ttft_s", "TTFT p99": "ttft_p99_s"}
+    times["time per output token p50"] = "tpot_s"
+    series = [Series(name, points, points) for name, key in times.items() if (points := of(key))]
     return document(
-        Panel([Series("throughput", completed, completed)], x, per_s, note),
         Panel(
-            [Series("TTFT p50", first, first), Series("time per output token p50", each, each)],
-            x, Axis("time"), note,
+            [Series("throughput", tokens, tokens)],
+            x, Axis("output tokens per second", count_label, log=False), note,
         ),
+        Panel(series, x, Axis("time"), note),
     )  # fmt: skip

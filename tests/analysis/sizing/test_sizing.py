@@ -355,6 +355,7 @@ def run(line: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 def test_the_whole_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = f"{SMALL} --users 200 --json --price-per-gpu-hour 3.5 --out {tmp_path / 'made'} --plot"
+    line += " --gpu-watts 700"
     line += " --slo chat.ttft_p95=2s,document.ttft_p95=5s,tpot_p95=100ms"
     told = run(line + " --plot-tokens 8000,32000,130000", capsys)
     count = told["recommended_gpus"]
@@ -364,7 +365,12 @@ def test_the_whole_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert all(one["met"] for one in told["around"][str(count)])
     assert len(told["around"][str(count)]) == 3
     assert not all(one["met"] for one in told["around"][str(count - 1)])
-    assert told["cost"]["per_hour"] == 3.5 * (count + 1)
+    money = told["cost"]
+    assert money["per_hour"] == 3.5 * (count + 1)
+    assert money["per_request"] == pytest.approx(money["per_hour"] / 3600 / (200 / 60))
+    tokens_per_hour = money["per_hour"] / money["per_million_output_tokens"] * 1e6
+    watts = money["joules_per_output_token"] * tokens_per_hour / 3600
+    assert watts == pytest.approx(700 * (count + 1))
     assert told["binding"]["resource"] == "prefill compute"
     assert told["formulas"][0]["name"] == "KV cache only"
     base, whatifs = told["sensitivity"]["nothing_changed"], told["sensitivity"]["gpus"]

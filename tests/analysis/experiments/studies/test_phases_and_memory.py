@@ -1,0 +1,108 @@
+"""Prefill beside decode on the roofline, and memory in pages beside reservations."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.analysis.charts.panels import STYLE
+from forebay.analysis.experiments.result import Column, markdown_table
+from forebay.analysis.experiments.studies.phases import prefill_row
+from forebay.proxy.cli import main
+from forebay.replay.engine.hardware.specs import H200_NVL, PHI_3_MINI
+
+PHI = "sim:phi-3-mini@h200-nvl"
+
+
+def study(name: str, out: Path, *words: str) -> dict[str, Any]:
+    assert main(["experiment", name, "--target", PHI, "--out", str(out), *words]) == 0
+    found: dict[str, Any] = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_both_phases_are_on_one_roofline(tmp_path: Path) -> None:
+    found = study("phases", tmp_path, "--lengths", "512,4k,8k", "--batches", "1,64")
+    facts, rows = found["facts"], found["rows"]
+    assert facts["ridge_flop_per_byte"] == pytest.approx(835.5e12 / 4.8e12)
+    assert [row["phase"] for row in rows] == ["prefill"] * 3 + ["decode"] * 2
+    alone = rows[3]
+    assert 0.9 < alone["flop_per_byte"] < 1.1  # 2 FLOP for a weight of 2 bytes
+    assert rows[0]["flop_per_byte"] > facts["ridge_flop_per_byte"] > rows[4]["flop_per_byte"]
+    assert all(row["peak_share"] < 1 and row["bandwidth_share"] < 1 for row in rows)
+    best = max(row["tokens_per_s"] for row in rows[:3])
+    assert facts["prefill_to_decode"] == pytest.approx(best / alone["tokens_per_s"])
+    assert "the ridge point of h200-nvl is 174 FLOP/byte" in found["sentence"]
+    page = (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert "| phase | prompt | batch | tokens/s | ratio |" in page
+
+
+def test_flops_of_a_prefill_are_two_for_each_weight_and_token() -> None:
+    row = prefill_row(PHI_3_MINI, H200_NVL, {"prompt_tokens": 512, "ttft_s": 0.02})
+    weights = PHI_3_MINI.parameters - 2 * PHI_3_MINI.vocab * PHI_3_MINI.hidden
+    attention = 4 * 32 * 3072 * 512 * 512 / 2
+    assert row["flop_per_s"] * 0.02 == pytest.approx(2 * weights * 512 + attention, rel=0.01)
+
+
+def test_phases_without_a_data_sheet_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiment", "phases", "--target", PHI, "--out", "x", "--lengths", "1k"]) == 2
+    assert "--lengths 1k: give 3 lengths or more" in capsys.readouterr().err
+
+
+def test_pages_save_what_is_not_used(tmp_path: Path) -> None:
+    found = study("memory", tmp_path, "--used-tokens", "256", "--max-model-lens", "2k,4k,32k")
+    first = found["rows"][0]
+    assert first["saved_share"] == 1 - 256 / 2048
+    assert first["gain"] == pytest.approx(8, rel=0.01)  # both are whole requests
+    assert first["reserved_gib"] == pytest.approx(100 * 2048 * 384 / 1024**2)  # 384 KiB a token
+    assert first["matrix_head_gib"] * 1024 == 16  # MiB: 4 bytes of 2,048 squared
+    assert first["matrix_gib"] == 16
+    assert "(87.5% saved)" in found["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--used-tokens", "4000"), "give lengths from --used-tokens 4000"),
+        (("--max-model-lens", "1m"), "give numbers such as 1k"),
+        (("--target", "http://127.0.0.1:1"), "memory is arithmetic; give sim:MODEL@GPU"),
+    ],
+)
+def test_memory_refuses_in_one_line(
+    words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ["experiment", "memory", "--target", PHI, "--out", str(tmp_path)]
+    assert main([*base, *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_saturation_has_a_p95_and_a_p99_where_there_are_enough(tmp_path: Path) -> None:
+    words = ("--max-num-seqs", "64", "--concurrency", "8,32,64,256")
+    found = study("saturation", tmp_path, *words, "--output-tokens", "20")
+    first, *_, last = found["rows"]
+    assert first["ttft_s"] <= first["ttft_p95_s"]
+    assert first["ttft_p99_s"] is None  # 200 requests
+    assert last["ttft_p95_s"] <= last["ttft_p99_s"]
+    if found["facts"]["knee_load"]:
+        assert "Give --max-num-seqs" in found["sentence"]
+        assert [row["knee"] for row in found["rows"]].count("knee") == 1
+
+
+def test_an_older_vllm_schedules_in_step(tmp_path: Path) -> None:
+    """Asynchronous scheduling hides the CPU's part of a step, which 0.11 shows."""
+    words = ("--lengths", "128", "--batches", "1", "--repeats", "1")
+    (new,) = study("decode", tmp_path / "new", *words, "--batch-output-tokens", "128")["rows"]
+    older = (*words, "--batch-output-tokens", "128", "--vllm-version", "0.11")
+    (old,) = study("decode", tmp_path / "old", *older)["rows"]
+    assert old["steady_itl_s"] > new["steady_itl_s"] + 0.002
+
+
+def test_plots_have_plain_colours() -> None:
+    """Renderers without CSS variables would draw every mark black."""
+    assert "var(" not in STYLE
+
+
+def test_a_table_is_markdown() -> None:
+    columns = (Column("a", "way", "text"), Column("n", "tokens", "count"))
+    made = markdown_table(columns, [{"a": "x", "n": 1200}, {"a": "y", "n": None}])
+    assert made == "| way | tokens |\n| --- | --: |\n| x | 1,200 |\n| y | – |"

@@ -1,0 +1,92 @@
+"""Read a model's own `tokenizer.json` as a tiktoken encoding, without the network.
+
+Llama 3, Qwen 2.5 and others have byte-level BPE: their vocabulary is a list of byte strings, and
+merges follow the order of ids, as tiktoken's do. Other kinds, such as SentencePiece, are refused.
+"""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forebay.traces.errors import InputError
+
+if TYPE_CHECKING:
+    import tiktoken
+
+FILE = "tokenizer.json"
+GPT2 = (  # what a ByteLevel pre-tokenizer splits by, unless the file has a pattern of its own
+    r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+)
+
+
+def read_tokenizer(path: Path) -> "tuple[tiktoken.Encoding, bool]":
+    """Read a tokenizer.json, or the folder of one; raises InputError.
+
+    Returns the encoding, and whether texts are normalised to NFC before.
+    """
+    import tiktoken
+
+    file = path / FILE if path.is_dir() else path
+    try:
+        body = json.loads(file.read_bytes())
+        ranks, levels = dict[str, int](body["model"]["vocab"]), _steps(body["pre_tokenizer"])
+        made = [ranks.get(whole, -1) for whole in _merged(body["model"]["merges"])]
+    except OSError as error:
+        raise InputError(f"--tokens {path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise _refused(path) from error
+    normal = body.get("normalizer")
+    if normal not in (None, {"type": "NFC"}) or not any(s["type"] == "ByteLevel" for s in levels):
+        raise _refused(path)
+    if any(later < earlier for earlier, later in pairwise([0, *made])):
+        raise _refused(path)  # merges are not in the order of ids
+    try:
+        plain = _in_bytes(ranks, {one["content"] for one in body.get("added_tokens", ())})
+        encoding = tiktoken.Encoding(
+            str(path), pat_str=_pattern(levels), mergeable_ranks=plain, special_tokens={}
+        )
+    except (ValueError, KeyError) as error:
+        raise _refused(path) from error
+    return encoding, normal is not None
+
+
+def _in_bytes(ranks: dict[str, int], added: set[str]) -> dict[bytes, int]:
+    """The vocabulary as byte strings, without added tokens; raises KeyError for other letters."""
+    letters = {letter: byte for byte, letter in enumerate(_letters())}
+    return {
+        bytes(letters[one] for one in token): rank
+        for token, rank in ranks.items()
+        if token not in added
+    }
+
+
+def _refused(path: Path) -> InputError:
+    return InputError(
+        f"--tokens {path}: not a byte-level BPE tokenizer.json, such as Llama 3's or Qwen 2.5's; "
+        "give one, or an encoding such as o200k_base"
+    )
+
+
+def _merged(merges: list[str | list[str]]) -> list[str]:
+    """The token that each merge makes; older files have `a b`, newer ones `["a", "b"]`."""
+    return [one.replace(" ", "") if isinstance(one, str) else "".join(one) for one in merges]
+
+
+def _steps(given: dict[str, Any]) -> list[dict[str, Any]]:
+    return given["pretokenizers"] if given["type"] == "Sequence" else [given]
+
+
+def _pattern(levels: list[dict[str, Any]]) -> str:
+    """The pattern of the file, or that of ByteLevel; raises ValueError for several."""
+    splits = [step["pattern"]["Regex"] for step in levels if step["type"] == "Split"]
+    if len(splits) > 1 or any(step["type"] not in ("Split", "ByteLevel") for step in levels):
+        raise ValueError("other splits")
+    return splits[0] if splits else GPT2
+
+
+def _letters() -> list[str]:
+    """The letter that stands for each byte in the vocabulary, as GPT-2 chose them."""
+    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in shown else chr(next(others)) for byte in range(256)]
