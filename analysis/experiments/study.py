@@ -102,7 +102,7 @@ class Study:
         self, target: str, batched: int | None = None, seats: int | None = None
     ) -> EngineConfig:
         """The engine of a sim: target with the shared options; raises InputError."""
-        return sim_config(target, self.gpu, batched, seats, self.vllm_version)
+        return sim_config(target, self.gpu, batched, seats, vllm_version=self.vllm_version)
 
     def open(
         self, text: str | None = None, batched: int | None = None

@@ -14,7 +14,7 @@ from forebay.replay.engine.hardware.specs import GIB, H100_SXM, H200_SXM, LLAMA_
 from forebay.replay.engine.placement import rank_of
 from forebay.replay.engine.timing.roofline import least
 from forebay.replay.engine.timing.step_time import StepTimeModel, StepWork, window_pairs
-from forebay.replay.sim.scenario import can_skip
+from forebay.replay.sim.engine.served import can_skip
 from forebay.traces.errors import InputError
 
 
