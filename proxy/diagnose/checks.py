@@ -319,6 +319,6 @@ CHECKS: Mapping[str, Callable[[Scene], Found]] = {
 
 
 def examine(scene: Scene) -> list[Finding]:
-    """Return what every check finds, errors first."""
+    """Return what every check finds, errors first, and once what several workers have."""
     found = [Finding(name, *one) for name, check in CHECKS.items() for one in check(scene)]
-    return sorted(found, key=lambda finding: finding.severity != "error")
+    return sorted(dict.fromkeys(found), key=lambda finding: finding.severity != "error")

@@ -301,6 +301,9 @@ CASES: list[Case] = [
     ("worker 1 (pid 1) does not answer",
      {"ready": True, "workers": [worker(0, status()), worker(1, None)]}, (), ()),
     ("worker 0 has died 2 times", {"ready": True, "workers": [worker(0, status(), 2)]}, (), ()),
+    ("sheds 1 of 3 service classes",  # both workers do
+     {"ready": True, "workers": [
+         worker(n, status(shedding_classes=1, short_of=["event_loop"])) for n in (0, 1)]}, (), ()),
     ("no connection to other proxies through redis: refused", status(
         share={"links": [{"name": "redis", "connected": False, "trouble": "refused"}]}), (), ()),
     ("capture dropped 3 of 10 rows",
