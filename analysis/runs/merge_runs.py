@@ -45,8 +45,15 @@ class MergedRuns:
 
 def merge_runs(paths: Sequence[Path], out: Path, *, force: bool = False) -> MergedRuns:
     """Write the merged folder; raises InputError if the runs do not belong together."""
-    with TemporaryDirectory() as scratch:
-        return _merge(_as_folders(load_runs(paths), Path(scratch)), out, force=force)
+    runs = load_runs(paths)
+    if all(run.path.is_dir() for run in runs):
+        return _merge(runs, out, force=force)
+    try:
+        files = TemporaryDirectory()
+    except OSError as fault:
+        raise InputError(f"no room for temporary files ({fault}); set TMPDIR") from None
+    with files as scratch:
+        return _merge(_as_folders(runs, Path(scratch)), out, force=force)
 
 
 def _as_folders(runs: Sequence[RunData], scratch: Path) -> list[RunData]:
