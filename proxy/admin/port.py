@@ -62,11 +62,7 @@ class Admin:
                 ready = self._app.ready
                 return web.Response(status=200 if ready else 503, text=f"ready: {ready}\n")
             case "GET", "/metrics":
-                ago_s, services = seconds_ago(request), self._services
-                text = services.metrics.text() if ago_s is None else services.past.ago(ago_s)
-                return web.Response(
-                    body=text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
-                )
+                return self._metrics(seconds_ago(request))
             case "GET", "/status" if (id_ := requested_id(request)) is not None:
                 return self._explain(id_)
             case "GET", "/status":
@@ -92,6 +88,12 @@ class Admin:
             case "POST", "/reload":
                 return await self._reload()
         return wrong_request(request)
+
+    def _metrics(self, ago_s: float | None) -> web.Response:
+        services = self._services
+        text = services.metrics.text() if ago_s is None else services.past.ago(ago_s)
+        kind = "text/plain; version=0.0.4; charset=utf-8"
+        return web.Response(body=text, headers={"content-type": kind})
 
     def _drain_one(self, name: str, state: str) -> web.Response:
         """Take a backend out of use, or back; 404 if it is unknown."""

@@ -27,7 +27,7 @@ def test_the_page_has_every_study_in_the_order_of_the_course() -> None:
 
 @pytest.mark.parametrize("name", studies.results())
 def test_a_block_is_what_the_results_say(name: str) -> None:
-    made = f"<!-- generated: study {name} -->\n{studies.block(name)}<!-- end -->"
+    made = f"<!-- generated: study {name} -->\n\n{studies.block(name)}\n\n<!-- end -->"
     assert made in studies.PAGE.read_text(encoding="utf-8"), "make studies"
     assert (studies.PLOTS / f"{name}.svg").read_text(encoding="utf-8").startswith("<svg")
 

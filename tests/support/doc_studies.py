@@ -118,7 +118,7 @@ def block(name: str) -> str:
     """The command, table, course's figures, plot, sentence and notes of a study."""
     data = results().get(name)
     if data is None:
-        return "\nNo results yet: `make studies` writes them.\n"
+        return "No results yet: `make studies` writes them."
     columns = [Column(one["key"], one["heading"], one["kind"]) for one in data["columns"]]
     parts = [f"```\n{data['command']}\n```", markdown_table(columns, data["rows"])]
     if name in COURSE:
@@ -128,7 +128,7 @@ def block(name: str) -> str:
         f"> {data['sentence']}",
         "\n".join(f"- {note}" for note in data["notes"]),
     ]
-    return "\n" + "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(part for part in parts if part)
 
 
 def beside_the_course(name: str, data: Mapping[str, Any]) -> str:
@@ -191,7 +191,7 @@ def collect(folder: Path) -> None:
 def renew_page() -> None:
     """Write the blocks of the page anew."""
     text = BLOCK.sub(
-        lambda m: f"<!-- generated: study {m['name']} -->\n{block(m['name'])}<!-- end -->",
+        lambda m: f"<!-- generated: study {m['name']} -->\n\n{block(m['name'])}\n\n<!-- end -->",
         PAGE.read_text(encoding="utf-8"),
     )
     PAGE.write_text(text, encoding="utf-8")

@@ -21,8 +21,13 @@ def block(text: str, holds: str) -> str:
 
 
 def masked(line: str) -> str:
-    """A line without its numbers and its widths."""
-    return " ".join(re.sub(r"\d[\d,.]*|–|\bno?ne\b|\b(?:ms|s)\b", "", line).split())
+    """A line without its numbers and its widths.
+
+    Where a percentile has too few samples, the highest allowed one stands in its place, as `p50 9`.
+    """
+    return " ".join(
+        re.sub(r"\bp\d[\d.]* (?=\d)|\d[\d,.]*|–|\bno?ne\b|\b(?:ms|s)\b", "", line).split()
+    )
 
 
 class Ports:
