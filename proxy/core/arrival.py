@@ -269,7 +269,7 @@ class NewRequests:
         actions: list[Action] = []
         self._charge(waiting, now)
         if place.gives_way is not None:
-            wait_s = backend.prefill_queue.backlog_s(now) + backend.queued_s
+            wait_s = backend.work_left_s(now)
             left = dispatcher.dequeue(place.gives_way.request.id)
             actions.append(dispatcher.reject(place.gives_way, "queue_full", now, wait_s))
             actions += dispatcher.start_next(left, now)

@@ -311,8 +311,7 @@ class Dispatcher:
         if request.id not in self.queues.waiting or queued <= bucket.max_queue:
             return []
         backend = self.dequeue(request.id)
-        wait_s = backend.prefill_queue.backlog_s(now) + backend.queued_s
-        return [self.reject(waiting, "queue_full", now, wait_s)]
+        return [self.reject(waiting, "queue_full", now, backend.work_left_s(now))]
 
     # Tenants.
 

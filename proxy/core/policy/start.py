@@ -222,6 +222,8 @@ class StartGate:
             return True
         if backend.elsewhere is not None:
             return False
+        if queue.tokens < STEP_TOKENS:
+            return True  # so is every part of them
         least = max(uncached_tokens, queue.chunk_tokens)  # it passes longer ones
         before = [p for p in queue.prefills.values() if p.uncached_tokens <= least]
         if sum([prefill.uncached_tokens for prefill in before]) < STEP_TOKENS:

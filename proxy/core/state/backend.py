@@ -150,6 +150,10 @@ class Backend:
         reaches_s = server.wait_s(now) + server.model.before_s(prompt_tokens)
         return max(ahead_s, reaches_s) + server.model.after_s(prompt_tokens)
 
+    def work_left_s(self, now: float) -> float:
+        """Return the predicted seconds of all prefills that were sent there or wait for it."""
+        return self.prefill_queue.backlog_s(now) + self.queued_s
+
     def _lone_s(self, now: float) -> float:
         """Return the wait behind a long prompt that is alone in a chunking engine.
 
