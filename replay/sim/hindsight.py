@@ -142,7 +142,7 @@ def _but(request_id: str) -> Admit:
 
 def _play(trace: Sequence[TraceRequest], targets: TtftTargets, admit: Admit) -> list[SimOutcome]:
     scenario = targets.scenario
-    engines = {f"gpu{number}": scenario.new_engine(number) for number in range(scenario.gpus)}
+    engines = scenario.new_engines()
     policy = scenario.new_policy(list(engines), admit)
     collecting = gc.isenabled()
     gc.disable()

@@ -69,10 +69,11 @@ class Scenario:
             )
         check_policy(self.policy)
         for bucket in self.proxy.buckets:
-            if bucket.backends:
+            if bucket.backends and len(self.proxy.backends) != self.gpus:
                 raise InputError(
-                    f"--config: bucket {bucket.name} names its backends; leave `backends` out, "
-                    "because a simulated fleet can have any size"
+                    f"--gpus {self.gpus}: bucket {bucket.name} names its backends, of which "
+                    f"--config has {len(self.proxy.backends)}; give --gpus "
+                    f"{len(self.proxy.backends)}, or leave the bucket's `backends` out"
                 )
 
     def buckets(self) -> tuple[LengthBucket, ...]:
@@ -96,6 +97,18 @@ class Scenario:
         kinds = range(max(1, len(self.gpu_mix)))
         remarks = [self.engine_config(number).constants_remark() for number in kinds]
         return list(dict.fromkeys(remark for remark in remarks if remark))
+
+    def new_engines(self) -> dict[str, ServedEngine]:
+        """Return idle engines by name.
+
+        They have the names of the configured backends where a bucket names some of these, else
+        gpu0, gpu1 and so on.
+        """
+        if any(bucket.backends for bucket in self.proxy.buckets):
+            names = [backend.name for backend in self.proxy.backends]
+        else:
+            names = [f"gpu{number}" for number in range(self.gpus)]
+        return {name: self.new_engine(number) for number, name in enumerate(names)}
 
     def new_engine(self, number: int = 0) -> ServedEngine:
         """Return an idle engine and its API server."""
@@ -176,7 +189,7 @@ def simulate(trace: Sequence[TraceRequest], scenario: Scenario) -> Simulated:
     Raises InputError for a request that no engine could ever hold.
     """
     check_lengths(trace, scenario.engine.context)
-    engines = {f"gpu{number}": scenario.new_engine(number) for number in range(scenario.gpus)}
+    engines = scenario.new_engines()
     policy = scenario.new_policy(list(engines))
     fleet = Fleet(policy, engines)
     # The simulation makes no cyclic objects, and looking for them costs a fifth of the time.

@@ -132,7 +132,7 @@ def stream_case(case: SweepCase) -> dict[str, Any]:
     )
     del scan
     totals = StreamTotals(scenario.buckets(), case.slos)
-    engines = {f"gpu{number}": scenario.new_engine(number) for number in range(scenario.gpus)}
+    engines = scenario.new_engines()
     fleet = Fleet(scenario.new_policy(list(engines)), engines, on_end=totals.add)
     gc.collect()
     gc.disable()  # as in `simulate`

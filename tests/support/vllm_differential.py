@@ -22,6 +22,7 @@ import time
 import traceback
 from collections import Counter, deque
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,8 @@ class Theirs:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request as VllmRequest
 
+        # vLLM 0.13 and older ask for the end token, which these requests ignore.
+        own = {"eos_token_id": None} if "eos_token_id" in signature(VllmRequest).parameters else {}
         request = VllmRequest(
             request_id=asked.name,
             prompt_token_ids=list(asked.prompt),
@@ -246,6 +249,7 @@ class Theirs:
             priority=asked.priority,
             cache_salt=asked.salt,
             block_hasher=self._hasher,
+            **own,
         )
         self.requests[asked.name], self.outputs[asked.name] = request, asked.output
         self.scheduler.add_request(request)

@@ -74,6 +74,14 @@ def test_every_option_of_the_table_is_one_of_the_engine_and_in_the_newest() -> N
     assert find_release("0.32").options == set(SINCE)
 
 
+@pytest.mark.parametrize(("version", "overtakes"), [("0.11", True), ("0.13", False)])
+def test_without_chunks_a_shorter_prompt_waits_its_turn_since_0_13(
+    version: str, overtakes: bool
+) -> None:
+    config = EngineConfig(vllm_version=version, enable_chunked_prefill=False)
+    assert config.limits().whole_prompts_overtake is overtakes
+
+
 @pytest.mark.parametrize(("version", "reserves"), [("0.11", False), ("0.20", True), ("0.32", True)])
 def test_the_whole_prompt_is_reserved_since_0_20(version: str, reserves: bool) -> None:
     assert EngineConfig(vllm_version=version).limits().scheduler_reserve_full_isl is reserves

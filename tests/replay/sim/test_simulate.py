@@ -16,6 +16,7 @@ from forebay.analysis.runs.load import load_run
 from forebay.analysis.runs.run import RunData
 from forebay.proxy.cli import main
 from forebay.proxy.config.schema import Config
+from forebay.proxy.config.sources import load_config
 from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.plan.slo import parse_slos
@@ -362,6 +363,30 @@ def test_a_proxy_configuration_is_used(
     result = told(capsys, trace_file, "--config", config, "--slo", "everything.ttft=3s")
     assert set(result["ttft_ms"]) == {"all", "everything"}
     assert result["rejected"]["queue_full"] > 0
+
+
+SPLIT = """
+backends: [{name: short, url: "http://h:1"}, {name: long, url: "http://h:2"}]
+buckets:
+  - {name: chat, up_to: 5000, max_wait: 2s, backends: [short]}
+  - {name: document, up_to: 131072, max_wait: 60s, backends: [long]}
+"""
+
+
+def test_a_bucket_keeps_to_the_backends_that_it_names(tmp_path: Path) -> None:
+    file = tmp_path / "proxy.yaml"
+    file.write_text(SPLIT)
+    proxy = load_config(file, {}, {})
+    outcomes = simulate(TRACE, Scenario(gpus=2, proxy=proxy)).outcomes
+    places = {(o.request.input_tokens > 5_000, o.backend) for o in outcomes if o.backend}
+    assert places == {(False, "short"), (True, "long")}
+
+
+def test_named_backends_are_the_whole_fleet(tmp_path: Path) -> None:
+    file = tmp_path / "proxy.yaml"
+    file.write_text(SPLIT)
+    with pytest.raises(InputError, match=r"bucket chat names its backends.*give --gpus 2"):
+        Scenario(gpus=4, proxy=load_config(file, {}, {}))
 
 
 def test_engines_have_the_flag_that_the_configuration_names(
