@@ -39,6 +39,7 @@ COLUMNS = (
     Column("peak_share", "peak", "share"),
     Column("bandwidth_share", "bandwidth", "share"),
     Column("bound", "bound by", "text"),
+    Column("static_slots", "static batch", "share"),
 )
 
 
@@ -92,7 +93,7 @@ def prefill_row(model: ModelSpec, gpu: GpuSpec, row: Mapping[str, Any]) -> dict[
     """A prompt alone, from a row of the study `prefill`."""
     tokens = row["prompt_tokens"]
     floor = least(model, gpu, [StepWork(tokens, 1, 1, chunks=[(tokens, 0)])])
-    about = {"phase": PREFILL, "prompt_tokens": tokens, "batch": 1}
+    about = {"phase": PREFILL, "prompt_tokens": tokens, "batch": 1, "static_slots": None}
     return about | _shares(floor, row["ttft_s"], tokens)
 
 
@@ -104,7 +105,18 @@ def decode_row(
     context = batch * (prompt_tokens + row["output_tokens"] // 2)
     floor = least(model, gpu, [StepWork(batch, batch, batch, decode_context=context)])
     about = {"phase": DECODE, "prompt_tokens": prompt_tokens, "batch": batch}
-    return about | _shares(floor, row["steady_itl_s"] or row["tpot_s"], batch)
+    shares = _shares(floor, row["steady_itl_s"] or row["tpot_s"], batch)
+    return about | shares | {"static_slots": static_slots(batch)}
+
+
+def static_slots(batch: int) -> float:
+    """Return the share of slots that decode while a static batch waits for its longest answer.
+
+    For exponentially distributed lengths of mean m the longest of n has the mean m * H(n), where
+    H(n) = 1 + 1/2 + ... + 1/n, so the share is 1 / H(n). Continuous batching fills a free slot in
+    the next step: 1.0 while requests wait.
+    """
+    return 1.0 / sum(1.0 / slot for slot in range(1, batch + 1))
 
 
 def _shares(floor: Least, seconds: float, tokens: int) -> dict[str, Any]:
@@ -144,7 +156,11 @@ def result(name: str, model: ModelSpec, gpu: GpuSpec, rows: Sequence[dict[str, A
         f"bound by {short['bound']}, a token of a batch of {alone['batch']} has "
         f"{alone['flop_per_byte']:.2f} and is bound by {alone['bound']}."
     )
-    notes = ["FLOPs and bytes are the least that the phase needs; overhead: below 40 % of the roof"]
+    notes = [
+        "FLOPs and bytes are the least that the phase needs; overhead: below 40 % of the roof",
+        "static batch: share of slots that decode where a batch waits for its longest answer "
+        "(exponential lengths, 1/H(batch)); vLLM's continuous batching refills a slot at once",
+    ]
     plot = roofline_plot(gpu, rows)
     return Result("phases", name, sentence, COLUMNS, rows, facts, plot, notes)
 

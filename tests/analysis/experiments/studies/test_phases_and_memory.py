@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from forebay.analysis.charts.panels import STYLE
 from forebay.analysis.experiments.result import Column, markdown_table
-from forebay.analysis.experiments.studies.phases import prefill_row
+from forebay.analysis.experiments.studies.phases import prefill_row, static_slots
 from forebay.proxy.cli import main
 from forebay.replay.engine.hardware.specs import H200_NVL, PHI_3_MINI
 
@@ -42,6 +43,14 @@ def test_flops_of_a_prefill_are_two_for_each_weight_and_token() -> None:
     weights = PHI_3_MINI.parameters - 2 * PHI_3_MINI.vocab * PHI_3_MINI.hidden
     attention = 4 * 32 * 3072 * 512 * 512 / 2
     assert row["flop_per_s"] * 0.02 == pytest.approx(2 * weights * 512 + attention, rel=0.01)
+
+
+def test_a_static_batch_waits_for_its_longest_answer() -> None:
+    """Against batches drawn at random; the share is that of sums, as slots cost time alike."""
+    lengths = np.random.default_rng(0).exponential(200.0, (50_000, 16))
+    assert static_slots(1) == 1.0
+    drawn = lengths.mean() / lengths.max(axis=1).mean()
+    assert static_slots(16) == pytest.approx(drawn, rel=0.01)
 
 
 def test_phases_without_a_data_sheet_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
