@@ -154,7 +154,7 @@ class RunTotals:
     def add(self, row: Row) -> None:
         self.requests += 1
         self._intended[row.bucket] += 1
-        self._tasks.add(row.task, row.intended_s, row.last_s if row.outcome == "ok" else None)
+        self._tasks.add(row.task, row.intended_s, _answered_s(row))
         if row.done_s is not None:
             self.last_done_s = max(self.last_done_s, row.done_s)
         if row.intended_s is not None and row.pacing_lag_s is not None:
@@ -313,6 +313,11 @@ class RunTotals:
             histogram = total.histogram if total is not None else new_histogram()
             figures[name] = distribution_ms(histogram, missing[name])
         return figures
+
+
+def _answered_s(row: Row) -> float | None:
+    """Return when the last output of a complete answer came."""
+    return row.last_s if row.outcome == "ok" else None
 
 
 def _ratio(part: float, whole: float) -> float | None:
