@@ -22,9 +22,10 @@ from forebay.replay.plan.due_times import plan_schedule
 from forebay.replay.plan.history import History
 from forebay.replay.plan.options import PATHS, ReplayOptions
 from forebay.replay.plan.schedule import Schedule
-from forebay.replay.plan.slo import Slo
+from forebay.replay.plan.slo import Slo, check_sessions
 from forebay.replay.plan.source import Scan, TraceSource
 from forebay.replay.plan.target import Served, Target, ask_served, parse_targets
+from forebay.replay.plan.tasks import other_tasks
 from forebay.replay.results.cache_warnings import cache_warnings
 from forebay.replay.results.folder import RunFolder, check_folder
 from forebay.replay.results.merge import Measured
@@ -168,6 +169,7 @@ def _make_plan(
         options.time_scale,
     )
     slos = options.stated_slos()
+    check_sessions(slos, scan.sessions)
     return _Plan(
         options, targets, slos, served, source, scan, schedule, agenda, style, token_hex(4)
     )
@@ -214,7 +216,8 @@ async def _run_here(
             clock.restart()
             started_unix_s = time.time()
             log = IntervalLog(HlogWriter(folder.hlog, started_unix_s, _comments(plan)))
-            recorder = Recorder(log, folder.table, totals, options.buckets, folder.answers)
+            task_of = {} if plan.agenda is None else other_tasks(plan.agenda.rows)
+            recorder = Recorder(log, folder.table, totals, options.buckets, folder.answers, task_of)
             dispatch = Dispatch(
                 clock,
                 client,

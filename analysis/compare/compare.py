@@ -46,6 +46,7 @@ LATENCY_LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("stall", "worst stall", TAIL),
     ("queue", "proxy queue", TAIL),
 )
+SESSION_LINES = (("session_e2e", "session E2E", TAIL),)  # of the whole run
 THROUGHPUT = {
     "requests_per_s": "answered requests",
     "output_tokens_per_s": "output tokens",
@@ -305,6 +306,7 @@ def _run_lines(
     a: Figures, b: Figures, seconds: tuple[float | None, float | None]
 ) -> list[ComparisonRow]:
     lines = _shares(WHOLE_RUN, a, b, seconds)
+    lines += _latency_lines(WHOLE_RUN, SESSION_LINES, a, b)
     lines.append(_counted("intended", "requests due", a.intended, b.intended, ""))
     lines.append(_counted("answered", "answered in full", a.answered, b.answered, "higher"))
     lines.append(_counted("rejected", "rejected", a.rejected, b.rejected, ""))
@@ -355,10 +357,22 @@ def _shares(
 def _bucket_lines(
     bucket: str, a: Figures, b: Figures, headline: str, interval: ConfidenceInterval | None
 ) -> list[ComparisonRow]:
+    # Without failures, TTFT with failures is the same as TTFT.
+    all_answered = a.answered == a.intended and b.answered == b.intended
+    listed = [one for one in LATENCY_LINES if not (all_answered and one[0] == "ttft_failures")]
+    return _latency_lines(bucket, listed, a, b, headline, interval)
+
+
+def _latency_lines(
+    section: str,
+    listed: Sequence[tuple[str, str, tuple[str, ...]]],
+    a: Figures,
+    b: Figures,
+    headline: str = "",
+    interval: ConfidenceInterval | None = None,
+) -> list[ComparisonRow]:
     lines = []
-    for key, label, names in LATENCY_LINES:
-        if key == "ttft_failures" and a.answered == a.intended and b.answered == b.intended:
-            continue  # the same as TTFT
+    for key, label, names in listed:
         for name in names:
             of_a, of_b = (
                 one.max if name == "max" else one.values[name]
@@ -368,6 +382,6 @@ def _bucket_lines(
                 continue
             sure = interval if f"{key}_{name}" == headline else None
             lines.append(
-                line_of(bucket, f"{key}_{name}", f"{label} {name}", "s", of_a, of_b, "lower", sure)
+                line_of(section, f"{key}_{name}", f"{label} {name}", "s", of_a, of_b, "lower", sure)
             )
     return lines

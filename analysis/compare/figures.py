@@ -23,7 +23,7 @@ from forebay.analysis.statistics.quantiles import (
     samples_beyond,
 )
 from forebay.analysis.statistics.units import printable
-from forebay.replay.plan.slo import Slo, parse_slos
+from forebay.replay.plan.slo import SESSION, Slo, parse_slos
 from forebay.replay.results.summary import throughput
 
 LATENCIES = {
@@ -44,7 +44,8 @@ class Figures:
     answered: int
     rejected: int
     failed: int
-    latency: Mapping[str, Percentiles]  # ttft, ttft_failures, e2e, tpot, stall, queue, itl
+    # ttft, ttft_failures, e2e, tpot, stall, queue, itl; of all buckets also session_e2e
+    latency: Mapping[str, Percentiles]
     goodput_per_s: float | None
     attainment: float | None
     hit_ratio: float | None
@@ -90,6 +91,11 @@ def figures(
     )
     latency["queue"] = percentile_table(run.numbers["queue_ms"][ok] / 1e3, min_beyond=min_beyond)
     latency["itl"] = recorded(run, "itl_ms", bucket or "all", min_beyond)
+    if bucket is None:
+        times_s = np.array(list(run.task_times().seconds().values()))
+        latency["session_e2e"] = percentile_table(
+            times_s[np.isfinite(times_s)], min_beyond=min_beyond
+        )
     goodput, attainment = _goodput(run, bucket, slos)
     prompt, output = (float(np.nansum(run.numbers[name][ok])) for name in TOKENS)
     return Figures(
@@ -139,7 +145,8 @@ def good_rows(run: RunData, slos: Sequence[Slo]) -> NDArray[np.bool_]:
     """A mask of the answered requests that met every target that applies to them, as `meets`."""
     good = run.rows(outcome="ok")
     for slo in slos:
-        values = run.numbers[LATENCIES[slo.metric]]
+        of_task = slo.metric == SESSION
+        values = run.task_seconds() if of_task else run.numbers[LATENCIES[slo.metric]]
         missed = values > slo.limit_s
         if slo.metric in ("ttft", "e2e"):
             missed |= np.isnan(values)

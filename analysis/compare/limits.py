@@ -18,6 +18,7 @@ from forebay.traces.command_line.quantities import seconds
 from forebay.traces.errors import InputError
 
 LATENCIES = ("ttft", "ttft_failures", "e2e", "tpot", "itl", "stall", "queue")
+SESSION = "session"  # `session.e2e_p50` is of whole tasks, whatever their buckets
 RATES: tuple[str, ...] = tuple(THROUGHPUT)
 OTHERS: dict[str, Unit] = {
     "attainment": "share",
@@ -74,7 +75,10 @@ def parse_limit(text: str) -> FailCondition:
     bucket, figure, direction, number, unit = found.groups()
     if bucket in LATENCIES:  # `ttft.p99` is a slip, not a bucket
         raise InputError(f"--fail-if {text!r}: write {bucket}_{figure}")
-    known = [f"{name}_{share}" for name in LATENCIES for share in (*SHARES, "max")]
+    if bucket == SESSION and figure.startswith("e2e_"):
+        bucket, figure = None, f"{SESSION}_{figure}"
+    known = [f"{SESSION}_e2e_{share}" for share in (*SHARES, "max") if bucket is None]
+    known += [f"{name}_{share}" for name in LATENCIES for share in (*SHARES, "max")]
     if figure not in OTHERS and figure not in known:
         raise InputError(
             f"--fail-if {text!r}: no figure {figure!r}; one of: {', '.join(LATENCIES)} with _p50, "

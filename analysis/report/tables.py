@@ -24,6 +24,8 @@ DEFINITIONS = (
     ("TTFT", "Time to first token: from when the request was due, not from when it was sent, to "
      "the first event with output. So a late client cannot hide a wait."),
     ("E2E", "End-to-end latency: from when the request was due to its last output."),
+    ("Session E2E", "From when the first request of a session was due to the last output of its "
+     "last answer, sub-agents included. A session with an unanswered request has none."),
     ("TPOT", "Time per output token after the first event; one value per request."),
     ("ITL", "Inter-token latency: the gap between output events, over all tokens of all requests."),
     ("Worst stall", "The longest gap between output events within one answer."),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from forebay.analysis.statistics.quantiles import Floats
 from forebay.analysis.statistics.units import printable
+from forebay.replay.plan.tasks import TaskTimes, seconds_of_each
 from forebay.replay.results.summary import is_firm
 from forebay.traces.errors import InputError
 
@@ -34,7 +35,7 @@ NUMBERS = (
     "retry_after_s",
     "reject_latency_s",
 )
-WORDS = ("bucket", "outcome", "reason", "backend", "tenant", "id", "request_id")
+WORDS = ("bucket", "outcome", "reason", "backend", "tenant", "id", "request_id", "task")
 NEEDED = frozenset({"bucket", "intended_s", "ttft_response_s", "outcome"})
 OUTCOMES = frozenset({"ok", "rejected", "failed"})
 NO_BUCKET = "other"  # requests longer than every bucket
@@ -94,6 +95,24 @@ class RunData:
         """`number` for display: None for a percentile with too few samples beyond it."""
         count = self.number(*keys[:-1], "count")
         return self.number(*keys) if count is None or is_firm(keys[-1], int(count)) else None
+
+    def task_times(self) -> TaskTimes:
+        """The times of its tasks."""
+        times = TaskTimes()
+        due_s, answered = self.numbers["intended_s"], self.rows(outcome="ok")
+        end_s = np.where(answered, due_s + self.numbers["e2e_response_s"], np.nan)
+        for task, due, end in zip(self._tasks(), due_s.tolist(), end_s.tolist(), strict=True):
+            times.add(task, None if math.isnan(due) else due, None if math.isnan(end) else end)
+        return times
+
+    def task_seconds(self) -> Floats:
+        """For each request the time of its task: inf without one, NaN without a task."""
+        return np.array(seconds_of_each(self._tasks(), self.task_times().seconds()))
+
+    def _tasks(self) -> list[str | None]:
+        """The task of each request; runs of other tools, and older ones, know none."""
+        words = self.words.get("task")
+        return [None] * self.requests if words is None else [one or None for one in words]
 
     def _median_tokens(self, bucket: str) -> float:
         tokens = self.numbers["input_tokens"][self.rows(bucket)]

@@ -23,7 +23,7 @@ from forebay.analysis.search.evidence import (
     z_of_looks,
 )
 from forebay.analysis.search.trial import TrialMaker, TrialRow
-from forebay.replay.plan.slo import Slo
+from forebay.replay.plan.slo import SESSION, Slo
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.whole_file import whole_file
@@ -43,7 +43,7 @@ def least_part_s(slos: Sequence[Slo], buckets: Collection[str]) -> float:
     limits = [
         slo.limit_s
         for slo in slos
-        if slo.metric in ("ttft", "e2e") and (slo.bucket is None or slo.bucket in buckets)
+        if slo.metric in ("ttft", "e2e", SESSION) and (slo.bucket is None or slo.bucket in buckets)
     ]
     return TARGETS_OF_PART * max(limits, default=0.0)
 

@@ -15,7 +15,7 @@ from forebay.analysis.search.evidence import Evidence, judge_trial
 from forebay.analysis.statistics.quantiles import Floats, order_statistic
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.schedule import Arrivals
-from forebay.replay.plan.slo import Slo
+from forebay.replay.plan.slo import SESSION, Slo, check_sessions
 from forebay.replay.results.printed_table import unanswered_lines
 from forebay.replay.results.verdict import FAILED
 from forebay.replay.runner import Summary, replay
@@ -83,6 +83,8 @@ class SimTrials:
         trace, _ = workload.requests(self.scenario.engine.context, lambda _: 0.0)
         table = Table(simulate(trace, self.scenario))
         values = {metric: np.where(table.done, table.metrics[metric], np.nan) for metric in METRICS}
+        check_sessions(self.slos, bool(table.tasks_s))
+        values[SESSION] = table.metrics[SESSION]
         return trial_row(rate_per_s, part, table.arrival_s, table.bucket, values, self.slos)
 
 
@@ -151,6 +153,7 @@ def trial_of_run(run: RunData, rate_per_s: float, part: int, slos: Sequence[Slo]
         metric: np.where(ok, run.numbers[column], np.nan)[order]
         for metric, column in columns.items()
     }
+    values[SESSION] = run.task_seconds()[order]
     return trial_row(rate_per_s, part, due[order], run.words["bucket"][order], values, slos)
 
 

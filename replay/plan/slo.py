@@ -2,16 +2,19 @@
 
 A request meets its targets if each target that applies to it holds, with times counted from the
 moment it was due. A target on a quantity that is undefined for the request (TPOT of a one-token
-answer) does not apply. A request without a first token misses its TTFT target.
+answer) does not apply. A request without a first token misses its TTFT target. The target
+`session.e2e` is one of the whole task (`tasks.py`): all its requests meet it, or none does.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from forebay.traces.errors import InputError
 
 METRICS = ("ttft", "e2e", "tpot", "stall")
+SESSION = "session.e2e"  # a metric of tasks; `session` is no bucket
 _UNDEFINED_MISSES = ("ttft", "e2e")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m)?")
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, None: 1.0, "m": 60.0}
@@ -39,7 +42,9 @@ def parse_slos(text: str, buckets: Sequence[str]) -> tuple[Slo, ...]:
         match = _DURATION.fullmatch(value.strip())
         if not equals or match is None:
             raise InputError(f"--slo: {part.strip()!r} is not METRIC=TIME; e.g. chat.ttft=2s")
-        if metric not in METRICS:
+        if name == SESSION:
+            bucket, dot, metric = "", "", SESSION
+        elif metric not in METRICS:
             raise InputError(f"--slo: no metric {metric!r}; one of: {', '.join(METRICS)}")
         if dot and bucket not in buckets:
             raise InputError(f"--slo: no bucket {bucket!r}; one of: {', '.join(buckets)}")
@@ -56,9 +61,29 @@ def default_slos(buckets: Sequence[str]) -> tuple[Slo, ...]:
     )
 
 
+def session_limit_s(slos: Sequence[Slo]) -> float:
+    """Return the strictest target of a task, in seconds; infinite if there is none."""
+    return min((slo.limit_s for slo in slos if slo.metric == SESSION), default=inf)
+
+
+def check_sessions(slos: Sequence[Slo], has_sessions: bool) -> None:
+    """Raise InputError for a target of tasks if no request of the trace has a session."""
+    if not has_sessions and session_limit_s(slos) < inf:
+        raise InputError(
+            f"--slo {SESSION}: no request of the trace has a session; name sessions in the trace, "
+            "or leave this target out"
+        )
+
+
 def meets(slos: Sequence[Slo], bucket: str, values_s: Mapping[str, float | None]) -> bool:
-    """Tell whether a completed request met every target; `values_s` maps metrics to seconds."""
+    """Tell whether a completed request met every target but that of its task.
+
+    Args:
+        values_s: seconds by metric; None where undefined.
+    """
     for slo in slos:
+        if slo.metric == SESSION:
+            continue
         if slo.bucket is not None and slo.bucket != bucket:
             continue
         value = values_s[slo.metric]

@@ -32,6 +32,7 @@ class Scan:
         needs: context that each of these rows needs, in tokens.
         first_too_long: number (from 1) of the first row beyond the context.
         linked: some row waits for the answer to another.
+        sessions: some row has a session.
         models, tenants: all that rows name; None in `models` for rows without one.
     """
 
@@ -41,6 +42,7 @@ class Scan:
     skipped: int = 0
     dropped: int = 0
     linked: bool = False
+    sessions: bool = False
     models: set[str | None] = field(default_factory=set)
     tenants: set[str] = field(default_factory=set)
     _truncated: "array[int]" = field(default_factory=lambda: array("q"))
@@ -142,6 +144,7 @@ class TraceSource:
             found.arrivals_s.append(request.arrival_s)
             found.needs.append(request.input_tokens + request.output_tokens)
             found.linked = found.linked or bool(request.parent or request.waits_for)
+            found.sessions = found.sessions or request.session is not None
             found.models.add(request.model)
             if request.tenant is not None:
                 found.tenants.add(request.tenant)

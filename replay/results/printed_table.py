@@ -91,6 +91,9 @@ def _quantities(summary: dict[str, Any], buckets: list[str]) -> "Table":
             figures = summary[key][bucket]
             if figures["count"]:
                 table.add_row(f"{bucket} {name}", *(_ms(firm(figures, share)) for share in SHOWN))
+    if summary["sessions"]:
+        figures = summary["session_e2e_ms"]["all"]
+        table.add_row("session E2E", *(_ms(firm(figures, share)) for share in SHOWN))
     return table
 
 

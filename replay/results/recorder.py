@@ -61,6 +61,9 @@ class Live:
 class Recorder:
     """Records the requests of one run.
 
+    Args:
+        tasks: by request id, where a task has not the name of the session.
+
     Attributes:
         many: set when so many requests have ended that they should be recorded.
     """
@@ -72,10 +75,12 @@ class Recorder:
         totals: RunTotals,
         buckets: Sequence[LengthBucket],
         answers: BinaryIO | None = None,
+        tasks: Mapping[str, str] | None = None,
     ) -> None:
         self.live = Live()
         self.many = asyncio.Event()
         self._answers = answers
+        self._tasks = tasks or {}
         self.totals = totals
         self.log = log
         self._table = table
@@ -98,7 +103,7 @@ class Recorder:
 
     def never_sent(self, request: TraceRequest, intended_s: float | None) -> None:
         self._record_all()
-        row = never_sent_row(request, self._bucket(request), intended_s)
+        row = never_sent_row(request, self._bucket(request), intended_s, self._task(request))
         self._table.add(row)
         self.totals.add(row)
 
@@ -125,6 +130,9 @@ class Recorder:
 
     def _bucket(self, request: TraceRequest) -> str:
         return bucket_of(request.input_tokens, self._buckets) or BEYOND
+
+    def _task(self, request: TraceRequest) -> str | None:
+        return self._tasks.get(request.id, request.session)
 
     def _record_steps(self) -> Iterator[None]:
         """Record the requests that have ended by the first step."""
@@ -156,7 +164,7 @@ class Recorder:
             exchange.events,
             exchange.output_tokens,
         )
-        row = row_of(request, self._bucket(request), exchange, latency)
+        row = row_of(request, self._bucket(request), exchange, latency, self._task(request))
         self._table.add(row)
         self.totals.add(row)
         if self._answers is not None and exchange.answer is not None:

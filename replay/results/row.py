@@ -39,6 +39,7 @@ class Row:
     request_id: as the server returned it.
     tokens_estimated: the server did not count the tokens of each event.
     said: first words of the server, or of the system, about a rejection or failure.
+    task: the session; of a sub-agent, the session that started it.
     """
 
     id: str
@@ -73,9 +74,16 @@ class Row:
     request_id: str | None
     tokens_estimated: bool | None
     said: str | None
+    task: str | None
 
 
-def row_of(request: TraceRequest, bucket: str, exchange: ClientExchange, latency: Latency) -> Row:
+def row_of(
+    request: TraceRequest,
+    bucket: str,
+    exchange: ClientExchange,
+    latency: Latency,
+    task: str | None,
+) -> Row:
     """Make the row of a request that was sent."""
     return Row(
         id=request.id,
@@ -110,10 +118,13 @@ def row_of(request: TraceRequest, bucket: str, exchange: ClientExchange, latency
         request_id=exchange.request_id,
         tokens_estimated=exchange.events.estimated if latency.first_s is not None else None,
         said=None if exchange.outcome == "ok" else exchange.said,
+        task=task,
     )
 
 
-def never_sent_row(request: TraceRequest, bucket: str, intended_s: float | None) -> Row:
+def never_sent_row(
+    request: TraceRequest, bucket: str, intended_s: float | None, task: str | None
+) -> Row:
     """Make the row of a request that was scheduled and never sent."""
     unset = dict.fromkeys(Row.__slots__)
     known = {
@@ -126,5 +137,6 @@ def never_sent_row(request: TraceRequest, bucket: str, intended_s: float | None)
         "intended_s": intended_s,
         "outcome": "failed",
         "reason": "never_sent",
+        "task": task,
     }
     return Row(**{**unset, **known})  # type: ignore[arg-type]

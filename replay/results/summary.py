@@ -7,12 +7,13 @@ the first sample on; code that prints one must check `is_firm` first.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.proxy.telemetry.hlog import Total, add_into, new_histogram, to_us
-from forebay.replay.plan.slo import Slo, meets
+from forebay.replay.plan.slo import Slo, meets, session_limit_s
+from forebay.replay.plan.tasks import TaskTimes
 from forebay.replay.results.row import Row
 from forebay.replay.results.verdict import Lateness, judge_answers, lag_limit_s
 
@@ -98,6 +99,20 @@ def throughput(completed: int, prompt: float, output: float, seconds: float) -> 
     }
 
 
+def task_figures(seconds: Iterable[float]) -> dict[str, Any]:
+    """Return the number of tasks, and the distribution of the times of those that have one."""
+    listed = list(seconds)
+    known_ms = sorted(one * 1e3 for one in listed if one < math.inf)
+    count = len(known_ms)
+    figures: dict[str, Any] = {"count": count}
+    for percentile in PERCENTILES:
+        value = known_ms[rank_of(percentile, count) - 1] if count else None
+        figures[f"p{percentile:g}"] = value
+    figures["max"] = known_ms[-1] if count else None
+    figures["mean"] = math.fsum(known_ms) / count if count else None
+    return {"sessions": len(listed), "session_e2e_ms": {"all": figures}}
+
+
 @dataclass(slots=True)
 class _Rejects:
     histogram: Any = field(default_factory=new_histogram)
@@ -130,12 +145,16 @@ class RunTotals:
         self._estimated = 0
         self._without_output = 0
         self._rejects = _Rejects()
+        self._tasks = TaskTimes()
+        self._session_limit_s = session_limit_s(slos)
+        self._good_of_task: dict[str, Counter[str]] = {}  # by bucket; counted if the task is
         self._unanswered: Counter[tuple[str, str, int | None]] = Counter()
         self._said: dict[tuple[str, str, int | None], str] = {}
 
     def add(self, row: Row) -> None:
         self.requests += 1
         self._intended[row.bucket] += 1
+        self._tasks.add(row.task, row.intended_s, _answered_s(row))
         if row.done_s is not None:
             self.last_done_s = max(self.last_done_s, row.done_s)
         if row.intended_s is not None and row.pacing_lag_s is not None:
@@ -177,7 +196,10 @@ class RunTotals:
             "stall": row.stall_s,
         }
         if meets(self._slos, row.bucket, values):
-            self._good[row.bucket] += 1
+            good = self._good
+            if row.task is not None and self._session_limit_s < math.inf:
+                good = self._good_of_task.setdefault(row.task, Counter())
+            good[row.bucket] += 1
 
     def summary(
         self,
@@ -200,7 +222,12 @@ class RunTotals:
         window_s = window_s or self.last_done_s
         lost = judge_answers(self.requests, self.completed, self.rejected, self.failed, ended)
         judged = lost or self.lateness.judge(closed=closed)
-        good = sum(self._good.values())
+        tasks_s = self._tasks.seconds()
+        by_bucket = self._good.copy()
+        for task, in_time in self._good_of_task.items():
+            if tasks_s[task] <= self._session_limit_s:
+                by_bucket += in_time
+        good = by_bucket.total()
         figures: dict[str, Any] = {
             "requests": self.requests,
             "completed": self.completed,
@@ -218,11 +245,11 @@ class RunTotals:
             ),
             "goodput_per_s": _ratio(good, window_s),
             "goodput_by_bucket_per_s": {
-                name: _ratio(self._good[name], window_s) for name in self._seen()
+                name: _ratio(by_bucket[name], window_s) for name in self._seen()
             },
             "attainment": _ratio(good, self.requests),
             "attainment_by_bucket": {
-                name: _ratio(self._good[name], self._intended[name]) for name in self._seen()
+                name: _ratio(by_bucket[name], self._intended[name]) for name in self._seen()
             },
             "requests_by_bucket": {name: self._intended[name] for name in self._seen()},
             "slos": [str(slo) for slo in self._slos],
@@ -248,6 +275,7 @@ class RunTotals:
         }
         for key, metric in METRICS.items():
             figures[key] = self._distributions(totals, metric)
+        figures |= task_figures(tasks_s.values())
         figures["ttft_ms_failures_as_inf"] = self._distributions(totals, "ttft_response", True)
         return figures
 
@@ -285,6 +313,11 @@ class RunTotals:
             histogram = total.histogram if total is not None else new_histogram()
             figures[name] = distribution_ms(histogram, missing[name])
         return figures
+
+
+def _answered_s(row: Row) -> float | None:
+    """Return when the last output of a complete answer came."""
+    return row.last_s if row.outcome == "ok" else None
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -74,7 +74,9 @@ class SimulateArguments:
     seed: Annotated[int, typer.Option(help="seed of random arrival gaps")] = 0
     slo: Annotated[
         str | None,
-        typer.Option(help="targets, e.g. chat.ttft=2s,tpot=100ms; default: chat 2s, document 15s"),
+        typer.Option(
+            help="targets, e.g. chat.ttft=2s,session.e2e=5m; default: chat 2s, document 15s"
+        ),
     ] = None
     too_long: Annotated[
         str, typer.Option(help="rows beyond the model's context: error, truncate or drop")

@@ -13,6 +13,7 @@ from typing import Any
 from forebay.proxy.core.model import Reject
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.replay.plan.source import TraceSource
+from forebay.replay.plan.tasks import TaskNames
 from forebay.replay.results.folder import RunFolder
 from forebay.replay.results.row import Row
 from forebay.replay.send.http.measure import DEFINITIONS
@@ -32,8 +33,9 @@ def keep(
     with RunFolder(folder, force=force) as run:
         log = IntervalLog(HlogWriter(run.hlog, 0.0, ["forebay simulate: virtual time"]))
         buckets = simulated.scenario.buckets()
+        names = TaskNames()
         rows = [
-            row_of(outcome, bucket_of(outcome.request.input_tokens, buckets) or "other")
+            row_of(outcome, bucket_of(outcome.request.input_tokens, buckets) or "other", names)
             for outcome in simulated.outcomes
         ]
         ended = sorted(rows, key=lambda row: row.done_s or 0.0)
@@ -55,7 +57,7 @@ def keep(
         run.commit(_record(case, simulated, summary), summary)
 
 
-def row_of(outcome: SimOutcome, bucket: str) -> Row:
+def row_of(outcome: SimOutcome, bucket: str, names: TaskNames) -> Row:
     """Make the row of one simulated request, which is sent the moment it is due."""
     request, reject = outcome.request, outcome.reject
     due, first = request.arrival_s, outcome.first_token_s
@@ -67,6 +69,7 @@ def row_of(outcome: SimOutcome, bucket: str) -> Row:
         "session": request.session,
         "tenant": request.tenant,
         "document": request.document,
+        "task": names.name(request),
         "input_tokens": request.input_tokens,
         "intended_s": due,
         "sent_s": due,

@@ -4,7 +4,7 @@ The arrival times are kept, because the schedule needs them all: making it takes
 MiB for 10 million rows), and 8 bytes a row stay (149 MiB with everything else). Rows are read again
 while they are played. A request that has ended is counted into histograms of three significant
 digits, as those of a replay. Not computed, because that needs every request: the share of the
-possible goodput.
+possible goodput, and the times of sessions.
 """
 
 import gc
@@ -17,7 +17,7 @@ from typing import Any
 from hdrh.histogram import HdrHistogram
 
 from forebay.replay.plan.schedule import Schedule, make_schedule
-from forebay.replay.plan.slo import Slo, meets
+from forebay.replay.plan.slo import SESSION, Slo, meets
 from forebay.replay.plan.source import TraceSource
 from forebay.replay.results.summary import PERCENTILES, rank_of, throughput
 from forebay.replay.sim.fleet import Fleet, SimOutcome
@@ -113,6 +113,8 @@ def stream_case(case: SweepCase) -> dict[str, Any]:
     scenario, workload = case.scenario, case.workload
     if workload.load is not None or workload.arrivals.closed:
         raise InputError("--stream: give --rate or --speed; a --load needs all requests")
+    if any(slo.metric == SESSION for slo in case.slos):
+        raise InputError(f"--stream keeps no request: leave out --slo {SESSION}")
     source = TraceSource(
         workload.trace,
         format_name=workload.format_name,

@@ -13,8 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.replay.plan.slo import Slo
-from forebay.replay.results.summary import INFINITE, PERCENTILES, rank_of, throughput
+from forebay.replay.plan.slo import SESSION, Slo, check_sessions
+from forebay.replay.plan.tasks import TaskNames, TaskTimes, seconds_of_each
+from forebay.replay.results.summary import (
+    INFINITE,
+    PERCENTILES,
+    rank_of,
+    task_figures,
+    throughput,
+)
 from forebay.replay.results.verdict import judge_answers
 from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.routers.possible import most_in_time
@@ -62,6 +69,12 @@ class Table:
             "stall": np.where(self.done & (output > 1), stall, np.nan),
             "unknown": np.full(len(outcomes), np.nan),
         }
+        names, times = TaskNames(), TaskTimes()
+        tasks = [names.name(row) for row in rows]
+        for task, outcome in zip(tasks, outcomes, strict=True):
+            times.add(task, outcome.request.arrival_s, outcome.finished_s)
+        self.tasks_s = times.seconds()
+        self.metrics[SESSION] = np.array(seconds_of_each(tasks, self.tasks_s))
         self.queue_s = _times(outcomes, "sent_s") - self.arrival_s
         self.last_s = float(np.nanmax(last)) if self.done.any() else 0.0
 
@@ -102,6 +115,7 @@ def summarise(
             simulation. Without it, its two keys are None until `set_bound`.
     """
     table, outcomes = Table(simulated), simulated.outcomes
+    check_sessions(slos, bool(table.tasks_s))
     good = table.good(slos)
     rejects = [o.reject for o in outcomes if o.reject]
     reasons: list[str] = [reject.reason for reject in rejects]
@@ -143,6 +157,7 @@ def summarise(
     }
     for key, metric in METRICS.items():
         summary[key] = _distributions(table, table.metrics[metric])
+    summary |= task_figures(table.tasks_s.values())
     summary["queue_ms"] = _distributions(table, table.queue_s)
     summary["ttft_ms_failures_as_inf"] = _distributions(table, table.metrics["ttft"], failures=True)
     if bounded:

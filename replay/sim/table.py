@@ -24,6 +24,9 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
     for bucket in buckets:
         table.add_column(f"{bucket}\np99", justify="right", no_wrap=True)
     table.add_column("stall", justify="right", no_wrap=True)
+    tasks = any(result.get("sessions") for result in results)
+    if tasks:
+        table.add_column("session\nE2E p99", justify="right", no_wrap=True)
     for result in results:
         table.add_row(
             *(str(result["case"][name]) for name in varied),
@@ -33,6 +36,7 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
             _number(result["hit_ratio"], 1.0, ".0%"),
             *(_p99(result["ttft_ms"][bucket]) for bucket in buckets),
             _number(result["stall_ms"]["all"]["max"], 1e-3),
+            *([_p99(result["session_e2e_ms"]["all"])] if tasks else []),
         )
     return table
 

@@ -97,16 +97,19 @@ def waves(seed: int, scale: int) -> Iterable[TraceRequest]:
     return poisson(mix, [(5.0, 39.0 * scale), (15.0, 4.3 * scale)] * 10, seed)
 
 
+AGENTS = AgentSessions(
+    session_rate_per_s=0.13, turns=Lognormal(16, 0.6, 2, 60), instruction_tokens=8_192,
+    task_tokens=Lognormal(24_000, 0.6, 1_024, 60_000),
+    tool_tokens=Lognormal(1_200, 1.0, 32, 12_000),
+    output_tokens=Lognormal(300, 0.8, 8, 3_000), context_tokens=110_000, summary_tokens=20_480,
+    duration_s=MINUTES_S,
+)  # fmt: skip
+
+
 def agents(seed: int, scale: int) -> Iterable[TraceRequest]:
     """Sessions of coding agents with contexts of 40,000 tokens in the median."""
-    spec = AgentSessions(
-        session_rate_per_s=0.13 * scale, turns=Lognormal(16, 0.6, 2, 60), instruction_tokens=8_192,
-        task_tokens=Lognormal(24_000, 0.6, 1_024, 60_000),
-        tool_tokens=Lognormal(1_200, 1.0, 32, 12_000),
-        output_tokens=Lognormal(300, 0.8, 8, 3_000), context_tokens=110_000, summary_tokens=20_480,
-        duration_s=MINUTES_S, seed=seed,
-    )  # fmt: skip
-    return agent_sessions(spec)
+    rate = AGENTS.session_rate_per_s * scale
+    return agent_sessions(replace(AGENTS, session_rate_per_s=rate, seed=seed))
 
 
 def beside(questions: int, chats_per_s: float, documents_per_s: float) -> Make:

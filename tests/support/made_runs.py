@@ -16,7 +16,7 @@ SLOS = (Slo("chat", "ttft", 2.0), Slo("document", "ttft", 15.0))
 Row = dict[str, Any]
 
 STRINGS = ("id", "bucket", "session", "tenant", "document", "outcome", "reason", "backend",
-           "request_id")  # fmt: skip
+           "request_id", "task")  # fmt: skip
 INTEGERS = ("input_tokens", "prompt_tokens", "cached_tokens", "output_tokens", "status")
 FLOATS = ("intended_s", "sent_s", "first_s", "last_s", "done_s", "pacing_lag_s", "cap_wait_s",
           "ttft_response_s", "ttft_service_s", "e2e_response_s", "e2e_service_s", "tpot_s",

@@ -26,6 +26,9 @@ DEFINITIONS = {
     "schedule_lag": "sent - intended = pacing_lag + cap_wait",
     "ttft": "first output event - intended (response; headline) or - sent (service)",
     "e2e": "last output event - intended (response) or - sent (service)",
+    "session_e2e": "last output event of the last answer - intended of the first request of a "
+    "session, with the sessions of its sub-agents; none if a request was rejected, failed or was "
+    "never sent",
     "tpot": "(last - first output event) / (output_tokens - tokens in the first); else undefined",
     "icl": "gap between output events; those of one network read share one time stamp",
     "itl": "gap / tokens in the event, counted that many times; 1 token (estimated) unless the "

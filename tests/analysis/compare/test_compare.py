@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from forebay.analysis.compare.limits import broken, parse_limit
 from forebay.analysis.runs.load import load_run, load_runs
 from forebay.analysis.runs.provenance import repeat_command, verdict
 from forebay.proxy.command import run_command
-from forebay.replay.plan.slo import Slo
+from forebay.replay.plan.slo import Slo, parse_slos
 from forebay.traces.errors import InputError
 
 
@@ -714,3 +715,38 @@ def test_summary_and_run_may_lack_all_but_the_number_of_requests(tmp_path: Path)
     assert verdict(run).word == "unknown"
     assert repeat_command(run) == ""
     assert "unknown" in headline(found).summary
+
+
+class TestSessions:
+    """`session.e2e`: a replay, a simulation and an analysis judge alike."""
+
+    def rows(self, later_s: float) -> list[Row]:
+        """Thirty tasks of two requests; that of every tenth is rejected."""
+        made = []
+        for number in range(30):
+            task, due_s = f"s{number}", number * 1.0
+            made.append(answered(2 * number, "chat", due_s, 0.5, task=task))
+            last = refused if number % 10 == 9 else answered
+            ttft = () if number % 10 == 9 else (0.5,)
+            made.append(last(2 * number + 1, "chat", due_s + later_s, *ttft, task=task))
+        return made
+
+    def test_times_are_compared_and_can_fail_a_run(self, tmp_path: Path) -> None:
+        comparison = compared(tmp_path, self.rows(10.0), self.rows(18.5))
+        found = line(comparison, "run", "session_e2e_p50")
+        assert (found.a, found.b, found.better) == (11.5, 20.0, "a")
+        for text in ("session.e2e_p50 > 15s", "session.e2e_p50 > 5%", "session.e2e_max > 15s"):
+            assert len(broken(comparison, [parse_limit(text)])) == 1
+        assert not broken(comparison, [parse_limit("session.e2e_p50 > 30s")])
+
+    def test_all_requests_of_a_task_meet_its_target_or_none(self, tmp_path: Path) -> None:
+        run = load_run(write_run(tmp_path / "a", self.rows(10.0)))
+        (slo,) = parse_slos("session.e2e=12s", [])
+        assert figures(run, None, [slo]).attainment == 54 / 60
+        assert figures(run, None, [replace(slo, limit_s=11.0)]).attainment == 0.0
+
+    def test_runs_without_sessions_have_no_such_figure(self, tmp_path: Path) -> None:
+        comparison = compared(tmp_path, steady(30, 0.1), steady(30, 0.1))
+        assert comparison.line("run", "session_e2e_p50") is None
+        with pytest.raises(InputError, match="session_e2e_p50"):
+            broken(comparison, [parse_limit("session.e2e_p50 > 15s")])

@@ -3,6 +3,7 @@
 import itertools
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.plan.slo import parse_slos
 from forebay.replay.plan.source import TraceSource
 from forebay.replay.results.folder import HLOG, TABLE
+from forebay.replay.results.row import Row
 from forebay.replay.results.summary import RunTotals
 from forebay.replay.sim.engine.served import can_skip, served_engine
 from forebay.replay.sim.engine.stepping import SteppingEngine
@@ -482,3 +484,35 @@ def test_ray_that_is_missing_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"pip install 'forebay\[ray\]'"):
         list(run_on_ray([], "local"))
+
+
+SESSION_SLOS = parse_slos("session.e2e=30s", [])
+
+
+@pytest.mark.parametrize("limit_s", [5.0, 30.0, 300.0])
+def test_a_replay_a_simulation_and_its_folder_judge_tasks_alike(
+    tmp_path: Path, limit_s: float
+) -> None:
+    slos = parse_slos(f"session.e2e={limit_s}s,ttft=10s", [])
+    rows = [replace(row, session=f"s{at % 40}") for at, row in enumerate(TRACE)]
+    case = SweepCase({}, Scenario(), SimWorkload(rows), slos)
+    done, window_s = simulate_case(case)
+    summary = summarise(done, slos, window_s)
+    keep(tmp_path / "run", case, done, summary, force=False)
+    run = load_run(tmp_path / "run")
+    totals = RunTotals(["chat", "document"], slos)
+    columns = pyarrow.parquet.read_table(run.path / TABLE).to_pydict()
+    for values in zip(*columns.values(), strict=True):
+        totals.add(Row(*values))
+    replayed = totals.summary({}, window_s, closed=False, scale=1.0)
+    assert summary["sessions"] == replayed["sessions"] == 40
+    assert replayed["session_e2e_ms"]["all"] == pytest.approx(summary["session_e2e_ms"]["all"])
+    found = figures(run, None, slos)
+    assert found.attainment == summary["attainment"] == replayed["attainment"]
+    assert found.latency["session_e2e"].count == summary["session_e2e_ms"]["all"]["count"]
+
+
+def test_a_target_of_tasks_needs_sessions() -> None:
+    done = simulate([replace(row, session=None) for row in TRACE[:5]], Scenario())
+    with pytest.raises(InputError, match=r"session\.e2e: no request of the trace has a session"):
+        summarise(done, SESSION_SLOS, 1.0)
