@@ -25,7 +25,7 @@ from forebay.proxy.services import Services
 from forebay.traces.command_line.messages import shortlist
 
 ALLOW = {  # the methods of each path
-    **dict.fromkeys(("/", "/metrics", "/status", "/requests", "/backends"), "GET"),
+    **dict.fromkeys(("/", "/metrics", "/status", "/history", "/requests", "/backends"), "GET"),
     **dict.fromkeys(("/healthz", "/readyz"), "GET, HEAD"),
     **dict.fromkeys(("/preview", "/drain", "/reload"), "POST"),
 }
@@ -71,6 +71,8 @@ class Admin:
                     uptime_s=self._driver.clock() - self._started_at,
                 )  # fmt: skip
                 return web.Response(body=orjson.dumps(fields), content_type="application/json")
+            case "GET", "/history":
+                return web.Response(body=self._history(), content_type="application/json")
             case "GET", "/requests":
                 return self._list(request)
             case "GET", "/backends":
@@ -91,9 +93,15 @@ class Admin:
 
     def _metrics(self, ago_s: float | None) -> web.Response:
         services = self._services
-        text = services.metrics.text() if ago_s is None else services.past.ago(ago_s)
+        past = services.past
+        text = services.metrics.text() if ago_s is None else past.ago(ago_s) + past.age(ago_s)
         kind = "text/plain; version=0.0.4; charset=utf-8"
         return web.Response(body=text, headers={"content-type": kind})
+
+    def _history(self) -> bytes:
+        fields = self._services.history.fields()
+        fields["events"] = self._services.events.within(fields["kept_s"])
+        return orjson.dumps(fields)
 
     def _drain_one(self, name: str, state: str) -> web.Response:
         """Take a backend out of use, or back; 404 if it is unknown."""

@@ -26,6 +26,7 @@ from forebay.proxy.telemetry.hlog import IntervalLog
 from forebay.proxy.telemetry.logs.access_log import LOGGER
 from forebay.proxy.telemetry.logs.log_queue import dropped_lines
 from forebay.proxy.telemetry.metrics.counters import BucketHistogram, Counter
+from forebay.proxy.telemetry.metrics.live_history import LiveHistory
 from forebay.proxy.telemetry.metrics.tenant_labels import TenantLabels
 from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 
@@ -71,6 +72,7 @@ class ProxyMetrics:
         self._shaper = shaper
         self._by_backend: list[Counter | BucketHistogram] = []
         self.log: IntervalLog | None = None  # gets each TTFT as well
+        self.history: LiveHistory | None = None  # counts each request as well
         self.tenant_labels = TenantLabels(tenants)
         self.registry = registry = CollectorRegistry()
         registry.register(_ShaperMetrics(shaper, connections))
@@ -207,6 +209,8 @@ class ProxyMetrics:
         self._backend_predicted.of[backend, bucket].inc(predicted_s)
         if self.log is not None:
             self.log.record(f"ttft.{bucket}", ttft_s)
+        if self.history is not None:
+            self.history.first_token(record, ttft_s)
 
     def decided(self, now: float, action: Action) -> None:
         """Note how long a request had waited when the shaper decided."""
@@ -253,6 +257,8 @@ class ProxyMetrics:
         bucket, backend = record.bucket, record.backend
         self.answers.of[bucket, known].inc()
         self._tenants.of[self.tenant_labels.label(record.tenant), known].inc()
+        if self.history is not None:
+            self.history.finished(record)
         if not record.operation or record.sent_at is None:
             return
         operation = record.operation
