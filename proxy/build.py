@@ -79,6 +79,7 @@ class Builder:
         metrics.registry.register(BackendMetrics(driver.shaper, backends.health, receipts))
         timeouts = config.timeouts
         watchdog = await enter(Watchdog(timeouts.idle, timeouts.client_write))
+        metrics.read_untaken(lambda: watchdog.untaken_s)
         followers = await enter(Followers(config, driver, backends, self.say))
         return backends, watchdog, followers
 

@@ -153,6 +153,11 @@ class ProxyMetrics:
             "Delay of the event loop in waking a sleeping task",
             LAGS,
         )
+        self._client_waits = counter(
+            "client_wait_seconds",
+            "Time in which prompts came (upload), or clients had much to take (download)",
+            "direction",
+        )
         self._reloads = counter(
             "config_reloads", "Reloads of the configuration, by result", "result"
         )
@@ -245,6 +250,14 @@ class ProxyMetrics:
     def read_alone(self, alone: Callable[[], bool]) -> None:
         """Read at each scrape whether other proxies should be heard and are not."""
         self._alone.set_function(alone)
+
+    def uploaded(self, seconds: float) -> None:
+        """A client has sent its body, or has left, after `seconds`."""
+        self._client_waits.of[("upload",)].inc(seconds)
+
+    def read_untaken(self, seconds: Callable[[], float]) -> None:
+        """Read at each scrape for how long clients have had much to take."""
+        self._client_waits.of[("download",)].read = seconds
 
     def reloaded(self, result: str, generation: int) -> None:
         """A reload ended; `result` is applied, partly, unchanged or failed."""
