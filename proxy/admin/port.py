@@ -5,6 +5,7 @@ Nothing of it can be reached through the public port.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
+from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import orjson
@@ -65,14 +66,9 @@ class Admin:
                 return self._metrics(seconds_ago(request))
             case "GET", "/status" if (id_ := requested_id(request)) is not None:
                 return self._explain(id_)
-            case "GET", "/status":
-                fields = status_fields(
-                    self._services, self._app, self._reloader,
-                    uptime_s=self._driver.clock() - self._started_at,
-                )  # fmt: skip
+            case "GET", "/status" | "/history" as path:
+                fields = {"/status": self._status, "/history": self._history}[path]()
                 return web.Response(body=orjson.dumps(fields), content_type="application/json")
-            case "GET", "/history":
-                return web.Response(body=self._history(), content_type="application/json")
             case "GET", "/requests":
                 return self._list(request)
             case "GET", "/backends":
@@ -98,10 +94,14 @@ class Admin:
         kind = "text/plain; version=0.0.4; charset=utf-8"
         return web.Response(body=text, headers={"content-type": kind})
 
-    def _history(self) -> bytes:
+    def _status(self) -> dict[str, Any]:
+        uptime_s = self._driver.clock() - self._started_at
+        return status_fields(self._services, self._app, self._reloader, uptime_s=uptime_s)
+
+    def _history(self) -> dict[str, Any]:
         fields = self._services.history.fields()
         fields["events"] = self._services.events.within(fields["kept_s"])
-        return orjson.dumps(fields)
+        return fields
 
     def _drain_one(self, name: str, state: str) -> web.Response:
         """Take a backend out of use, or back; 404 if it is unknown."""

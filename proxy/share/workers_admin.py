@@ -90,10 +90,8 @@ class WorkersAdmin:
                 return web.Response(
                     body=orjson.dumps(await self._status()), content_type="application/json"
                 )
-            case "GET", "/history":
-                return await self._history()
-            case "GET", "/requests":
-                return await self._list(request)
+            case "GET", "/history" | "/requests" as path:
+                return await {"/history": self._history, "/requests": self._list}[path](request)
             case "GET", "/backends":
                 return await self._first("GET", request.raw_path)
             case "POST", "/preview":
@@ -185,9 +183,9 @@ class WorkersAdmin:
         fields = {**lists[0], **sums, "requests": ordered(rows, lists[0]["by"], count)}
         return web.Response(body=orjson.dumps(fields), content_type="application/json")
 
-    async def _history(self) -> web.Response:
+    async def _history(self, request: web.BaseRequest) -> web.Response:
         """Answer with the last minute and the events of all workers; samples are by worker."""
-        answers = await self._ask("/history")
+        answers = await self._ask(request.raw_path)
         good = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
         if not good:
             return _no_answer(answers)

@@ -27,7 +27,7 @@ LEAST_S, MOST_S, WIDER = 0.001, 1_000.0, 1.1
 
 
 class Tally:
-    """What one sample counts for one bucket, tenant or model."""
+    """Counts of one sample for one bucket, tenant or model."""
 
     __slots__ = ("first_tokens", "prompt_tokens", "rejected", "requests")
 
@@ -53,7 +53,7 @@ class Tally:
         for at, count in sorted(self.first_tokens.items()):
             below += count
             if below >= rank:
-                return round(LEAST_S * WIDER ** (at + 0.5), 4)
+                return round(LEAST_S * float(WIDER ** (at + 0.5)), 4)
         return None
 
     def fields(self) -> dict[str, Any]:
