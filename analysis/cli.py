@@ -76,9 +76,23 @@ def compare(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="A B [C ...]", help="Run folders or result files; the first is the baseline."
+            metavar="A B [C ...]",
+            help="Run folders or result files; the first is the baseline, unless --baseline is "
+            "given.",
         ),
     ],
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", metavar="NAME", help="Compare with this kept baseline."),
+    ] = None,
+    save_baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--save-baseline",
+            metavar="NAME",
+            help="Keep the last run as this baseline, in ./baselines, unless a condition fails.",
+        ),
+    ] = None,
     slo: SloText = None,
     min_beyond: Beyond = 10,
     fail_if: Annotated[
@@ -115,7 +129,10 @@ def compare(
     before them narrows them to it.
 
     Example: forebay compare runs/round-robin runs/forebay --fail-if 'chat.ttft_p99 > 5%'
+
+    Example: forebay compare runs/new --baseline main --fail-if-worse --save-baseline main
     """
+    from forebay.analysis.compare.baselines import save_baseline as keep
     from forebay.analysis.compare.compare import compare as compare_runs
     from forebay.analysis.compare.headline import headline
     from forebay.analysis.compare.limits import broken, parse_limit
@@ -123,13 +140,12 @@ def compare(
 
     form = _form(markdown, as_csv, as_json)
     cuts = _cuts(since, between)
-    if len(runs) < 2 and len(cuts) < 2:
-        raise InputError("give two or more runs: the baseline, and those to compare with it")
+    runs = _with_baseline(runs, baseline, save_baseline, several=len(cuts) > 1)
     limits = [parse_limit(text) for text in fail_if or ()]
-    baseline, *others = load_runs(runs, cuts, _unit(unit))
-    slos = _slos(slo, [baseline, *others])
+    first, *others = load_runs(runs, cuts, _unit(unit))
+    slos = _slos(slo, [first, *others])
     price = _price(price_per_gpu_hour, gpus)
-    compared = [compare_runs(baseline, other, slos, min_beyond, price) for other in others]
+    compared = [compare_runs(first, other, slos, min_beyond, price) for other in others]
     words = [headline(comparison) for comparison in compared]
     failures = [line for comparison in compared for line in broken(comparison, limits)]
     _print(compared, words, failures if limits else None, form)
@@ -139,6 +155,27 @@ def compare(
         print(f"forebay compare: {line}", file=sys.stderr)
     if failures:
         raise typer.Exit(1)
+    if save_baseline is not None:
+        talk(f"kept {runs[-1]} as {keep(runs[-1], save_baseline)}")
+
+
+def _with_baseline(
+    runs: list[Path], baseline: str | None, save_as: str | None, *, several: bool
+) -> list[Path]:
+    """Return the runs behind the named baseline; raises InputError if they are too few.
+
+    Args:
+        several: a single run is cut into several.
+    """
+    from forebay.analysis.compare.baselines import baseline_path, checked
+
+    if save_as is not None:
+        checked(save_as, "--save-baseline")
+    if baseline is not None:
+        runs = [baseline_path(baseline), *runs]
+    if len(runs) < 2 and not several and save_as is None:
+        raise InputError("give two or more runs: the baseline, and those to compare with it")
+    return runs
 
 
 def _worse(words: "Sequence[Headline]") -> list[str]:
@@ -161,7 +198,9 @@ def _print(
     failures: list[str] | None,
     form: str,
 ) -> None:
-    """Print the comparisons as csv, markdown or json, or else for people."""
+    """Print the comparisons as csv, markdown or json, or else for people; nothing for none."""
+    if not compared:
+        return
     if form in ("csv", "markdown"):
         summaries = [said.summary for said in words]
         sys.stdout.write(_plain_text(compared, summaries, as_csv=form == "csv"))

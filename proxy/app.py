@@ -176,8 +176,8 @@ class App:
         self, request: web.BaseRequest, record: RequestRecord, memory: RequestMemory
     ) -> bytes:
         memory.holder = record.tenant or client_of(request)
-        patience_s = self._config.timeouts.client_body
-        return await read_client_body(request, self._config.limits.body, patience_s, memory)
+        limit, wait_s = self._config.limits.body, self._config.timeouts.client_body
+        return await read_client_body(request, limit, wait_s, memory, took=self._metrics.uploaded)
 
     async def _shaped(
         self,

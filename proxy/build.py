@@ -27,7 +27,6 @@ from forebay.proxy.services import PublicPort, Services
 from forebay.proxy.share.exchange import Link, PeerExchange, exchanging
 from forebay.proxy.share.redis_link import RedisLink
 from forebay.proxy.telemetry.histogram_log import histogram_log
-from forebay.proxy.telemetry.log_events import Say
 from forebay.proxy.telemetry.logs.access_log import AccessLog
 from forebay.proxy.telemetry.logs.capture import Capture, capturing
 from forebay.proxy.telemetry.logs.rejection_log import RejectionLog
@@ -35,18 +34,21 @@ from forebay.proxy.telemetry.logs.tracing import Tracer
 from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
 from forebay.proxy.telemetry.metrics.backend_metrics import BackendMetrics
 from forebay.proxy.telemetry.metrics.decision_metrics import DecisionMetrics
+from forebay.proxy.telemetry.metrics.live_history import LiveHistory
 from forebay.proxy.telemetry.metrics.past_metrics import PastMetrics
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
+from forebay.proxy.telemetry.recent_events import RecentEvents
 
 
 class Builder:
     """Builds the parts of one proxy; `stack` ends them."""
 
-    def __init__(self, stack: AsyncExitStack, config: Config, say: Say) -> None:
+    def __init__(self, stack: AsyncExitStack, config: Config, say: RecentEvents) -> None:
         self.stack = stack
         self.config = config
         self.say = say
+        self.rejections = RejectionLog(say)
         self.port = PublicPort()
         self.recorder = DecisionRecorder(config.metrics.receipts)
 
@@ -77,6 +79,7 @@ class Builder:
         metrics.registry.register(BackendMetrics(driver.shaper, backends.health, receipts))
         timeouts = config.timeouts
         watchdog = await enter(Watchdog(timeouts.idle, timeouts.client_write))
+        metrics.read_untaken(lambda: watchdog.untaken_s)
         followers = await enter(Followers(config, driver, backends, self.say))
         return backends, watchdog, followers
 
@@ -92,8 +95,8 @@ class Builder:
 
     async def observers(
         self, metrics: ProxyMetrics, tracer: Tracer | None
-    ) -> tuple[Telemetry, AccessLog, Capture | None, UsageLedger | None, PastMetrics]:
-        """Build what reports each request, and the metrics of the last hour."""
+    ) -> tuple[Telemetry, AccessLog, Capture | None, UsageLedger | None]:
+        """Build what reports each request."""
         config = self.config
         if tracer is None and config.tracing.enabled:
             tracer = Tracer(config.tracing)
@@ -105,11 +108,17 @@ class Builder:
         if config.usage.path is not None:
             ledger = self.stack.enter_context(UsageLedger(config.usage.path, self.say))
         receipts = self.recorder.receipts
-        rejections = RejectionLog(self.say)
-        telemetry = Telemetry(metrics, access, tracer, capture, receipts, ledger, rejections)
-        past = PastMetrics(metrics.text, asyncio.get_running_loop().time)
-        await self.stack.enter_async_context(past.kept(rejections.tick))
-        return telemetry, access, capture, ledger, past
+        telemetry = Telemetry(metrics, access, tracer, capture, receipts, ledger, self.rejections)
+        return telemetry, access, capture, ledger
+
+    async def history(
+        self, driver: Driver, metrics: ProxyMetrics
+    ) -> tuple[PastMetrics, LiveHistory]:
+        """Build what remembers the last hour, and the last 15 minutes."""
+        past = PastMetrics(metrics.text, driver.clock)
+        history = metrics.history = LiveHistory(driver.shaper, driver.clock)
+        await self.stack.enter_async_context(past.kept(self.rejections.tick, history.take))
+        return past, history
 
     async def exchange(
         self, driver: Driver, metrics: ProxyMetrics, links: Sequence[Link]
@@ -123,7 +132,12 @@ class Builder:
 
 
 async def build_services(
-    stack: AsyncExitStack, config: Config, say: Say, *, tracer: Tracer | None, links: Sequence[Link]
+    stack: AsyncExitStack,
+    config: Config,
+    say: RecentEvents,
+    *,
+    tracer: Tracer | None,
+    links: Sequence[Link],
 ) -> Services:
     """Build and start all services; raises InputError. Arguments as in `start_proxy`."""
     build = Builder(stack, config, say)
@@ -135,7 +149,8 @@ async def build_services(
     estimate = TokenEstimate(config.tokens.bytes_per_token)
     attempts = Attempts(config, backends, watchdog)
     protection = await build.protection(metrics)
-    telemetry, access, capture, ledger, past = await build.observers(metrics, tracer)
+    telemetry, access, capture, ledger = await build.observers(metrics, tracer)
+    past, history = await build.history(driver, metrics)
     return Services(
         access=access,
         attempts=attempts,
@@ -143,8 +158,10 @@ async def build_services(
         capture=capture,
         driver=driver,
         estimate=estimate,
+        events=say,
         exchange=await build.exchange(driver, metrics, links),
         followers=followers,
+        history=history,
         ledger=ledger,
         metrics=metrics,
         past=past,

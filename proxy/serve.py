@@ -31,6 +31,7 @@ from forebay.proxy.telemetry.log_events import Say
 from forebay.proxy.telemetry.logs.access_log import InternalErrors
 from forebay.proxy.telemetry.logs.tracing import Tracer
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
+from forebay.proxy.telemetry.recent_events import RecentEvents
 from forebay.traces.errors import InputError
 
 CHECK_CLIENTS_S = 0.05  # interval of the check whether the last client has left
@@ -118,15 +119,23 @@ async def start_proxy(
         share_port: other workers listen on the public port too.
     """
     _check_parser()
-    discovery, read = Discovery(say), config
+    events = RecentEvents(say, asyncio.get_running_loop().time)
+    discovery, read = Discovery(events), config
     await discovery.look_up(read)
     config = discovery.expand(read)
     async with AsyncExitStack() as stack:
-        services = await build_services(stack, config, say, tracer=tracer, links=links)
+        services = await build_services(stack, config, events, tracer=tracer, links=links)
         app = App(config, services)
-        services.port.server = _public_server(config, app, say)
+        services.port.server = _public_server(config, app, events)
         reloader = Reloader(
-            config, services, say, app=app, discovery=discovery, read=read, load=load, watch=watch
+            config,
+            services,
+            events,
+            app=app,
+            discovery=discovery,
+            read=read,
+            load=load,
+            watch=watch,
         )
         await stack.enter_async_context(reloader)
         share_port = share_port or config.listen.reuse_port

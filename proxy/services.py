@@ -21,9 +21,11 @@ from forebay.proxy.share.exchange import PeerExchange
 from forebay.proxy.telemetry.logs.access_log import AccessLog
 from forebay.proxy.telemetry.logs.capture import Capture
 from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
+from forebay.proxy.telemetry.metrics.live_history import LiveHistory
 from forebay.proxy.telemetry.metrics.past_metrics import PastMetrics
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.observers import Telemetry
+from forebay.proxy.telemetry.recent_events import RecentEvents
 
 
 class PublicPort:
@@ -55,6 +57,7 @@ class Services:
         access: the log with a line for each request.
         capture, ledger: None where the configuration asks for none.
         past: the metrics of the last hour.
+        history, events: the last 15 minutes, and the last events, for the live page.
     """
 
     access: AccessLog
@@ -63,8 +66,10 @@ class Services:
     capture: Capture | None
     driver: Driver
     estimate: TokenEstimate
+    events: RecentEvents
     exchange: PeerExchange
     followers: Followers
+    history: LiveHistory
     ledger: UsageLedger | None
     metrics: ProxyMetrics
     past: PastMetrics

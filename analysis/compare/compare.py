@@ -22,9 +22,10 @@ from forebay.analysis.compare.figures import (
     observation_s,
     recorded_slos,
 )
+from forebay.analysis.compare.pairs import paired
 from forebay.analysis.runs.provenance import RecordedVerdict, is_little_late, verdict, warnings
 from forebay.analysis.runs.run import RunData, at_path, from_sending
-from forebay.analysis.statistics.bootstrap import ConfidenceInterval, ratio_interval
+from forebay.analysis.statistics.quantile_intervals import ConfidenceInterval, ratio_interval
 from forebay.analysis.statistics.quantiles import EQUAL_WITHIN, MIN_BEYOND, SHARES
 from forebay.analysis.statistics.share_intervals import share_ratio_interval
 from forebay.replay.plan.slo import Slo
@@ -99,6 +100,7 @@ class Comparison:
     warnings: tuple[str, ...]
     doubtful: tuple[bool, bool]  # the client may have changed the outcome
     min_beyond: int
+    paired: tuple[str, ...] = ()  # buckets whose requests are the same in both runs
 
     def line(self, section: str, key: str) -> ComparisonRow | None:
         for line in self.lines:
@@ -130,6 +132,7 @@ class Comparison:
             "slo": [str(slo) for slo in self.slos],
             "warnings": list(self.warnings),
             "min_beyond": self.min_beyond,
+            "paired": list(self.paired),
             "figures": [
                 {
                     "section": line.section,
@@ -211,6 +214,9 @@ def _compare(a: RunData, b: RunData, slos: Sequence[Slo], min_beyond: int) -> Co
         warnings=(),
         doubtful=(False, False),
         min_beyond=min_beyond,
+        paired=tuple(
+            bucket for bucket in buckets if paired(a, b, bucket, LATENCIES[chosen[bucket]])
+        ),
     )
 
 
@@ -254,6 +260,8 @@ def _interval(
 ) -> ConfidenceInterval | None:
     if percentile is None:
         return None
+    if (pairs := paired(a, b, bucket, LATENCIES[latency])) is not None:
+        return ratio_interval(*pairs, SHARES[percentile], paired=True)
     of_a, of_b = (_in_order(run, bucket, LATENCIES[latency]) for run in (a, b))
     return ratio_interval(of_a, of_b, SHARES[percentile])
 

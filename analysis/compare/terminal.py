@@ -114,4 +114,5 @@ def _title(comparison: Comparison, section: str) -> str:
         valid = all(verdict.valid for verdict in comparison.verdicts)
         return "all requests · valid" if valid else "all requests"
     a, b = comparison.figures[section]
-    return f"{section} · {a.answered:,} and {b.answered:,} answered"
+    by_id = ", paired by id" if section in comparison.paired else ""
+    return f"{section} · {a.answered:,} and {b.answered:,} answered{by_id}"

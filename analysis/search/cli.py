@@ -33,6 +33,9 @@ Example:
 SIM_PART, HTTP_PART = 2000, 250
 """Requests of a part: live they cost time, and many small parts decide a load sooner."""
 PARTS = 32
+REACH = 8.0
+"""Times the first load: up to there, a short trace is repeated until a part is long enough."""
+MOST_REPEATED = 50_000
 SIM_RESOLUTION, HTTP_RESOLUTION = 0.02, 0.05
 
 app = new_app(help=EXAMPLE)
@@ -135,7 +138,7 @@ class SearchArguments:
             raise InputError("--out: a search of a URL keeps its runs; name a folder")
 
     def question(self, rows: "list[TraceRequest]", slos: "tuple[Slo, ...]") -> "SearchQuestion":
-        from forebay.analysis.search.search import SearchQuestion, least_part_s
+        from forebay.analysis.search.search import SearchQuestion, least_part_s, users_per_load
         from forebay.replay.plan.schedule import parse_arrivals
         from forebay.traces.buckets import bucket_of, parse_buckets
 
@@ -145,19 +148,47 @@ class SearchArguments:
             raise InputError("--start: all requests of this trace arrive at once; give a load")
         buckets = parse_buckets(self.buckets)
         found = {bucket_of(row.input_tokens, buckets) or "other" for row in rows}
+        least_s = least_part_s(slos, found)
+        repeats = parse_arrivals(self.arrivals).kind not in ("trace", "constant")
+        used = self._long_enough(rows, start, least_s) if repeats else rows
         question = SearchQuestion(
-            rows,
+            used,
             self.attainment,
             self.resolution or (SIM_RESOLUTION if self.simulated else HTTP_RESOLUTION),
-            min(self.part_rows, len(rows)),
+            min(self.part_rows, len(used)),
             1 << (self.parts.bit_length() - 1),
             start,
-            least_part_s(slos, found),
-            repeats=parse_arrivals(self.arrivals).kind not in ("trace", "constant"),
+            least_s,
+            repeats=repeats,
+            users=users_per_load(rows),
         )
         if not question.can_prove():
             raise InputError(f"{self.trace}: {self._too_short(question)}")
+        if question.too_short(start):
+            raise InputError(
+                f"{self.trace}: no load above {len(rows) / least_s:.3g}/s can be proven: its "
+                f"{len(rows):,} requests are then over in less than {least_s:g} s (20 times the "
+                "longest target); give --arrivals poisson, which repeats its sessions with new "
+                "prompts, a longer trace, or a lower --start"
+            )
         return question
+
+    def _long_enough(
+        self, rows: "list[TraceRequest]", start: float, least_s: float
+    ) -> "list[TraceRequest]":
+        """Repeat the sessions of a trace that is over before a part is."""
+        from forebay.traces.command_line.messages import talk
+        from forebay.traces.edit.edit import repeated
+
+        needed = min(MOST_REPEATED, int(REACH * start * least_s) + 1)
+        if len(rows) >= needed:
+            return rows
+        if len(rows) < start * least_s:
+            talk(
+                f"{self.trace}: its {len(rows):,} requests are over in less than {least_s:g} s (20 "
+                "times the longest target): its sessions are repeated, with prompts of their own"
+            )
+        return repeated(rows, needed)
 
     def _too_short(self, question: "SearchQuestion") -> str:
         """Say how many requests a proof takes, and which options change that."""
@@ -255,7 +286,7 @@ def search_command(given: SearchArguments, placement: PlacementFlags) -> None:
         talk(f"going on after {kept} parts of an earlier search in {given.out}")
     result = result_of(searching, searching.run(), [str(slo) for slo in slos])
     show(result, given.out, as_json=given.as_json)
-    if result.highest_per_s is None:
+    if result.highest_per_s is None or result.open_ended:
         raise typer.Exit(1)
 
 
@@ -280,6 +311,9 @@ def show(result: "SearchResult", folder: Path | None, *, as_json: bool) -> None:
     console = Console(highlight=False)
     console.print(curve_table(result))
     console.print(result.sentence)
+    if result.users is not None:
+        console.print(f"That is about {result.users:,.0f} users or agents within the targets, if "
+                      "each keeps the pace of a session of the trace.")  # fmt: skip
     if result.knee_per_s is not None:
         console.print(f"Knee: {result.knee_per_s:g} requests/s, the highest load that the service "
                       "kept up with: it completed at least 95 % as many a second.")  # fmt: skip

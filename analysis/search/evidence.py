@@ -10,6 +10,7 @@ Three things make a plain share of good requests misleading, and each has a rule
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import NormalDist
 
 import numpy as np
@@ -53,6 +54,14 @@ class Evidence:
         if low >= wanted:
             return True
         return False if high < wanted else None
+
+    def requests_to_decide(self, wanted: float, z: float) -> float:
+        """Return how many requests with this share and these clumps would decide, about."""
+        gap = abs(self.share - wanted)
+        if not gap or not self.effective:
+            return inf
+        variance = max(self.share * (1 - self.share), wanted * (1 - wanted))
+        return z * z * variance / (gap * gap) * self.count / self.effective
 
 
 def pooled_evidence(parts: Sequence[Evidence]) -> Evidence:

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.analysis.search.bracket import Bracket
-from forebay.analysis.search.evidence import CONFIDENCE
-from forebay.analysis.search.search import LoadSearch, SearchQuestion
+from forebay.analysis.search.evidence import CONFIDENCE, Evidence
+from forebay.analysis.search.search import MOST_TOLD, LoadSearch, SearchQuestion
 from forebay.analysis.statistics.knee import FOLLOWING, last_followed
+
+TOO_FAR = 20.0
+"""Times the highest proven load: a load that fails only there is no upper bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class SearchResult:
             none of the loads are such.
         points: the curve, by load.
         requests: arrivals of all trials.
+        users: sessions at once at the highest load; None if the trace has none.
     """
 
     highest_per_s: float | None
@@ -56,12 +60,20 @@ class SearchResult:
     points: tuple[CurvePoint, ...]
     requests: int
     warnings: tuple[str, ...]
+    users: float | None = None
+
+    @property
+    def open_ended(self) -> bool:
+        """True if what is proven and what fails are too far apart to be an answer."""
+        low, high = self.highest_per_s, self.fails_at_per_s
+        return low is not None and high is not None and high > TOO_FAR * low
 
     def as_json(self) -> dict[str, Any]:
         return {
             "sentence": self.sentence,
             "highest_rate_per_s": self.highest_per_s,
             "fails_at_per_s": self.fails_at_per_s,
+            "highest_users": self.users,
             "confidence": CONFIDENCE,
             "knee_per_s": self.knee_per_s,
             "knee_rule": FOLLOWING,
@@ -89,6 +101,7 @@ def result_of(search: LoadSearch, found: Bracket, slos: Sequence[str]) -> Search
         points=points,
         requests=sum(one.requests for parts in search.trials.values() for one in parts),
         warnings=tuple(_warnings(points, highest, fails, asked)),
+        users=highest.rate_per_s * asked.users if highest and asked.users else None,
     )
 
 
@@ -134,6 +147,8 @@ def _sentence(
     )
     if fails is None:
         return f"{words}; no load up to {points[-1].rate_per_s:g} is proven to fail."
+    if fails.rate_per_s > TOO_FAR * highest.rate_per_s:
+        return f"{words}; the loads above it are undecided."
     return (
         f"{words}; at {fails.rate_per_s:g} it fails ({fails.attainment:.2%} of {fails.judged:,})."
     )
@@ -162,6 +177,7 @@ def _warnings(
             f"between {highest.rate_per_s:g} and {fails.rate_per_s:g}/s the requests are too few "
             "to decide; give more with --requests or --parts"
         )
+        found += _undecided(points, asked)
     if highest is None:
         found += _unproven(points)
     for point in points:
@@ -171,6 +187,23 @@ def _warnings(
                 f"({point.doubt})"
             )
     return found
+
+
+def _undecided(points: Sequence[CurvePoint], asked: SearchQuestion) -> list[str]:
+    """Say of the load with most requests that is undecided why it is."""
+    unsure = [one for one in points if one.met is None]
+    if not unsure:
+        return []
+    point = max(unsure, key=lambda one: one.judged)
+    evidence = Evidence(round(point.attainment * point.judged), point.judged, point.effective)
+    needed = evidence.requests_to_decide(asked.wanted, asked.z)
+    more = "no number of them decides" if needed > MOST_TOLD else f"it takes about {needed:,.0f}"
+    return [
+        f"{point.rate_per_s:g}/s is undecided: {point.attainment:.2%} of {point.judged:,} requests "
+        f"met the targets, and {asked.wanted * 100:g} % lies within the interval, {point.low:.2%} "
+        f"to {point.high:.2%}; the late ones came together, so they count as "
+        f"{point.effective:,.0f}; {more}"
+    ]
 
 
 def _unproven(points: Sequence[CurvePoint]) -> list[str]:

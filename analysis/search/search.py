@@ -33,6 +33,10 @@ WIDEST = 1024.0
 """A search gives up when every load from its start to this many times more, or less, is alike."""
 
 
+LEAST_GIVEN_UP = 8
+"""Parts of a load after which it is given up if the rest could not decide it either."""
+MOST_TOLD = 1e7
+
 TARGETS_OF_PART = 20.0
 """A part lasts at least so many times the longest latency target. Work that comes faster than it is
 done waits longer and longer: 5 % too much is a target late after 20 targets, and not before."""
@@ -48,6 +52,21 @@ def least_part_s(slos: Sequence[Slo], buckets: Collection[str]) -> float:
     return TARGETS_OF_PART * max(limits, default=0.0)
 
 
+def users_per_load(rows: Sequence[TraceRequest]) -> float | None:
+    """Return the mean time between two requests of a session; None without such sessions.
+
+    By Little's law, a load of L requests a second then has L times as many sessions at once.
+    """
+    spans: dict[str, tuple[float, float, int]] = {}
+    for row in rows:
+        if row.session is not None:
+            first, _, turns = spans.get(row.session, (row.arrival_s, 0.0, 0))
+            spans[row.session] = first, row.arrival_s, turns + 1
+    gaps = sum(turns - 1 for _, _, turns in spans.values())
+    seconds = sum(last - first for first, last, turns in spans.values() if turns > 1)
+    return seconds / gaps if gaps and seconds else None
+
+
 @dataclass(frozen=True, slots=True)
 class SearchQuestion:
     """The question of a search, without the way to measure it.
@@ -60,6 +79,7 @@ class SearchQuestion:
         start_per_s: the load to try first.
         least_s: a part has more requests if it were shorter than this (`least_part_s`).
         repeats: whether the same rows are new evidence, because their times are drawn anew.
+        users: sessions at once for each request a second (`users_per_load`).
     """
 
     rows: Sequence[TraceRequest] = field(repr=False)
@@ -70,6 +90,7 @@ class SearchQuestion:
     start_per_s: float
     least_s: float = 0.0
     repeats: bool = True
+    users: float | None = None
 
     @property
     def z(self) -> float:
@@ -187,17 +208,32 @@ class LoadSearch:
         return self.evidence(load, 1).share >= self.question.wanted
 
     def passes(self, index: int) -> bool | None:
-        """Measure a load until it is decided; None if all parts leave it open."""
+        """Measure a load until it is decided; None if all parts leave it open, or would."""
         asked, load = self.question, self.question.load(index)
-        looks = 1
-        while looks <= asked.parts_at(load):
+        looks, most = 1, asked.parts_at(load)
+        while looks <= most:
             while len(self.trials.get(load, ())) < looks:
                 self._measure(load)
             decided = self.decided(load, looks)
             if decided is not None:
                 return decided
+            if looks >= LEAST_GIVEN_UP and looks < most and self._hopeless(load, looks, most):
+                return None
             looks *= 2
         return None
+
+    def _hopeless(self, load: float, looks: int, most: int) -> bool:
+        """Tell whether all parts would leave a load open, were the rest as those until now."""
+        so_far, asked = self.evidence(load, looks), self.question
+        needed = so_far.requests_to_decide(asked.wanted, asked.z)
+        if needed <= so_far.count * most / looks:
+            return False
+        takes = f"it takes about {needed:,.0f}" if needed <= MOST_TOLD else "no number of them does"
+        self._told(
+            f"{load:g}/s: given up, as {so_far.share:.2%} is too near {asked.wanted:.2%} for "
+            f"{so_far.count * most // looks:,} requests to decide; {takes}"
+        )
+        return True
 
     def evidence(self, load: float, parts: int | None = None) -> Evidence:
         return pooled_evidence([one.evidence for one in self.trials[load][:parts]])

@@ -6,7 +6,7 @@ wider.
 
 from math import inf, sqrt
 
-from forebay.analysis.statistics.bootstrap import ConfidenceInterval
+from forebay.analysis.statistics.quantile_intervals import ConfidenceInterval
 
 Z_95 = 1.96  # quantile of the normal distribution for 95 % intervals
 

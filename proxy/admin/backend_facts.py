@@ -24,6 +24,9 @@ SUMMED = {  # over engines and models; the key of the answer by the name in vLLM
     b"prefix_cache_hits_total": "prefix_hits",
     b"request_prompt_tokens_sum": "prompt_tokens",
     b"request_prompt_tokens_count": "prompts",
+    b"request_queue_time_seconds_sum": "queue_s",
+    b"request_prefill_time_seconds_sum": "prefill_s",
+    b"request_prefill_time_seconds_count": "prefills",
 }
 
 

@@ -5,6 +5,7 @@ Nothing of it can be reached through the public port.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
+from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import orjson
@@ -25,7 +26,7 @@ from forebay.proxy.services import Services
 from forebay.traces.command_line.messages import shortlist
 
 ALLOW = {  # the methods of each path
-    **dict.fromkeys(("/", "/metrics", "/status", "/requests", "/backends"), "GET"),
+    **dict.fromkeys(("/", "/metrics", "/status", "/history", "/requests", "/backends"), "GET"),
     **dict.fromkeys(("/healthz", "/readyz"), "GET, HEAD"),
     **dict.fromkeys(("/preview", "/drain", "/reload"), "POST"),
 }
@@ -65,11 +66,8 @@ class Admin:
                 return self._metrics(seconds_ago(request))
             case "GET", "/status" if (id_ := requested_id(request)) is not None:
                 return self._explain(id_)
-            case "GET", "/status":
-                fields = status_fields(
-                    self._services, self._app, self._reloader,
-                    uptime_s=self._driver.clock() - self._started_at,
-                )  # fmt: skip
+            case "GET", "/status" | "/history" as path:
+                fields = {"/status": self._status, "/history": self._history}[path]()
                 return web.Response(body=orjson.dumps(fields), content_type="application/json")
             case "GET", "/requests":
                 return self._list(request)
@@ -91,9 +89,19 @@ class Admin:
 
     def _metrics(self, ago_s: float | None) -> web.Response:
         services = self._services
-        text = services.metrics.text() if ago_s is None else services.past.ago(ago_s)
+        past = services.past
+        text = services.metrics.text() if ago_s is None else past.ago(ago_s) + past.age(ago_s)
         kind = "text/plain; version=0.0.4; charset=utf-8"
         return web.Response(body=text, headers={"content-type": kind})
+
+    def _status(self) -> dict[str, Any]:
+        uptime_s = self._driver.clock() - self._started_at
+        return status_fields(self._services, self._app, self._reloader, uptime_s=uptime_s)
+
+    def _history(self) -> dict[str, Any]:
+        fields = self._services.history.fields()
+        fields["events"] = self._services.events.within(fields["kept_s"])
+        return fields
 
     def _drain_one(self, name: str, state: str) -> web.Response:
         """Take a backend out of use, or back; 404 if it is unknown."""

@@ -4,6 +4,7 @@ One row for each, made from its receipt: when, where, how long, how long it was 
 and what took most of the time.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 from math import inf
@@ -52,8 +53,16 @@ def listed(
         "kept": receipts.keep,
         "considered": len(recent),
         "unseen": sum(_unseen(receipt) for receipt in recent),
+        "by_tenant": by_count(
+            Counter(one.tenant for one in recent if one.tenant and one.state == "refused")
+        ),
         "requests": ordered(rows, cast(Order, by), count),
     }
+
+
+def by_count(rejected: "Counter[str]") -> dict[str, int]:
+    """Return the rejections by tenant, the most first."""
+    return dict(rejected.most_common(MOST_ROWS))
 
 
 def _first(receipts: Sequence[Receipt], by: str, count: int) -> list[Receipt]:

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from forebay.proxy.config.advice import COMPUTED_WHOLE, THRESHOLD_REMEDY
+from forebay.proxy.diagnose.doctor.around import client_network, restarts, tokenizers
 from forebay.proxy.diagnose.doctor.caches import (
     isolation,
     prefix_caching,
@@ -292,12 +293,16 @@ def mode(scene: Scene) -> Found:
 CHECKS: Mapping[str, Callable[[Scene], Found]] = {
     "backends take work": states,
     "backends answer": unanswered,
+    "restarts": restarts,
+    "event loop and memory": event_loop,
+    "network of clients": client_network,
     "speed of backends": speeds,
+    "prefix caching": prefix_caching,
+    "tokenizers": tokenizers,
     "tenants": floods,
     "room for KV cache": kv_full,
     "long documents": document_stream,
     "predictions": predictions,
-    "prefix caching": prefix_caching,
     "length of prompts": short_prompts,
     "cache isolation": isolation,
     "cached tokens in answers": token_details,
@@ -309,7 +314,6 @@ CHECKS: Mapping[str, Callable[[Scene], Found]] = {
     "errors of backends": backend_errors,
     "rejections": rejections,
     "late first tokens": late,
-    "event loop and memory": event_loop,
     "workers and other proxies": processes,
     "capture and usage ledger": recordings,
     "reloads": reloads,

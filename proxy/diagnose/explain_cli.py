@@ -32,6 +32,7 @@ Example:
   forebay explain --slowest 10 --bucket chat --since 10m
 """
 MOST_SLOWEST = 100
+MOST_TENANTS = 3
 EVENTS = {
     "queued": "queued for {backend}: {why}",
     "sent": "sent to {backend}",
@@ -129,10 +130,11 @@ def show_list(found: dict[str, Any]) -> None:
     """Print the JSON of `/requests` as a table of at most 80 columns, if it can be."""
     rejected = found["by"] == "rejected"
     rows = found["requests"]
-    heads = ["request", "ago", "bucket", "predicted"]
+    tenants = any(row["tenant"] for row in rows)
+    heads = ["request", "ago", "bucket"] + ["tenant"] * tenants + ["predicted"]
     if not rejected:
-        heads[3:] = ["backend", "first token", "predicted"]
-    cells = [_cells(row, rejected=rejected) for row in rows]
+        heads[-1:] = ["backend", "first token", "predicted"]
+    cells = [_cells(row, rejected=rejected, tenants=tenants) for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     if rows:
         print(_line(heads, widths))
@@ -149,12 +151,23 @@ def show_list(found: dict[str, Any]) -> None:
     )
     if not rejected and found["unseen"]:
         note += f" {found['unseen']:,} were no streams: their first token is not visible."
+    if rejected and found["by_tenant"]:
+        note += f" Rejected by tenant: {_counts(found['by_tenant'])}."
     talk(textwrap.fill(note, 80))
 
 
-def _cells(row: dict[str, Any], *, rejected: bool) -> list[str]:
+def _counts(by_tenant: dict[str, int]) -> str:
+    total = sum(by_tenant.values())
+    shown = list(by_tenant.items())[:MOST_TENANTS]
+    text = ", ".join(f"{name} {count:,} ({count / total:.0%})" for name, count in shown)
+    return text + (" and others" if len(by_tenant) > len(shown) else "")
+
+
+def _cells(row: dict[str, Any], *, rejected: bool, tenants: bool) -> list[str]:
     cells = [row["request"].rpartition("/")[0] or row["request"], long_time(row["age_s"])]
     cells.append(row["bucket"] or "-")
+    if tenants:
+        cells.append(row["tenant"] or "-")
     if not rejected:
         cells += [row["backend"] or "-", short_time(row["latency_s"])]
     return [*cells, short_time(row["predicted_ttft_s"])]

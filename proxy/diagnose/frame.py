@@ -1,21 +1,36 @@
 """Compute one frame of `forebay top` from two readings of the admin port."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
-from forebay.proxy.diagnose.scene import Scene
+from forebay.proxy.diagnose.scene import MetricSample, Scene
 
 TTFT = "forebay_time_to_first_token_seconds"
 REASONS = "forebay_waiting_requests"
+AGE = "forebay_snapshot_age_seconds"
 
 
 @dataclass(frozen=True, slots=True)
 class TimedScene:
-    """The answers of one moment; `at_s` is on any clock."""
+    """The answers of one moment.
+
+    Attributes:
+        at_s: on any clock.
+        minute: the requests of the last minute, as `/history` has them.
+    """
 
     at_s: float
     scene: Scene
+    minute: Mapping[str, Any] = field(default_factory=dict)
+
+
+def earlier(now: TimedScene, samples: list[MetricSample]) -> TimedScene | None:
+    """Return the reading that `/metrics?ago=` is; None if the proxy is younger."""
+    then = Scene(now.scene.status, [], samples)
+    age_s = max((sample.value for sample in then.matching(AGE, {})), default=0.0)
+    return TimedScene(now.at_s - age_s, then) if age_s else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +62,19 @@ class BucketLine:
 
 
 @dataclass(frozen=True, slots=True)
+class NameLine:
+    """One model or tenant; rates are of the last minute, `share` is of its requests."""
+
+    name: str
+    requests_per_s: float
+    share: float
+    prompt_tokens_per_s: float
+    rejected_per_s: float
+    ttft_p50_s: float | None
+    ttft_p95_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """One moment as it is shown.
 
@@ -67,6 +95,8 @@ class Frame:
     backends: list[BackendLine]
     buckets: list[BucketLine]
     waits: list[tuple[int, str, str, str]]
+    models: list[NameLine]
+    tenants: list[NameLine]
 
 
 def frame_of(now: TimedScene, before: TimedScene | None = None) -> Frame:
@@ -88,6 +118,8 @@ def frame_of(now: TimedScene, before: TimedScene | None = None) -> Frame:
         backends=[_backend(name, now.scene, change) for name in now.scene.backends()],
         buckets=_buckets(now.scene, change),
         waits=_waits(now.scene),
+        models=_named(now.minute, "models"),
+        tenants=_named(now.minute, "tenants"),
     )
 
 
@@ -167,6 +199,25 @@ def _buckets(scene: Scene, change: Change) -> list[BucketLine]:
             ttft_p99_s=change.quantile(TTFT, 0.99, bucket=name),
         )
         for name, count in waiting.items()
+    ]
+
+
+def _named(minute: Mapping[str, Any], kind: str) -> list[NameLine]:
+    if not minute:
+        return []
+    seconds = max(1.0, minute["seconds"])
+    total = max(1, sum(one["requests"] for one in minute["buckets"]))
+    return [
+        NameLine(
+            name=one["name"],
+            requests_per_s=one["requests"] / seconds,
+            share=one["requests"] / total,
+            prompt_tokens_per_s=one["prompt_tokens"] / seconds,
+            rejected_per_s=one["rejected"] / seconds,
+            ttft_p50_s=one["ttft_p50_s"],
+            ttft_p95_s=one["ttft_p95_s"],
+        )
+        for one in minute[kind]
     ]
 
 

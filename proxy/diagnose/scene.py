@@ -26,6 +26,7 @@ class Scene:
         samples: `/metrics`.
         before: `/status` of a moment before `facts`; None: the same.
         then: `/metrics` of the start of the window; empty: the window is all of the proxy's life.
+        life: of a scene of a window: the metrics since the start of the proxy.
     """
 
     status: dict[str, Any]
@@ -33,10 +34,12 @@ class Scene:
     samples: list[MetricSample] = field(default_factory=list)
     before: dict[str, Any] | None = None
     then: list[MetricSample] = field(default_factory=list)
+    life: list[MetricSample] = field(default_factory=list)
 
     def recent(self) -> "Scene":
         """Return the scene with counters as they grew within the window."""
-        return replace(self, samples=between(self.then, self.samples), then=[])
+        grown = between(self.then, self.samples)
+        return replace(self, samples=grown, then=[], life=self.samples)
 
     def statuses(self) -> list[dict[str, Any]]:
         """Return the status of each process that answers."""
@@ -55,6 +58,10 @@ class Scene:
         """Return the sum of the samples of a metric that have these labels."""
         return sum(sample.value for sample in self.matching(name, labels))
 
+    def lifetime(self, name: str, **labels: str) -> float:
+        """Return the same sum since the start of the proxy."""
+        return sum(one.value for one in _matching(self.life or self.samples, name, labels))
+
     def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
         """Return the same sum for each value of `label`; those above 0, the largest first."""
         sums: dict[str, float] = {}
@@ -64,11 +71,7 @@ class Scene:
         return dict(sorted(((k, v) for k, v in sums.items() if v > 0), key=lambda pair: -pair[1]))
 
     def matching(self, name: str, labels: Mapping[str, str]) -> Iterable[MetricSample]:
-        return (
-            sample
-            for sample in self.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        return _matching(self.samples, name, labels)
 
     def requests(self, backend: str) -> float:
         """Return how many requests that backend was the last to be sent."""
@@ -77,6 +80,12 @@ class Scene:
     def sent_now(self, backend: str) -> int:
         """Return how many requests the proxies have running there, the larger of two moments."""
         return max(_running(self.status, backend), _running(self.before or self.status, backend))
+
+
+def _matching(
+    samples: Iterable[MetricSample], name: str, labels: Mapping[str, str]
+) -> Iterable[MetricSample]:
+    return (one for one in samples if one.name == name and labels.items() <= one.labels.items())
 
 
 def statuses_of(status: dict[str, Any]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -14,26 +14,28 @@ import typer
 from forebay.proxy.command import new_app
 from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, Unreachable, ask, ask_json
 from forebay.traces.command_line.messages import talk
+from forebay.traces.command_line.options import a_time
 from forebay.traces.command_line.quantities import long_time, short_time
 
 if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType
     from rich.table import Table
 
-    from forebay.proxy.diagnose.frame import Frame, TimedScene
+    from forebay.proxy.diagnose.frame import Frame, NameLine, TimedScene
 
 EXAMPLE = """Show a running proxy in the terminal, renewed each second; q ends it.
 
-Rates and times to first token are those of the last 30 seconds; in the first frame those
-since the proxy's start. Without a terminal, one frame is printed, as with --once.
+Rates and times to first token are those of the last minute, or --since, in steps of half
+a minute at first. Models and tenants are shown with their last minute. Without a terminal,
+one frame is printed, as with --once.
 
 Example:
 
   forebay top --admin http://127.0.0.1:9090
 """
 RENEW_S = 1.0
-WINDOW = 30  # readings that rates cover
 MOST_WAITS = 6
+MOST_NAMES = 5  # models, and tenants; the JSON has more
 
 app = new_app(help=EXAMPLE)
 
@@ -41,14 +43,18 @@ app = new_app(help=EXAMPLE)
 @app.command(help=EXAMPLE)
 def top(
     admin: AdminUrl = DEFAULT_ADMIN,
+    since: Annotated[
+        float, a_time("how far back rates look: at most 1h, or the start of the proxy", "--since")
+    ] = 60.0,
     once: Annotated[bool, typer.Option("--once", help="print one frame")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one frame as JSON")] = False,
 ) -> None:
     from forebay.proxy.diagnose.frame import frame_of
 
     first = read(admin)
+    before = read_before(admin, first, since)
     if as_json:
-        sys.stdout.write(json.dumps(asdict(frame_of(first)), indent=2) + "\n")
+        sys.stdout.write(json.dumps(asdict(frame_of(first, before)), indent=2) + "\n")
         return
     from rich.console import Console
 
@@ -56,30 +62,44 @@ def top(
     if once or not console.is_terminal:
         if not once:
             talk("no terminal: one frame")
-        console.print(rendered(frame_of(first), admin))
+        console.print(rendered(frame_of(first, before), admin))
         return
-    watch(first, admin, console)
+    watch(before, first, admin, console, since)
 
 
 def read(admin: str) -> "TimedScene":
-    """Read /status and /metrics; raises InputError."""
+    """Read /status, /metrics and /history; raises InputError."""
     from forebay.proxy.diagnose.frame import TimedScene
     from forebay.proxy.diagnose.scene import Scene, samples_of
 
     status = ask_json(admin, "/status", "ready")
-    return TimedScene(
-        time.monotonic(), Scene(status, [], samples_of(ask(admin, "/metrics").decode()))
-    )
+    minute = ask_json(admin, "/history", "minute")["minute"]
+    samples = samples_of(ask(admin, "/metrics").decode())
+    return TimedScene(time.monotonic(), Scene(status, [], samples), minute)
 
 
-def watch(first: "TimedScene", admin: str, console: "Console") -> None:
+def read_before(admin: str, now: "TimedScene", since_s: float) -> "TimedScene | None":
+    """Read the metrics of `since_s` ago; None if the proxy is younger; raises InputError."""
+    from forebay.proxy.diagnose.frame import earlier
+    from forebay.proxy.diagnose.scene import samples_of
+
+    return earlier(now, samples_of(ask(admin, f"/metrics?ago={since_s:.0f}").decode()))
+
+
+def watch(
+    before: "TimedScene | None",
+    first: "TimedScene",
+    admin: str,
+    console: "Console",
+    since_s: float,
+) -> None:
     """Renew the frame each second until q or Ctrl-C."""
     from rich.live import Live
 
     from forebay.proxy.diagnose.frame import frame_of
 
-    readings = deque([first], maxlen=WINDOW + 1)
-    shown = rendered(frame_of(first), admin)
+    readings = deque([before or first, first])
+    shown = rendered(frame_of(first, before), admin)
     with keys() as wait_key, Live(shown, console=console, screen=True, auto_refresh=False) as live:
         while wait_key(RENEW_S) != "q":
             try:
@@ -88,6 +108,8 @@ def watch(first: "TimedScene", admin: str, console: "Console") -> None:
                 live.update(f"{error}\nTrying again each second; q ends this.", refresh=True)
                 readings.clear()
                 continue
+            while len(readings) > 2 and readings[-1].at_s - readings[1].at_s >= since_s:
+                readings.popleft()
             before = readings[0] if len(readings) > 1 else None
             live.update(rendered(frame_of(readings[-1], before), admin), refresh=True)
 
@@ -138,6 +160,9 @@ def rendered(frame: "Frame", admin: str) -> "Group":
     good = frame.ready and not frame.draining and not frame.shedding
     parts: list[RenderableType] = [Text(head, style="bold" if good else "bold red"), ""]
     parts += [_backends(frame), "", _buckets(frame)]
+    for kind, named in (("model", frame.models), ("tenant", frame.tenants)):
+        if named:
+            parts += ["", _named(kind, named)]
     if frame.waits:
         lines = [
             f"{count} {bucket} for {backend}: {reason.replace('_', ' ')}"
@@ -178,6 +203,23 @@ def _buckets(frame: "Frame") -> "RenderableType":
             f"{one.rejected_per_s:.2f}",
             short_time(one.ttft_p50_s),
             short_time(one.ttft_p99_s),
+            style="yellow" if one.rejected_per_s else None,
+        )
+    return table
+
+
+def _named(kind: str, lines: "Sequence[NameLine]") -> "RenderableType":
+    table = _table(kind, "req/s", "share", "tokens/s", "TTFT p50", "TTFT p95", "rejected/s")
+    table.title = f"{kind.capitalize()}s, last minute"
+    for one in lines[:MOST_NAMES]:
+        table.add_row(
+            one.name,
+            f"{one.requests_per_s:.2f}",
+            f"{one.share:.0%}",
+            f"{one.prompt_tokens_per_s:,.0f}",
+            short_time(one.ttft_p50_s),
+            short_time(one.ttft_p95_s),
+            f"{one.rejected_per_s:.2f}",
             style="yellow" if one.rejected_per_s else None,
         )
     return table

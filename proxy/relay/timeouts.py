@@ -21,6 +21,7 @@ except ImportError:  # Windows: the bytes in the kernel are not counted
     ioctl = None  # type: ignore[assignment]
 
 TICK_S = 0.25
+LOOK_S = 1.0  # interval at which clients that are slow to read are counted
 # A client that takes so much within `client_write` goes on, however large the answer: by default
 # 550 bytes/s. A bound of one byte would let a client hold an answer for ever.
 PROGRESS_BYTES = 16 << 10
@@ -141,6 +142,8 @@ class Watchdog:
     Attributes:
         clock: the time of the event loop.
         beating: clients that get heartbeats.
+        untaken_s: seconds, added up over requests, in which a client had yet to take
+            PROGRESS_BYTES or more.
     """
 
     def __init__(self, idle_s: float, client_write_s: float) -> None:
@@ -152,6 +155,7 @@ class Watchdog:
         self._loop = asyncio.get_running_loop()
         self.clock = self._loop.time
         self.beating: set[Beating] = set()
+        self.untaken_s = 0.0
 
     def reconfigure(self, idle_s: float, client_write_s: float) -> None:
         self._idle_s, self._client_write_s = idle_s, client_write_s
@@ -180,9 +184,13 @@ class Watchdog:
                 watch.response.fail(StalledUpstream(why))
 
     async def _run(self) -> None:
+        looked_at = self.clock()
         while True:
             await asyncio.sleep(TICK_S)
             now = self.clock()
+            if now - looked_at >= LOOK_S:
+                self._count_untaken(now - looked_at)
+                looked_at = now
             for limit in self._limits:
                 if now > limit.at:
                     limit.end()
@@ -191,6 +199,13 @@ class Watchdog:
             for one in list(self.beating):
                 if (now := self.clock()) >= one.next_at:
                     await one.beat(now)
+
+    def _count_untaken(self, seconds: float) -> None:
+        """Count the clients that are slow to take their answers."""
+        for watch in self._watches:
+            transport = watch.request.transport
+            if transport is not None and _untaken_bytes(transport) >= PROGRESS_BYTES:
+                self.untaken_s += seconds
 
     def _check(self, watch: TimeoutWatch, now: float) -> None:
         if watch.heard:

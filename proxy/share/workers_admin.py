@@ -6,6 +6,7 @@ that does not answer in time is left out and reported as down.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
@@ -25,13 +26,14 @@ from forebay.proxy.admin.port import (
     seconds_ago,
     wrong_request,
 )
-from forebay.proxy.admin.request_list import DEFAULT_ROWS, ordered
+from forebay.proxy.admin.request_list import DEFAULT_ROWS, by_count, ordered
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import SERVER, ApiError, error_body
 from forebay.proxy.http1.headers import request_id
 from forebay.proxy.http1.server.byte_budget import ByteBudget, RequestMemory
 from forebay.proxy.http1.server.client_body import read_client_body
 from forebay.proxy.http1.server.cross_origin import cross_site_refusal
+from forebay.proxy.share.worker_histories import added_up
 from forebay.proxy.share.workers import Worker, WorkerPool
 
 ANSWER_S, RELOAD_S = 2.0, 60.0  # new backends are probed before a reload ends
@@ -88,8 +90,8 @@ class WorkersAdmin:
                 return web.Response(
                     body=orjson.dumps(await self._status()), content_type="application/json"
                 )
-            case "GET", "/requests":
-                return await self._list(request)
+            case "GET", "/history" | "/requests" as path:
+                return await {"/history": self._history, "/requests": self._list}[path](request)
             case "GET", "/backends":
                 return await self._first("GET", request.raw_path)
             case "POST", "/preview":
@@ -173,11 +175,22 @@ class WorkersAdmin:
         lists = list(good.values())
         rows = [{**row, "worker": i} for i, one in good.items() for row in one["requests"]]
         count = int(float(query_of(request).get("count", [str(DEFAULT_ROWS)])[0]))
-        sums = {
+        sums: dict[str, Any] = {
             key: sum(one[key] for one in lists) for key in ("remembered", "considered", "unseen")
         }
+        rejected = sum((Counter(one["by_tenant"]) for one in lists), Counter[str]())
+        sums["by_tenant"] = by_count(rejected)
         fields = {**lists[0], **sums, "requests": ordered(rows, lists[0]["by"], count)}
         return web.Response(body=orjson.dumps(fields), content_type="application/json")
+
+    async def _history(self, request: web.BaseRequest) -> web.Response:
+        """Answer with the last minute and the events of all workers; samples are by worker."""
+        answers = await self._ask(request.raw_path)
+        good = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
+        if not good:
+            return _no_answer(answers)
+        body = orjson.dumps(added_up(good))
+        return web.Response(body=body, content_type="application/json")
 
     async def _preview(self, request: web.BaseRequest) -> web.Response:
         """Answer with what the first worker that responds would decide about a body."""

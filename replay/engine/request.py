@@ -31,6 +31,7 @@ class EngineRequest:
         finish_reason: reason of its own end, "length" or "stop".
         hashes: chained hashes of the prompt's full blocks; grows as output fills blocks.
         arrival_s: when the server received it.
+        queued_s: when the engine had it: later than that by the time in the API server.
         priority: smaller goes first, under the priority policy only.
         content: its tokens, where the driver knows them.
         process: the process of the API server that has it; None if no server is in front.
@@ -61,6 +62,7 @@ class EngineRequest:
         "priority",
         "process",
         "prompt_tokens",
+        "queued_s",
         "registered",
         "sink",
         "tokens",
@@ -86,7 +88,7 @@ class EngineRequest:
         self.output_target = output_target
         self.max_tokens = output_target if max_tokens is None else max_tokens
         self.hashes = [] if hashes is None else hashes
-        self.arrival_s = arrival_s
+        self.arrival_s = self.queued_s = arrival_s
         self.priority = priority
         self.finish_reason = finish_reason
         self.content = content

@@ -1,8 +1,8 @@
 """Score a policy on a workload, with a confidence interval for its difference to another.
 
 All policies play the same requests, so a request has a number that means the same for all of them.
-Intervals come from drawing blocks of consecutive requests (`analysis.bootstrap` says why), the same
-ones for both policies of a ratio. A refused request has an infinite TTFT and misses its target.
+Intervals come from drawing blocks of consecutive requests (late ones come together), the same ones
+for both policies of a ratio. A refused request has an infinite TTFT and misses its target.
 """
 
 from collections.abc import Sequence

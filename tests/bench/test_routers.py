@@ -26,7 +26,7 @@ from arena_traffic import Traffic, at_rate, prepare, prepare_real
 from bench_routers import main
 from peers import Peer, Setting
 
-from forebay.analysis.statistics.bootstrap import ConfidenceInterval
+from forebay.analysis.statistics.quantile_intervals import ConfidenceInterval
 from forebay.analysis.statistics.units import NEVER, NONE
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest

@@ -266,6 +266,24 @@ CASES: list[Case] = [
         sample("rejects_total", 3.0, bucket="document", reason="deadline_unattainable"),
         sample("responses_total", 300.0, bucket="chat"),
         sample("responses_total", 13.0, bucket="document")]),
+    ("a has restarted: it counts 60 prompts, and answered 100 in this time; its prefix cache is "
+     "cold (25% of its prompt tokens were cached)", status(),
+     [fact("a", engine={"prompts": 60.0})], [
+        *SERVED, sample("prompt_tokens_total", 1_000.0, backend="a"),
+        sample("cached_tokens_total", 250.0, backend="a")]),
+    ("first tokens of a took 0.50 s, 0.10 s of it in its engine (mean of 100): the rest is its API "
+     "server, which tokenizes one text after another and should need 19 ms", status(),
+     [fact("a", engine={"prompts": 100.0, "prompt_tokens": 500_000.0, "prefills": 100.0,
+                        "queue_s": 4.0, "prefill_s": 6.0, "prefix_hits": 1.0})], [
+        *SERVED,
+        sample("backend_time_to_first_token_seconds_count", 100.0, backend="a"),
+        sample("backend_time_to_first_token_seconds_sum", 50.0, backend="a"),
+        sample("backend_predicted_time_to_first_token_seconds_total", 50.0, backend="a")]),
+    ("clients took 30.0 s to send their prompts, 60% of the time to first tokens (1.50 s each)",
+     status(), (), [
+        sample("client_wait_seconds_total", 30.0, direction="upload"),
+        sample("time_to_first_token_seconds_count", 20.0, bucket="chat"),
+        sample("time_to_first_token_seconds_sum", 50.0, bucket="chat")]),
     ("prompts of a do not reach one block of its prefix cache, so none is found there: they have "
      "300 tokens on average, a block has 784", status(),
      [fact("a", engine={"prefix_hits": 0.0, "prompts": 50.0, "prompt_tokens": 15_000.0,
@@ -392,7 +410,8 @@ def test_the_metrics_of_five_minutes_ago() -> None:
         past.take()
     at += 10.0
     assert past.ago(300.0) == b"now 840"  # the latest that is old enough
-    assert past.ago(1_500.0) == b""  # before the start of the process
+    assert past.age(300.0).endswith(b"\nforebay_snapshot_age_seconds 310.000\n")
+    assert past.ago(1_500.0) == past.age(1_500.0) == b""  # before the start of the process
     for minute in range(20, 200):
         at = minute * 60.0
         past.take()

@@ -235,6 +235,21 @@ def test_the_slowest_and_the_rejected(capsys: pytest.CaptureFixture[str]) -> Non
     assert "1 were no streams" in said.err
 
 
+def test_the_lists_name_tenants(capsys: pytest.CaptureFixture[str]) -> None:
+    def row(tenant: str | None) -> dict[str, Any]:
+        return {"request": "r/1", "age_s": 3.0, "bucket": "chat", "tenant": tenant, "reason": "x",
+                "predicted_ttft_s": 0.2, "hindsight": None}  # fmt: skip
+
+    show_list(
+        {"by": "rejected", "considered": 300, "kept": 2_000, "unseen": 0,
+         "by_tenant": {"acme": 96, "zeta": 4}, "requests": [row("acme"), row(None)]}
+    )  # fmt: skip
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0].split() == ["request", "ago", "bucket", "tenant", "predicted"]
+    assert "acme" in said.out.splitlines()[1]
+    assert "Rejected by tenant: acme 96 (96%), zeta 4 (4%)." in said.err.replace("\n", " ")
+
+
 @pytest.mark.parametrize(
     ("state", "reason"),
     [

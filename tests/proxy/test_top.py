@@ -16,7 +16,7 @@ from proxy_stage import RawBackend, stage
 from rich.console import Console
 
 from forebay.proxy.cli import main
-from forebay.proxy.diagnose.frame import TimedScene, frame_of, quantile_of
+from forebay.proxy.diagnose.frame import TimedScene, earlier, frame_of, quantile_of
 from forebay.proxy.diagnose.scene import MetricSample, Scene, samples_of
 from forebay.proxy.diagnose.top_cli import rendered
 from forebay.replay.clock.virtual_loop import run
@@ -147,6 +147,36 @@ def test_a_frame_of_a_running_proxy() -> None:
     run(main())
 
 
+def minute() -> dict[str, Any]:
+    line = {"requests": 60, "rejected": 30, "prompt_tokens": 60_000, "ttft_p50_s": 0.2,
+            "ttft_p95_s": 1.5}  # fmt: skip
+    return {"seconds": 60.0, "buckets": [{**line, "name": "chat"}],
+            "models": [{**line, "name": "llama"}],
+            "tenants": [{**line, "name": "acme"}]}  # fmt: skip
+
+
+def test_models_and_tenants_are_named() -> None:
+    frame = frame_of(TimedScene(0.0, Scene(status(), [], []), minute()))
+    (acme,) = frame.tenants
+    assert (acme.name, acme.requests_per_s, acme.share, acme.rejected_per_s) == ("acme", 1, 1, 0.5)
+    console = Console(width=80, highlight=False)
+    with console.capture() as captured:
+        console.print(rendered(frame, ADMIN))
+    text = captured.get()
+    assert "Models, last minute" in text
+    assert "acme" in text
+    assert all(len(line.rstrip()) <= 80 for line in text.splitlines())
+
+
+def test_the_first_frame_looks_at_a_window() -> None:
+    """Of 300 requests 200 came in the last 40 s; the mean since the start would be 5 a second."""
+    then = [sample("snapshot_age_seconds", 40.0), *counters(1.0)]
+    now = TimedScene(1_000.0, Scene(status(), [], counters(3.0)))
+    frame = frame_of(now, earlier(now, then))
+    assert (frame.over_s, frame.buckets[0].requests_per_s) == (40.0, 5.0)
+    assert earlier(now, []) is None  # the proxy is younger
+
+
 @contextmanager
 def admin_port() -> Iterator[str]:
     """What looks like the admin port of a proxy."""
@@ -154,7 +184,9 @@ def admin_port() -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             metrics = b"# TYPE forebay_x gauge\nforebay_x 1.0\n"
-            body = metrics if self.path == "/metrics" else json.dumps(status()).encode()
+            body = metrics if self.path.startswith("/metrics") else json.dumps(status()).encode()
+            if self.path == "/history":
+                body = json.dumps({"minute": minute()}).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(body)))
             self.end_headers()

@@ -74,6 +74,32 @@ def merge(traces: Sequence[Requests], *, shared: bool = False) -> Iterator[Trace
     return merge_sorted(*parts, key=lambda request: request.arrival_s)
 
 
+def repeated(requests: Sequence[TraceRequest], count: int) -> list[TraceRequest]:
+    """Return `count` rows: the trace, and then again with sessions and prompts of its own.
+
+    A copy follows the one before after a mean gap. Prompts of different copies share nothing.
+    """
+    gap_s = requests[-1].arrival_s - requests[0].arrival_s
+    gap_s += gap_s / max(1, len(requests) - 1)
+    rows = list(requests[:count])
+    for number in range(1, -(-count // len(requests))):
+        copy = _renamed(requests[: count - len(rows)], number, shared=False)
+        rows += [_own_text(row, row.arrival_s + number * gap_s, number) for row in copy]
+    return rows
+
+
+def _own_text(row: TraceRequest, arrival_s: float, number: int) -> TraceRequest:
+    """Return the row of a copy, whose text differs from its beginning on."""
+    mark = f"({number + 1}) "
+    text = None if row.text is None else mark + row.text
+    messages = row.messages
+    if messages and isinstance(messages[0].get("content"), str):
+        messages = ({**messages[0], "content": mark + messages[0]["content"]}, *messages[1:])
+    elif messages:
+        messages = ({"role": "system", "content": mark}, *messages)
+    return replace(row, arrival_s=arrival_s, text=text, messages=messages)
+
+
 def _renamed(requests: Requests, number: int, shared: bool) -> Iterator[TraceRequest]:
     def name(text: str | None) -> str | None:
         return None if text is None else f"{number + 1}/{text}"

@@ -11,7 +11,7 @@ SOME = 0.01  # of all requests: more errors, rejections or preemptions than this
 MANY = 0.05  # of the admitted requests that were late, or of the waiting time for one reason
 LARGE = 0.2  # of the waiting time: then what was waited for is the cause
 MOST = 0.8
-"""Of the rejections, or of the time to first tokens: then one tenant or bucket is the cause."""
+"""Of the rejections: then one tenant or bucket is the cause."""
 FEW_REJECTED = 2.0
 
 
@@ -37,6 +37,7 @@ def floods(scene: Scene) -> Found:
 def kv_full(scene: Scene) -> Found:
     """Requests wait for prefills, not for room in the KV caches."""
     waits = scene.by("forebay_wait_seconds_total", "reason")
+    behind_s = waits.pop("behind_others", 0.0)  # those in front wait for the cause
     kept_s, all_s = waits.get("kv_full", 0.0), sum(waits.values())
     if kept_s < max(1.0, LARGE * all_s):
         return
@@ -44,6 +45,8 @@ def kv_full(scene: Scene) -> Found:
         f"requests waited {kept_s:.0f} s for room in the KV cache, {kept_s / all_s:.0%} of all "
         "time in the queue"
     )
+    if behind_s:
+        text += f", and others {behind_s:.0f} s behind them"
     reserved = {
         name: (backend.get("kv_reserved_tokens", 0) / backend["kv_tokens"], backend["kv_tokens"])
         for name, backend in scene.backends().items()
@@ -71,8 +74,9 @@ def document_stream(scene: Scene) -> Found:
     count, total = counts.get(bucket, 0.0), sum(counts.values())
     rejected = scene.total("forebay_rejects_total", bucket=bucket)
     answered = scene.total("forebay_responses_total", bucket=bucket)
-    rare = count and count < total / 2 and seconds >= MOST * sum(taken_s.values())
-    if rare and rejected > max(FEW_REJECTED, SOME * answered):
+    rare = count and count < total / 2 and seconds >= sum(taken_s.values()) / 2
+    mine = rejected >= MOST * scene.total("forebay_rejects_total")
+    if rare and mine and rejected > max(FEW_REJECTED, SOME * answered):
         yield (
             "warning",
             f"bucket {bucket}: {count:.0f} of {total:.0f} requests took "

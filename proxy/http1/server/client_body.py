@@ -5,6 +5,7 @@ request that queued with its body unread could not be cancelled.
 """
 
 import asyncio
+from collections.abc import Callable
 from io import BytesIO
 
 from aiohttp import HttpVersion10, web
@@ -19,7 +20,12 @@ AHEAD_BYTES = 64 << 10  # part of a stated length that is reserved before it com
 
 
 async def read_client_body(
-    request: web.BaseRequest, limit: int, patience_s: float, memory: RequestMemory
+    request: web.BaseRequest,
+    limit: int,
+    patience_s: float,
+    memory: RequestMemory,
+    *,
+    took: Callable[[float], None] | None = None,
 ) -> bytes:
     """Return the body, decompressed; raises ApiError 400, 408, 413, 415, and that of a full budget.
 
@@ -29,9 +35,17 @@ async def read_client_body(
 
     A body is too slow if it falls `patience_s` behind LEAST_BYTES_PER_S, counted from its beginning
     or from any later moment: what came fast at first buys no time for silence.
+
+    `took` gets the seconds in which it came, also if it did not come whole.
     """
     coding = coding_of(request.headers)
-    body = await _received(request, limit, patience_s, memory)
+    clock = asyncio.get_running_loop().time
+    began_at = clock()
+    try:
+        body = await _received(request, limit, patience_s, memory)
+    finally:
+        if took is not None:
+            took(clock() - began_at)
     return await decompressed(body, coding, limit, memory) if coding else body
 
 

@@ -2,5 +2,6 @@
 
 In reading order: proxy_metrics (all of them), counters (of requests and errors), backend_metrics
 (of each backend), decision_metrics (of predictions and rejections), past_metrics (those of the last
-hour), tenant_labels (a bounded number of tenants as labels).
+hour), live_history (the last 15 minutes of the live page), tenant_labels (a bounded number of
+tenants as labels).
 """

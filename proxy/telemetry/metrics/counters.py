@@ -41,6 +41,7 @@ class Counter:
 
     Attributes:
         of: the children, by tuples of values in the order of the label names.
+        read: returns the value.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Counter:
     ) -> None:
         self._name, self._text = name, text
         self._value = 0.0
+        self.read: Callable[[], float] = lambda: self._value
         self.of: _Children[Counter] = _Children(labels, lambda: Counter(name, text))
         if not labels:
             self.of[()] = self
@@ -65,7 +67,7 @@ class Counter:
     def collect(self) -> Iterable[CounterMetricFamily]:
         family = CounterMetricFamily(self._name, self._text, labels=self.of.labels)
         for values, child in self.of.items():
-            family.add_metric(values, child._value)
+            family.add_metric(values, child.read())
         yield family
 
 

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
 EVERY_S = 30.0
+TICK_S = 5.0
+AGE = b"forebay_snapshot_age_seconds"
 KEPT_S = 3_600.0
 
 
@@ -32,22 +34,30 @@ class PastMetrics:
 
         They are the oldest ones if the hour is over, and empty if the process is younger.
         """
+        chosen = self._chosen(seconds)
+        return zlib.decompress(chosen[1]) if chosen is not None else b""
+
+    def age(self, seconds: float) -> bytes:
+        """Return how old `ago(seconds)` is, as a metric; empty if that is empty."""
+        chosen = self._chosen(seconds)
+        age_s = 0.0 if chosen is None else self._clock() - chosen[0]
+        return b"" if chosen is None else b"# TYPE %s gauge\n%s %.3f\n" % (AGE, AGE, age_s)
+
+    def _chosen(self, seconds: float) -> tuple[float, bytes] | None:
         before = self._clock() - seconds
-        chosen = b""
-        for at, text in self._kept:
-            if at > before and chosen:
+        chosen = None
+        for snapshot in self._kept:
+            if snapshot[0] > before and chosen:
                 break
-            chosen = text
-            if at > before:  # the oldest one that is kept is younger
+            chosen = snapshot
+            if snapshot[0] > before:  # the oldest one that is kept is younger
                 break
         full = len(self._kept) == self._kept.maxlen
-        if not chosen or (self._kept[0][0] > before and not full):
-            return b""
-        return zlib.decompress(chosen)
+        return None if chosen is None or (chosen[0] > before and not full) else chosen
 
     @contextlib.asynccontextmanager
     async def kept(self, *ticks: Callable[[float], None]) -> AsyncIterator[None]:
-        """Take snapshots while the block runs; `ticks` are called with the time of each."""
+        """Take snapshots while the block runs; `ticks` are called with the time, more often."""
         taking = asyncio.create_task(self._run(ticks))
         try:
             yield
@@ -56,8 +66,12 @@ class PastMetrics:
             await asyncio.gather(taking, return_exceptions=True)
 
     async def _run(self, ticks: Sequence[Callable[[float], None]]) -> None:
+        taken_at = self._clock()
         while True:
-            await asyncio.sleep(EVERY_S)
-            self.take()
+            await asyncio.sleep(TICK_S)
+            now = self._clock()
+            if now - taken_at >= EVERY_S - TICK_S / 2:
+                taken_at = now
+                self.take()
             for tick in ticks:
-                tick(self._clock())
+                tick(now)

@@ -26,6 +26,7 @@ from forebay.proxy.telemetry.hlog import IntervalLog
 from forebay.proxy.telemetry.logs.access_log import LOGGER
 from forebay.proxy.telemetry.logs.log_queue import dropped_lines
 from forebay.proxy.telemetry.metrics.counters import BucketHistogram, Counter
+from forebay.proxy.telemetry.metrics.live_history import LiveHistory
 from forebay.proxy.telemetry.metrics.tenant_labels import TenantLabels
 from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 
@@ -71,6 +72,7 @@ class ProxyMetrics:
         self._shaper = shaper
         self._by_backend: list[Counter | BucketHistogram] = []
         self.log: IntervalLog | None = None  # gets each TTFT as well
+        self.history: LiveHistory | None = None  # counts each request as well
         self.tenant_labels = TenantLabels(tenants)
         self.registry = registry = CollectorRegistry()
         registry.register(_ShaperMetrics(shaper, connections))
@@ -151,6 +153,11 @@ class ProxyMetrics:
             "Delay of the event loop in waking a sleeping task",
             LAGS,
         )
+        self._client_waits = counter(
+            "client_wait_seconds",
+            "Time in which prompts came (upload), or clients had much to take (download)",
+            "direction",
+        )
         self._reloads = counter(
             "config_reloads", "Reloads of the configuration, by result", "result"
         )
@@ -207,6 +214,8 @@ class ProxyMetrics:
         self._backend_predicted.of[backend, bucket].inc(predicted_s)
         if self.log is not None:
             self.log.record(f"ttft.{bucket}", ttft_s)
+        if self.history is not None:
+            self.history.first_token(record, ttft_s)
 
     def decided(self, now: float, action: Action) -> None:
         """Note how long a request had waited when the shaper decided."""
@@ -242,6 +251,14 @@ class ProxyMetrics:
         """Read at each scrape whether other proxies should be heard and are not."""
         self._alone.set_function(alone)
 
+    def uploaded(self, seconds: float) -> None:
+        """A client has sent its body, or has left, after `seconds`."""
+        self._client_waits.of[("upload",)].inc(seconds)
+
+    def read_untaken(self, seconds: Callable[[], float]) -> None:
+        """Read at each scrape for how long clients have had much to take."""
+        self._client_waits.of[("download",)].read = seconds
+
     def reloaded(self, result: str, generation: int) -> None:
         """A reload ended; `result` is applied, partly, unchanged or failed."""
         self._reloads.of[(result,)].inc()
@@ -253,6 +270,8 @@ class ProxyMetrics:
         bucket, backend = record.bucket, record.backend
         self.answers.of[bucket, known].inc()
         self._tenants.of[self.tenant_labels.label(record.tenant), known].inc()
+        if self.history is not None:
+            self.history.finished(record)
         if not record.operation or record.sent_at is None:
             return
         operation = record.operation

@@ -90,7 +90,7 @@ class EngineMetrics:
     def first_token(self, request: EngineRequest, now: float) -> None:
         self.cached_tokens += max(0, request.cached_tokens)
         self.ttft.observe(now - request.arrival_s)
-        self.queue_time.observe(request.admitted_s - request.arrival_s)
+        self.queue_time.observe(request.admitted_s - request.queued_s)
         self.prefill_time.observe(now - request.admitted_s)
 
     def finished(self, request: EngineRequest, now: float) -> None:

@@ -121,6 +121,7 @@ class Generator:
         request.process = await loop.receive(request.prompt_tokens, text=text)
         if why := loop.unavailable():
             raise unavailable(why)
+        request.queued_s = loop.now()
         loop.add(request)
         interval_s = self._options.sse_keep_alive_interval
         if not (interval_s and isinstance(sink, TokenStream)):

@@ -9,7 +9,8 @@ is the number of output tokens that the server counted:
     E2E           c_k - t_int (response)     c_k - t_send (service)
     TPOT          (c_k - c_1) / (N - n_1), undefined when N <= n_1
     ICL           the gaps c_i - c_(i-1)
-    ITL           each gap / n_i, counted n_i times
+    ITL           each gap / n_i, counted n_i times; events of one network read, which share one
+                  time, count as one event with all their tokens
     stall         the largest ICL
 
 Undefined measurements are None, never 0.
@@ -32,7 +33,7 @@ DEFINITIONS = {
     "tpot": "(last - first output event) / (output_tokens - tokens in the first); else undefined",
     "icl": "gap between output events; those of one network read share one time stamp",
     "itl": "gap / tokens in the event, counted that many times; 1 token (estimated) unless the "
-    "server sends continuous usage",
+    "server sends continuous usage; events of one network read count as one",
     "stall": "largest icl of a request",
     "queue_wait": "x-forebay-queue-ms of completed requests",
     "goodput": "requests that met every SLO (response time) / seconds arrivals went on",
@@ -135,12 +136,22 @@ def measure(
         tpot_s=tpot,
         stall_s=max(gaps) if gaps else None,
         icl_s=gaps,
-        itl_s=None if single else _each_token(gaps, events.tokens[1:]),
+        itl_s=None if single and 0.0 not in gaps else _each_token(gaps, events, single=single),
     )
 
 
-def _each_token(gaps: "array[float]", tokens: "array[int]") -> list[tuple[float, int]]:
-    return [(gap / n, n) for gap, n in zip(gaps, tokens, strict=True)]
+def _each_token(
+    gaps: "array[float]", events: OutputEvents, *, single: bool
+) -> list[tuple[float, int]]:
+    """Return time and number of the tokens of each read after the first one."""
+    tokens = array("q", [1]) * len(gaps) if single else events.tokens[1:]
+    reads: list[tuple[float, int]] = []  # the gap before each, and its tokens
+    for gap, n in zip(gaps, tokens, strict=True):
+        if gap > 0.0:
+            reads.append((gap, n))
+        elif reads:  # else it came with the first event
+            reads[-1] = reads[-1][0], reads[-1][1] + n
+    return [(gap / n, n) for gap, n in reads if n]
 
 
 def _since(start_s: float, at_s: float | None) -> float | None:

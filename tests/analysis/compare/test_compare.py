@@ -270,7 +270,7 @@ class TestComparison:
         words = headline(compare(direct, shaped))
         assert words.mood == "better"
         assert words.points[0].startswith("chat: p99 time to first token 0.45 s with forebay, 7.65")
-        assert "17.1× shorter (95 % interval 13.0× to 45.6×)" in words.points[0]
+        assert "17.1× shorter (95 % interval 12.9× to 35.1×)" in words.points[0]
         assert any("rejected 7 and failed 0 of 1,760 requests (0.4 %)" in p for p in words.points)
 
     def test_the_same_run_twice_shows_no_difference(self, pair: tuple[Path, Path]) -> None:
@@ -537,7 +537,7 @@ class TestCommand:
         rows = [row.split() for row in out.splitlines()]
         assert ["TTFT", "p99", "7.65", "s", "0.45", "s", "0.058×", "forebay"] in rows
         assert ["goodput", "7.10", "/s", "9.40", "/s", "1.32×", "forebay"] in rows
-        assert ["95", "%", "interval", "of", "B/A", "0.022×", "to", "0.077×"] in rows
+        assert ["95", "%", "interval", "of", "B/A", "0.028×", "to", "0.077×"] in rows
         assert ["TTFT", "p99", "–", "–", "–"] in rows  # 160 documents are too few
 
     def test_json_is_data_only(
@@ -552,7 +552,7 @@ class TestCommand:
         by_key = {(one["section"], one["key"]): one for one in data["figures"]}
         assert by_key["run", "goodput"]["better"] == "b"
         assert by_key["chat", "ttft_p99"]["interval_95"] == [
-            pytest.approx(13.0, abs=0.1), pytest.approx(45.6, abs=0.1),
+            pytest.approx(12.93, abs=0.02), pytest.approx(35.11, abs=0.02),
         ]  # fmt: skip
         assert data["headline"].startswith("forebay is better")
 
@@ -750,3 +750,71 @@ class TestSessions:
         assert comparison.line("run", "session_e2e_p50") is None
         with pytest.raises(InputError, match="session_e2e_p50"):
             broken(comparison, [parse_limit("session.e2e_p50 > 15s")])
+
+class TestPairs:
+    """The same requests at the same times are compared one by one."""
+
+    def rows(self, seed: int, jitter: float, factor: float = 1.0) -> list[Row]:
+        times = np.random.default_rng(1).lognormal(-2.0, 1.0, 3_000)  # those of the requests
+        noise = np.random.default_rng(seed).lognormal(0.0, jitter, 3_000)
+        return [
+            answered(i, "chat", i * 0.1, float(factor * times[i] * noise[i])) for i in range(3_000)
+        ]
+
+    def test_what_both_runs_share_falls_out(self, tmp_path: Path) -> None:
+        comparison = compared(tmp_path, self.rows(2, 0.02), self.rows(3, 0.02, 1.1))
+        assert comparison.paired == ("chat",)
+        p99 = line(comparison, "chat", "ttft_p99")
+        assert p99.change_interval is not None
+        assert 1.03 < p99.change_interval.low < 1.1 < p99.change_interval.high < 1.2
+        assert p99.better == "a"
+
+    def test_other_times_or_other_requests_are_not_paired(self, tmp_path: Path) -> None:
+        first = self.rows(2, 0.02)
+        later = [{**row, "intended_s": row["intended_s"] + 5.0} for row in first]
+        renamed = [{**row, "id": f"x{row['id']}"} for row in first]
+        twice = [{**row, "id": "same"} for row in first]
+        fewer = first[:2_900]
+        for number, other in enumerate((later, renamed, twice, fewer)):
+            comparison = compared(tmp_path / str(number), first, other)
+            assert comparison.paired == ()
+
+
+class TestBaselines:
+    def run(self, *words: str) -> int:
+        return run_command(compare_app, "compare", list(words))
+
+    def test_a_run_is_kept_and_compared_with(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        good = write_run(tmp_path / "good", steady(2_000, 0.1))
+        bad = write_run(tmp_path / "bad", steady(2_000, 0.2))
+        assert self.run(str(good), "--save-baseline", "main") == 0
+        assert "kept" in capsys.readouterr().err
+        assert sorted(one.name for one in (tmp_path / "baselines" / "main").iterdir()) == [
+            "requests.parquet", "run.json", "summary.json"
+        ]  # fmt: skip
+        gate = ("--fail-if", "chat.ttft_p99 > 5%", "--save-baseline", "main")
+        assert self.run(str(bad), "--baseline", "main", *gate) == 1
+        said = capsys.readouterr().err
+        assert "chat.ttft_p99 of bad is 398 ms, +100.0 % against 199 ms of main" in said
+        assert self.run(str(good), "--baseline", "main", *gate) == 0  # main is still the good one
+        assert self.run(str(bad), "--save-baseline", "main") == 0
+        assert self.run(str(bad), "--baseline", "main", *gate) == 0
+        assert not [one for one in (tmp_path / "baselines").iterdir() if one.name != "main"]
+
+    def test_bad_names_say_what_there_is(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        good = write_run(tmp_path / "good", steady(100, 0.1))
+        assert self.run(str(good), "--baseline", "main") == 2
+        assert "not in baselines/ (there are none); keep one with" in capsys.readouterr().err
+        assert self.run(str(good), "--save-baseline", "v1") == 0
+        assert self.run(str(good), "--baseline", "main") == 2
+        assert "(there are: v1)" in capsys.readouterr().err
+        for name in ("../x", ".hidden", "a/b", ""):
+            assert self.run(str(good), "--save-baseline", name) == 2
+            assert "give letters, digits" in capsys.readouterr().err
+        assert self.run(str(good)) == 2

@@ -19,11 +19,12 @@ from arena_plan import IDENTITY, Record, latest
 from arena_samples import middle_s, pooled, quantile_s
 from numpy.typing import NDArray
 
-from forebay.analysis.statistics.bootstrap import SEED, ConfidenceInterval
+from forebay.analysis.statistics.quantile_intervals import ConfidenceInterval
 
 RESAMPLES = 1_000
 OURS = ("forebay", "forebay in pieces")
 ANSWERED_LESS = 0.01  # a peer that answered a smaller share than ours by more is not "best"
+SEED = 20_240_229  # of the resamples
 SEEDS_SHARE = 0.5  # of the most seeds that a peer has in common with us: one with fewer says little
 Group = tuple[str, int, str, str]  # engines, count, model, endpoint
 Matrix = NDArray[np.float64]

@@ -64,6 +64,21 @@ def test_multi_token_events_counted_by_continuous_usage() -> None:
     assert [gap for gap, _ in latency.itl_s] == pytest.approx([0.05, 0.1])
 
 
+def test_events_of_one_read_count_as_one() -> None:
+    """A busy client reads three events at once: their tokens came 10 ms apart, not at once."""
+    made = events(*((at, None) for at in (12.0, 12.0, 12.03, 12.03, 12.03, 12.04)))
+    latency = of(made, 6)
+    assert latency.itl_s is not None
+    assert [n for _, n in latency.itl_s] == [3, 1]
+    assert [gap for gap, _ in latency.itl_s] == pytest.approx([0.01, 0.01])
+    assert latency.stall_s == pytest.approx(0.03)
+    counted = of(events((12.0, 1), (12.03, 3), (12.03, 7), (12.05, 8)), 8)
+    assert counted.itl_s is not None
+    assert [n for _, n in counted.itl_s] == [6, 1]
+    assert [gap for gap, _ in counted.itl_s] == pytest.approx([0.005, 0.02])
+    assert of(events((12.0, None), (12.0, None)), 2).itl_s == []
+
+
 def test_multi_token_events_without_continuous_usage_are_estimated() -> None:
     made = events((12.0, None), (12.4, None))
     assert made.estimated

@@ -1,0 +1,35 @@
+"""Pair the requests of two runs by id, where both were sent the same requests at the same times.
+
+Both runs then have their slow times together, and what they share falls out of the interval. With
+other times the order of one run means nothing in the other, so nothing is paired.
+"""
+
+import numpy as np
+
+from forebay.analysis.runs.run import RunData
+from forebay.analysis.statistics.quantiles import Floats
+
+LEAST_SHARE = 0.99
+"""Of the answered requests of either run: with fewer pairs, the rest could decide."""
+SAME_TIME_S = 0.05
+
+
+def paired(a: RunData, b: RunData, bucket: str, column: str) -> tuple[Floats, Floats] | None:
+    """Return a latency of the same requests in both runs, in order of time, or None."""
+    rows = [run.rows(bucket, "ok") & ~np.isnan(run.numbers[column]) for run in (a, b)]
+    if any("id" not in run.words for run in (a, b)):
+        return None
+    ids = [run.words["id"][mask].astype(str) for run, mask in zip((a, b), rows, strict=True)]
+    if not all(len(one) and len(np.unique(one)) == len(one) and one.all() for one in ids):
+        return None
+    common, at_a, at_b = np.intersect1d(ids[0], ids[1], assume_unique=True, return_indices=True)
+    if len(common) < LEAST_SHARE * max(map(len, ids)):
+        return None
+    due_a, due_b = a.numbers["intended_s"][rows[0]][at_a], b.numbers["intended_s"][rows[1]][at_b]
+    if np.isnan(due_a).any() or not np.allclose(due_a, due_b, rtol=0.0, atol=SAME_TIME_S):
+        return None
+    order = due_a.argsort(kind="stable")
+    return (
+        a.numbers[column][rows[0]][at_a][order],
+        b.numbers[column][rows[1]][at_b][order],
+    )

@@ -1,0 +1,92 @@
+"""Check what stands around the engines: restarts, their API servers, and the clients' network.
+
+Each of them makes first tokens late, while the queue and the GPUs look innocent.
+"""
+
+from forebay.proxy.core.learn.api_server import PRIOR_SERVER_S_PER_TOKEN
+from forebay.proxy.diagnose.doctor.finding import FEW, Found
+from forebay.proxy.diagnose.scene import Scene
+
+GONE = 0.1
+"""Of the answers in the window: an engine that knows of fewer has restarted since."""
+LARGE = 0.3  # of the time to first tokens, of the time in the queue, or of the streams
+HALF = 0.5  # of the time to first tokens
+MANY_TIMES = 3.0
+"""What vLLM's API server needs beside an H200: a slower one is a finding."""
+SAME = 0.2  # an engine that counts so many requests more or less has other clients, or restarted
+LEAST_S = 0.1  # a request, on average
+
+
+def restarts(scene: Scene) -> Found:
+    """No engine has restarted, and lost its prefix cache."""
+    for fact in scene.facts:
+        name, prompts = fact["name"], (fact["engine"] or {}).get("prompts")
+        served = scene.total("forebay_backend_requests_total", backend=name, outcome="ok")
+        if prompts is None or served < FEW or served - prompts < max(2.0, GONE * served):
+            continue
+        failed = scene.total("forebay_upstream_errors_total", backend=name)
+        lost = f", and {failed:.0f} requests failed with it" if failed else ""
+        yield (
+            "error" if failed else "warning",
+            f"{name} has restarted: it counts {prompts:.0f} prompts, and answered {served:.0f} in "
+            f"this time{lost}; its prefix cache is cold{_hits(scene, name)}",
+            "read its log for the reason; the cache fills again with new traffic",
+        )
+
+
+def _hits(scene: Scene, name: str) -> str:
+    prompt = scene.total("forebay_prompt_tokens_total", backend=name)
+    cached = scene.total("forebay_cached_tokens_total", backend=name)
+    return f" ({cached / prompt:.0%} of its prompt tokens were cached)" if prompt else ""
+
+
+def tokenizers(scene: Scene) -> Found:
+    """First tokens take their time in the engines, not in the API servers."""
+    first = "forebay_backend_time_to_first_token_seconds"
+    for fact in scene.facts:
+        engine, name = fact["engine"] or {}, fact["name"]
+        begun = scene.lifetime(f"{first}_count", backend=name)
+        sent = scene.lifetime("forebay_backend_requests_total", backend=name)
+        prefills, prompts = engine.get("prefills", 0.0), engine.get("prompts", 0.0)
+        if begun < FEW or not prompts or not 1.0 - SAME < prefills / max(sent, 1.0) < 1.0 + SAME:
+            continue  # the engine counts other requests than this proxy
+        mean_s = scene.lifetime(f"{first}_sum", backend=name) / begun
+        engine_s = (engine.get("queue_s", 0.0) + engine.get("prefill_s", 0.0)) / prefills
+        usual_s = PRIOR_SERVER_S_PER_TOKEN * engine["prompt_tokens"] / prompts
+        rest_s = mean_s - engine_s
+        if rest_s >= max(LEAST_S, HALF * mean_s, MANY_TIMES * usual_s):
+            yield (
+                "warning",
+                f"first tokens of {name} took {mean_s:.2f} s, {engine_s:.2f} s of it in its engine "
+                f"(mean of {begun:.0f}): the rest is its API server, which tokenizes one text "
+                f"after another and should need {usual_s * 1e3:.0f} ms, or the network to it",
+                "give it processors of its own, start vLLM with --renderer-num-workers or "
+                "--api-server-count, or send token ids",
+            )
+
+
+def client_network(scene: Scene) -> Found:
+    """Clients send their prompts and take their answers without delay."""
+    waits = scene.by("forebay_client_wait_seconds_total", "direction")
+    first = "forebay_time_to_first_token_seconds"
+    begun, to_first_s = scene.total(f"{first}_count"), scene.total(f"{first}_sum")
+    upload_s, download_s = waits.get("upload", 0.0), waits.get("download", 0.0)
+    remedy = (
+        "look at the network between the clients and the proxy, and at what stands in between; "
+        "the servers are not the reason"
+    )
+    if begun and upload_s >= max(LEAST_S * begun, LARGE * to_first_s):
+        yield (
+            "warning",
+            f"clients took {upload_s:.1f} s to send their prompts, {upload_s / to_first_s:.0%} of "
+            f"the time to first tokens ({upload_s / begun:.2f} s each)",
+            remedy,
+        )
+    lasted_s = scene.total("forebay_backend_request_duration_seconds_sum")
+    if begun and download_s >= max(LEAST_S * begun, LARGE * lasted_s):
+        yield (
+            "warning",
+            f"clients were slow to take their answers for {download_s:.0f} s, "
+            f"{download_s / max(lasted_s, download_s):.0%} of the time of all answers",
+            remedy,
+        )

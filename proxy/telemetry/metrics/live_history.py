@@ -1,0 +1,171 @@
+"""Keep the last 15 minutes for the live page: a sample every 5 seconds, in bounded memory.
+
+A sample counts requests, rejections and times to first token by length bucket, tenant and model.
+Times are counted in classes 10 % wide, so that samples can be added up. A page that is opened
+after an alert shows what came before it.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from math import log
+from typing import Any, get_args
+
+from forebay.proxy.core.model import RejectReason
+from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.telemetry.record import RequestRecord
+
+EVERY_S = 5.0
+KEPT_S = 900.0
+MINUTE_S = 60.0
+MOST_NAMES = 20
+"""Tenants, and models, that one sample counts by name. The others count as one."""
+OTHERS = "others"
+REJECTED = frozenset(get_args(RejectReason))
+LEAST_S, MOST_S, WIDER = 0.001, 1_000.0, 1.1
+"""Bounds of the first and the last class of times, and how much wider each is than the last."""
+
+
+class Tally:
+    """Counts of one sample for one bucket, tenant or model."""
+
+    __slots__ = ("first_tokens", "prompt_tokens", "rejected", "requests")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.rejected = 0
+        self.prompt_tokens = 0
+        self.first_tokens: Counter[int] = Counter()  # by class
+
+    def first_token(self, ttft_s: float) -> None:
+        within_s = min(max(ttft_s, LEAST_S), MOST_S)
+        self.first_tokens[int(log(within_s / LEAST_S) / log(WIDER))] += 1
+
+    def add(self, other: "Tally") -> None:
+        self.requests += other.requests
+        self.rejected += other.rejected
+        self.prompt_tokens += other.prompt_tokens
+        self.first_tokens.update(other.first_tokens)
+
+    def ttft_s(self, share: float) -> float | None:
+        """Return a quantile of the times to first token, within 5 %; None without any."""
+        rank, below = share * self.first_tokens.total(), 0
+        for at, count in sorted(self.first_tokens.items()):
+            below += count
+            if below >= rank:
+                return round(LEAST_S * float(WIDER ** (at + 0.5)), 4)
+        return None
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "requests": self.requests,
+            "rejected": self.rejected,
+            "prompt_tokens": self.prompt_tokens,
+            "ttft_p50_s": self.ttft_s(0.5),
+            "ttft_p95_s": self.ttft_s(0.95),
+        }
+
+
+class Sample:
+    """The tallies of some seconds; a name beyond the first `MOST_NAMES` counts as `OTHERS`."""
+
+    __slots__ = ("began_at", "buckets", "models", "tenants")
+
+    def __init__(self, began_at: float) -> None:
+        self.began_at = began_at
+        self.buckets: dict[str, Tally] = {}
+        self.tenants: dict[str, Tally] = {}
+        self.models: dict[str, Tally] = {}
+
+    def of(self, record: RequestRecord) -> list[Tally]:
+        """Return the tallies that count a request."""
+        named = (
+            (self.buckets, record.bucket),
+            (self.tenants, record.tenant),
+            (self.models, record.model),
+        )
+        return [_tally(tallies, name) for tallies, name in named if name]
+
+
+def _tally(tallies: dict[str, Tally], name: str) -> Tally:
+    known = tallies.get(name)
+    if known is None:
+        name = name if len(tallies) < MOST_NAMES else OTHERS
+        known = tallies.setdefault(name, Tally())
+    return known
+
+
+class LiveHistory:
+    """The samples of one process, oldest first, and the one that is being counted."""
+
+    def __init__(self, shaper: Shaper, clock: Callable[[], float]) -> None:
+        self._shaper = shaper
+        self._clock = clock
+        self._now = Sample(clock())
+        self._minute: deque[Sample] = deque(maxlen=int(MINUTE_S / EVERY_S))
+        self._kept: deque[tuple[float, dict[str, Any]]] = deque(maxlen=int(KEPT_S / EVERY_S))
+
+    def first_token(self, record: RequestRecord, ttft_s: float) -> None:
+        """The first event of a request has come."""
+        for tally in self._now.of(record):
+            tally.first_token(ttft_s)
+
+    def finished(self, record: RequestRecord) -> None:
+        """A request has been answered, or its client has left."""
+        rejected = record.reason in REJECTED
+        tokens = record.prompt_tokens or record.estimated_tokens
+        if not tokens and record.request is not None:
+            tokens = record.request.prompt_tokens  # as estimated on arrival
+        for tally in self._now.of(record):
+            tally.requests += 1
+            tally.rejected += rejected
+            tally.prompt_tokens += tokens
+
+    def take(self, now: float) -> None:
+        """End the sample that is being counted, and begin the next one."""
+        buckets = {name: tally.fields() for name, tally in self._now.buckets.items()}
+        self._kept.append((now, {"buckets": buckets, **self._state()}))
+        self._minute.append(self._now)
+        self._now = Sample(now)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the JSON of `/history`, but for the events."""
+        now = self._clock()
+        minute = [*self._minute, self._now]
+        return {
+            "every_s": EVERY_S,
+            "kept_s": KEPT_S,
+            "samples": [{"age_s": round(now - at, 1), **sample} for at, sample in self._kept],
+            "minute": {
+                "seconds": round(now - minute[0].began_at, 1),
+                "buckets": _added_up(sample.buckets for sample in minute),
+                "tenants": _added_up(sample.tenants for sample in minute),
+                "models": _added_up(sample.models for sample in minute),
+            },
+        }
+
+    def _state(self) -> dict[str, Any]:
+        shaper = self._shaper
+        return {
+            "waiting": {bucket: shaper.queued(bucket) for bucket in shaper.buckets},
+            "backends": {name: _backend(one) for name, one in shaper.backends.items()},
+        }
+
+
+def _backend(backend: Backend) -> dict[str, Any]:
+    known = backend.kv_tokens not in (0, float("inf"))
+    return {
+        "up": backend.up,
+        "running": len(backend.in_flight) + backend.passing,
+        "kv_share": round(backend.kv.tokens / backend.kv_tokens, 3) if known else None,
+    }
+
+
+def _added_up(parts: Iterable[Mapping[str, Tally]]) -> list[dict[str, Any]]:
+    """Return the sums by name, those with most requests first."""
+    sums: dict[str, Tally] = {}
+    for part in parts:
+        for name, tally in part.items():
+            _tally(sums, name).add(tally)
+    ordered = sorted(sums.items(), key=lambda pair: (-pair[1].requests, pair[0]))
+    return [{"name": name, **tally.fields()} for name, tally in ordered]
