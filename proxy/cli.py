@@ -29,7 +29,7 @@ COMMANDS = {
         "what is wrong with a running proxy and its backends",
     ),
     "top": ("forebay.proxy.diagnose.top_cli:app", "a running proxy in the terminal, each second"),
-    "engine": ("forebay.replay.engine.server.cli:app", "one simulated vLLM server"),
+    "engine": ("forebay.replay.validation.cli:app", "one simulated vLLM server"),
     "fleet": ("forebay.replay.fleet.cli:app", "real vLLM servers, one on each GPU"),
     "replay": (
         "forebay.replay.cli:app",

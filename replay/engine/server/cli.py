@@ -8,11 +8,7 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.proxy.runtime.event_loop import fast_runner, short_collections
-from forebay.replay.engine.calibration.calibrate_cli import HELP as CALIBRATE_HELP
-from forebay.replay.engine.calibration.calibrate_cli import calibrate_command
 from forebay.replay.engine.calibration.output import print_shipped
-from forebay.replay.engine.calibration.validate_cli import HELP as VALIDATE_HELP
-from forebay.replay.engine.calibration.validate_cli import validate_command
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.flags import EngineFlags
 from forebay.replay.engine.loop.faults import Fault, fault_help, parse_fault
@@ -74,10 +70,6 @@ def engine(context: typer.Context, options: EngineOptions, flags: EngineFlags) -
     if died:
         print("forebay engine: the engine died, as --fault engine-dead asks", file=sys.stderr)
         raise typer.Exit(1)
-
-
-app.command("calibrate", help=CALIBRATE_HELP)(calibrate_command)
-app.command("validate", help=VALIDATE_HELP)(validate_command)
 
 
 async def _serve(
