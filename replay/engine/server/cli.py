@@ -43,8 +43,8 @@ HEADINGS = {
     "vllm-version calibration list-calibrations time-scale seed",
     "HTTP server": "port host served-model-name api-key max-num-queued-reqs max-num-queued-tokens "
     "startup-time shutdown-timeout sse-keep-alive-interval enable-request-id-headers "
-    "enable-server-load-tracking server-dev-mode kv-events-config api-server-count "
-    "renderer-num-workers fault",
+    "enable-server-load-tracking enable-prompt-tokens-details server-dev-mode kv-events-config "
+    "api-server-count renderer-num-workers fault",
     "Scheduling and KV cache": "max-model-len max-num-batched-tokens max-num-seqs "
     "enable-prefix-caching gpu-memory-utilization block-size long-prefill-token-threshold "
     "enable-chunked-prefill scheduling-policy num-gpu-blocks-override watermark "

@@ -11,7 +11,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.loop.core_loop import EngineLoop, Sink, Unavailable
 from forebay.replay.engine.loop.faults import Fault
 from forebay.replay.engine.request import EngineRequest
-from forebay.replay.engine.server.answers import DONE, AnswerText, Chunks, whole_answer
+from forebay.replay.engine.server.answers import DONE, AnswerText, Chunks, Origin, whole_answer
 from forebay.replay.engine.server.api_errors import EngineApiError, unavailable
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.protocol import Call, check_length, read_call, read_json
@@ -41,6 +41,9 @@ class Generator:
         self._options = options
         self._loop = loop
         self._random = Random(config.seed)
+        self._origin = Origin(
+            config.served_name, config.release.wheel, options.enable_prompt_tokens_details
+        )
         self._engine_ids = 0
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -104,7 +107,7 @@ class Generator:
             call,
             answer_id,
             created,
-            config.served_name,
+            self._origin,
             text,
             sink.produced,
             max(0, request.cached_tokens),
@@ -184,7 +187,7 @@ class Generator:
     ) -> TokenStream:
         stream = TokenStream(
             http.protocol,
-            Chunks(call, answer_id, created, self._config.served_name, self._whole_blocks(call)),
+            Chunks(call, answer_id, created, self._origin, self._whole_blocks(call)),
             AnswerText(generation),
             chat=call.chat,
             plain=not (call.continuous_usage and call.include_usage),
