@@ -44,9 +44,11 @@ class Origin:
 
 
 class Chunks:
-    """The events of one streamed answer."""
+    """The events of one streamed answer; `done` is the last."""
 
     __slots__ = ("_call", "_head", "_origin", "_whole_blocks", "after", "before")
+
+    done = DONE
 
     def __init__(
         self, call: Call, answer_id: str, created: int, origin: Origin, whole_blocks: int

@@ -65,6 +65,7 @@ def make_app(
     writes: list[tuple[str, Handler]] = [
         ("/v1/chat/completions", generator.chat),
         ("/v1/completions", generator.completion),
+        ("/v1/messages", generator.messages),
         ("/ping", pages.health),
         ("/tokenize", pages.tokenize),
         ("/detokenize", pages.detokenize),
