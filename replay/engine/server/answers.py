@@ -75,6 +75,10 @@ class Chunks:
                 b'"prompt_token_ids":null,"token_ids":null}]'
             )
 
+    def opening(self) -> bytes:
+        """Return what a client gets before the first token is ready."""
+        return b""
+
     def role(self) -> bytes:
         """Return the empty first delta of a chat, sent when the first token is ready."""
         return (

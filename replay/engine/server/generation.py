@@ -23,6 +23,11 @@ from forebay.replay.engine.server.dialects.messages import (
     read_messages,
     whole_message,
 )
+from forebay.replay.engine.server.dialects.responses import (
+    ResponseChunks,
+    read_responses,
+    whole_response,
+)
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.protocol import Call, check_length, read_call, read_json
 from forebay.replay.engine.server.streams import Collected, TokenStream
@@ -36,21 +41,23 @@ MAX_ID_BYTES = 512  # longest X-Request-Id of a client; a longer one is cut
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One generation endpoint: how a body is read, and how answers are written."""
+    """One generation endpoint: how a body is read, and how answers are named and written."""
 
+    kind: str
     read: Callable[..., Call]
     chunks: type[Chunks] = Chunks
     whole: Callable[..., bytes] = whole_answer
     error: Callable[[EngineApiError], bytes] = EngineApiError.body
 
 
-CHAT = Api(partial(read_call, chat=True))
-COMPLETION = Api(partial(read_call, chat=False))
-MESSAGES = Api(read_messages, MessageChunks, whole_message, message_error)
+CHAT = Api("chatcmpl", partial(read_call, chat=True))
+COMPLETION = Api("cmpl", partial(read_call, chat=False))
+MESSAGES = Api("chatcmpl", read_messages, MessageChunks, whole_message, message_error)
+RESPONSES = Api("resp", read_responses, ResponseChunks, whole_response)
 
 
 class Generator:
-    """Serves /v1/chat/completions, /v1/completions and /v1/messages.
+    """Serves /v1/chat/completions, /v1/completions, /v1/messages and /v1/responses.
 
     Attributes:
         fault: how streams fail; None serves properly. Tests may change it at any time.
@@ -80,6 +87,9 @@ class Generator:
     async def messages(self, request: web.Request) -> web.StreamResponse:
         return await self._serve(request, MESSAGES)
 
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, RESPONSES)
+
     async def _serve(self, http: web.Request, api: Api) -> web.StreamResponse:
         self.load += 1
         arrival_s = self._loop.now()
@@ -104,7 +114,7 @@ class Generator:
             raise unavailable(why)
         generation = Generation(call.prompt, config.seed or 0)
         sink: Collected | TokenStream
-        answer_id = self._answer_id(http, call)
+        answer_id = self._answer_id(http, call, api.kind)
         created = int(time.time())
         if call.stream:
             response = web.StreamResponse(headers=self.with_request_id(http, EVENTS))
@@ -112,6 +122,8 @@ class Generator:
             writer = await response.prepare(http)
             chunks = api.chunks(call, answer_id, created, self._origin, self._whole_blocks(call))
             sink = self._stream(http, call, chunks, generation)
+            if opening := chunks.opening():
+                sink.write(sink.frame(opening))
         else:
             sink = Collected()
         request = self._request(call, generation, arrival_s, sink)
@@ -237,8 +249,9 @@ class Generator:
         self._loop.die()
         stream.fail(Unavailable.ENGINE_DEAD)
 
-    def _answer_id(self, http: web.Request, call: Call) -> str:
-        kind = "chatcmpl" if call.chat else "cmpl"
+    def _answer_id(self, http: web.Request, call: Call, kind: str) -> str:
+        if kind == "resp":
+            return call.request_id or f"resp_{self._random.getrandbits(128):032x}"
         name = http.headers.get("X-Request-Id", "")[:MAX_ID_BYTES] or call.request_id
         return f"{kind}-{name or f'{self._random.getrandbits(64):016x}'}"
 

@@ -66,6 +66,7 @@ def make_app(
         ("/v1/chat/completions", generator.chat),
         ("/v1/completions", generator.completion),
         ("/v1/messages", generator.messages),
+        ("/v1/responses", generator.responses),
         ("/ping", pages.health),
         ("/tokenize", pages.tokenize),
         ("/detokenize", pages.detokenize),

@@ -1,4 +1,4 @@
-"""Further APIs in front of the same chat, one file each: `messages` is Anthropic's.
+"""Further APIs of the same chat: `messages` is Anthropic's, `responses` OpenAI's newer one.
 
 They follow the converters of vLLM 0.32. The room imports `answers` and `protocol`.
 """

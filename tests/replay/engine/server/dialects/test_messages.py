@@ -1,14 +1,7 @@
 """/v1/messages of the simulated server: what vLLM's converter makes of the same chat."""
 
-from typing import Any
-
-import aiohttp
 import orjson
-
-from forebay.replay.clock.virtual_loop import run
-from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.server.options import ServerOptions
-from forebay.replay.engine.server.server import start_engine
+from dialect_calls import ask, told_events
 
 PATH, CHAT = "/v1/messages", "/v1/chat/completions"
 ASKED = {
@@ -17,28 +10,6 @@ ASKED = {
     "messages": [{"role": "user", "content": "Hello world"}],
     "ignore_eos": True,
 }
-
-
-def ask(path: str, body: dict[str, Any], **options: Any) -> tuple[int, bytes]:
-    async def main() -> tuple[int, bytes]:
-        server = ServerOptions(**options)
-        async with (
-            start_engine(EngineConfig("llama-3-8b", seed=1), options=server) as engine,
-            aiohttp.ClientSession(engine.url) as client,
-            client.post(path, json=body) as response,
-        ):
-            return response.status, await response.read()
-
-    return run(main())
-
-
-def events(body: dict[str, Any], **options: Any) -> list[tuple[str, dict[str, Any]]]:
-    _, data = ask(PATH, {**body, "stream": True}, **options)
-    found = []
-    for block in data.decode().split("\n\n")[:-1]:
-        name, line = block.split("\n")
-        found.append((name.removeprefix("event: "), orjson.loads(line.removeprefix("data: "))))
-    return found
 
 
 def test_a_whole_message_is_the_chat_under_other_names() -> None:
@@ -60,7 +31,7 @@ def test_a_whole_message_is_the_chat_under_other_names() -> None:
 
 
 def test_the_events_of_a_stream() -> None:
-    told = events(ASKED, enable_prompt_tokens_details=False)
+    told = told_events(PATH, ASKED, enable_prompt_tokens_details=False)
     assert [name for name, _ in told] == [
         "message_start", "content_block_start", *["content_block_delta"] * 3,
         "content_block_stop", "message_delta", "message_stop",
