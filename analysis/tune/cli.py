@@ -14,7 +14,7 @@ from forebay.traces.command_line.options import a_time, takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
-    from forebay.analysis.tune.tune import Served, Tuned
+    from forebay.analysis.tune.tune import Tuned, TuneFigures
     from forebay.replay.plan.slo import Slo
     from forebay.replay.sim.sweep import SweepCase
 
@@ -193,5 +193,5 @@ def _print(found: "Tuned", slos: "tuple[Slo, ...]", requests: int) -> None:
     )
 
 
-def _seconds(of: "Served") -> list[str]:
+def _seconds(of: "TuneFigures") -> list[str]:
     return ["-" if value is None else f"{value:#.3g} s" for value in of.p95_s]

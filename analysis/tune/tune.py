@@ -40,7 +40,7 @@ Run = Callable[[Sequence[SweepCase]], Sequence[dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class TuneFigures:
     """How one setting serves the trace.
 
     Attributes:
@@ -54,20 +54,20 @@ class Served:
     p95_s: tuple[float | None, ...]
     strain: float
 
-    def beats(self, other: "Served") -> bool:
+    def beats(self, other: "TuneFigures") -> bool:
         """Return True if this is better by more than chance."""
         if abs(self.attainment - other.attainment) > LEAST_SHARE:
             return self.attainment > other.attainment
         return self.strain < other.strain * (1 - LEAST_NEARER)
 
 
-def served(summary: Mapping[str, Any], slos: Sequence[Slo]) -> Served:
+def served(summary: Mapping[str, Any], slos: Sequence[Slo]) -> TuneFigures:
     """Read a summary of the simulator."""
     found = [summary[f"{slo.metric}_ms"][slo.bucket or "all"]["p95"] for slo in slos]
     p95_s = tuple(None if ms is None else ms / 1e3 for ms in found)
     shares = [s / slo.limit_s for s, slo in zip(p95_s, slos, strict=True) if s is not None]
     strain = sum(shares) / len(shares) if shares else 0.0
-    return Served(summary["attainment"], summary["goodput_per_s"], p95_s, strain)
+    return TuneFigures(summary["attainment"], summary["goodput_per_s"], p95_s, strain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Gain:
     flag: str
     before: int
     value: int
-    without: Served
+    without: TuneFigures
 
 
 @dataclass(slots=True)
@@ -94,8 +94,8 @@ class Tuned:
         simulated: number of simulated settings.
     """
 
-    start: Served
-    best: Served
+    start: TuneFigures
+    best: TuneFigures
     engine: EngineConfig
     servers: int
     gains: list[Gain] = field(default_factory=list)
@@ -116,7 +116,7 @@ class Tuner:
     ) -> None:
         self._base, self._workload, self._slos, self._run = base, workload, slos, run
         self._gpus = base.gpus * base.engine.tensor_parallel_size
-        self._known: dict[tuple[int, ...], Served] = {}
+        self._known: dict[tuple[int, ...], TuneFigures] = {}
         self._impossible: dict[str, str] = {}
 
     def tune(self) -> Tuned:

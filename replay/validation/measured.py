@@ -276,23 +276,7 @@ def _vllm_rows(path: Path, body: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _result(path: Path, number: int, row: Mapping[str, Any], traced: TraceRequest | None) -> Timed:
     found = {name: _cell(row, name) for name in COLUMNS}
     failed = bool(found["error"])
-    values: dict[str, float] = {}
-    for name in _NEEDED:
-        value = found[name]
-        if failed and value is None:
-            value = 0.0
-        if value is None or not 0 <= value < float("inf"):
-            raise InputError(
-                f"{path}: request {number}: {name} is {'missing' if value is None else value}; "
-                f"give {' or '.join(COLUMNS[name])}"
-                + (" with _s or _ms, 0 or more" if name in _TIMES else ", 0 or more")
-            )
-        values[name] = value
-    if not failed and not 0 < values["ttft"] <= values["e2e"]:
-        raise InputError(
-            f"{path}: request {number}: ttft {values['ttft']:g} s, e2e {values['e2e']:g} s; the "
-            "first token comes after 0 and not after the last"
-        )
+    values = _values(path, number, found, failed=failed)
     output, prompt = max(1, int(values["output_tokens"])), max(1, int(values["input_tokens"]))
     request = traced or TraceRequest(str(found["id"] or f"r{number}"), 0.0, prompt, output)
     if not 0 <= prompt - request.input_tokens <= MOST_ADDED:
@@ -307,6 +291,26 @@ def _result(path: Path, number: int, row: Mapping[str, Any], traced: TraceReques
         values["sent"], values["ttft"], values["e2e"], gap_s,
         None if cached is None else int(cached), finished=not failed,
     )  # fmt: skip
+
+
+def _values(path: Path, number: int, found: Mapping[str, Any], *, failed: bool) -> dict[str, float]:
+    """Return the numbers of one row; a failed request may lack some. Raises InputError."""
+    values: dict[str, float] = {}
+    for name in _NEEDED:
+        value = 0.0 if failed and found[name] is None else found[name]
+        if value is None or not 0 <= value < float("inf"):
+            unit = " with _s or _ms" if name in _TIMES else ""
+            raise InputError(
+                f"{path}: request {number}: {name} is {'missing' if value is None else value}; "
+                f"give {' or '.join(COLUMNS[name])}{unit}, 0 or more"
+            )
+        values[name] = value
+    if not failed and not 0 < values["ttft"] <= values["e2e"]:
+        raise InputError(
+            f"{path}: request {number}: ttft {values['ttft']:g} s, e2e {values['e2e']:g} s; the "
+            "first token comes after 0 and not after the last"
+        )
+    return values
 
 
 def _cell(row: Mapping[str, Any], name: str) -> Any:

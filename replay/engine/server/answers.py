@@ -25,8 +25,8 @@ class AnswerText:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """What the answers of one server have in common.
+class AnswerOrigin:
+    """The common parts of all answers of one server.
 
     Attributes:
         model: name for clients.
@@ -51,7 +51,7 @@ class Chunks:
     done = DONE
 
     def __init__(
-        self, call: Call, answer_id: str, created: int, origin: Origin, whole_blocks: int
+        self, call: Call, answer_id: str, created: int, origin: AnswerOrigin, whole_blocks: int
     ) -> None:
         """Create the chunks; `whole_blocks` are the prompt's tokens in full, cacheable blocks."""
         self._call = call
@@ -136,7 +136,7 @@ def whole_answer(
     call: Call,
     answer_id: str,
     created: int,
-    origin: Origin,
+    origin: AnswerOrigin,
     text: bytes,
     produced: int,
     cached: int,

@@ -15,7 +15,13 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.loop.core_loop import EngineLoop, Sink, Unavailable
 from forebay.replay.engine.loop.faults import Fault
 from forebay.replay.engine.request import EngineRequest
-from forebay.replay.engine.server.answers import DONE, AnswerText, Chunks, Origin, whole_answer
+from forebay.replay.engine.server.answers import (
+    DONE,
+    AnswerOrigin,
+    AnswerText,
+    Chunks,
+    whole_answer,
+)
 from forebay.replay.engine.server.api_errors import EngineApiError, unavailable
 from forebay.replay.engine.server.dialects.messages import (
     MessageChunks,
@@ -73,7 +79,7 @@ class Generator:
         self._options = options
         self._loop = loop
         self._random = Random(config.seed)
-        self._origin = Origin(
+        self._origin = AnswerOrigin(
             config.served_name, config.release.wheel, options.enable_prompt_tokens_details
         )
         self._engine_ids = 0

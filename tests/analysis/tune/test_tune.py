@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forebay.analysis.tune.cli import summary_of
-from forebay.analysis.tune.tune import AXES, Served, Tuner, serve_words
+from forebay.analysis.tune.tune import AXES, TuneFigures, Tuner, serve_words
 from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.plan.slo import Slo
@@ -70,8 +70,8 @@ def test_what_cannot_be_is_named_and_left_out() -> None:
 
 
 def test_equal_shares_are_decided_by_the_distance_to_the_limits() -> None:
-    def one(attainment: float, strain: float) -> Served:
-        return Served(attainment, 1.0, (), strain)
+    def one(attainment: float, strain: float) -> TuneFigures:
+        return TuneFigures(attainment, 1.0, (), strain)
 
     assert one(0.99, 5.0).beats(one(0.98, 0.1))
     assert one(0.99, 0.5).beats(one(0.991, 0.6))

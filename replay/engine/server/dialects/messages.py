@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from forebay.replay.engine.server.answers import Chunks, Origin
+from forebay.replay.engine.server.answers import AnswerOrigin, Chunks
 from forebay.replay.engine.server.api_errors import EngineApiError, invalid, shown
 from forebay.replay.engine.server.protocol import Call, read_call
 
@@ -33,7 +33,7 @@ class MessageChunks(Chunks):
     done = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
     def __init__(
-        self, call: Call, answer_id: str, created: int, origin: Origin, whole_blocks: int
+        self, call: Call, answer_id: str, created: int, origin: AnswerOrigin, whole_blocks: int
     ) -> None:
         super().__init__(call, answer_id, created, origin, whole_blocks)
         self._answer_id = answer_id
@@ -83,7 +83,7 @@ def whole_message(
     call: Call,
     answer_id: str,
     created: int,
-    origin: Origin,
+    origin: AnswerOrigin,
     text: bytes,
     produced: int,
     cached: int,
@@ -109,7 +109,7 @@ def message_error(error: EngineApiError) -> bytes:
 
 
 def _usage(
-    call: Call, origin: Origin, produced: int, cached: int, whole_blocks: int
+    call: Call, origin: AnswerOrigin, produced: int, cached: int, whole_blocks: int
 ) -> dict[str, int]:
     """Count input tokens without those that were read from the cache or written to it."""
     if not origin.tells_cached:

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from forebay.replay.engine.server.answers import Chunks, Origin
+from forebay.replay.engine.server.answers import AnswerOrigin, Chunks
 from forebay.replay.engine.server.api_errors import EngineApiError, bad_value, invalid, shown
 from forebay.replay.engine.server.protocol import Call, read_call
 
@@ -45,7 +45,7 @@ class ResponseChunks(Chunks):
     done = b""
 
     def __init__(
-        self, call: Call, answer_id: str, created: int, origin: Origin, whole_blocks: int
+        self, call: Call, answer_id: str, created: int, origin: AnswerOrigin, whole_blocks: int
     ) -> None:
         super().__init__(call, answer_id, created, origin, whole_blocks)
         self._answer_id, self._created = answer_id, created
@@ -103,7 +103,7 @@ def whole_response(
     call: Call,
     answer_id: str,
     created: int,
-    origin: Origin,
+    origin: AnswerOrigin,
     text: bytes,
     produced: int,
     cached: int,
@@ -120,7 +120,7 @@ def whole_response(
     )
 
 
-def _response(call: Call, answer_id: str, created: int, origin: Origin) -> dict[str, Any]:
+def _response(call: Call, answer_id: str, created: int, origin: AnswerOrigin) -> dict[str, Any]:
     """Return a response that has begun."""
     return {
         "id": answer_id, "created_at": created, "incomplete_details": None, "instructions": None,
