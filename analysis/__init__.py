@@ -8,7 +8,8 @@ rooms, each of which may import those above it in this list and all other packag
 - `kv`: KV-cache arithmetic, the command `forebay kv`.
 - `runs`: run folders and results of other tools; the command `forebay runs`.
 - `experiments`: the measurement studies of `forebay experiment`.
-- `compare`, `search` and `sizing`: two runs, the highest load, the number of GPUs.
+- `compare`, `search`, `sizing` and `tune`: two runs, the highest load, the number of GPUs, vLLM's
+  flags.
 - `report`: the HTML page of runs.
 - `demo`: the whole toolkit on one machine.
 """

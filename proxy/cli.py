@@ -29,7 +29,7 @@ COMMANDS = {
         "what is wrong with a running proxy and its backends",
     ),
     "top": ("forebay.proxy.diagnose.top_cli:app", "a running proxy in the terminal, each second"),
-    "engine": ("forebay.replay.engine.server.cli:app", "one simulated vLLM server"),
+    "engine": ("forebay.replay.validation.cli:app", "one simulated vLLM server"),
     "fleet": ("forebay.replay.fleet.cli:app", "real vLLM servers, one on each GPU"),
     "replay": (
         "forebay.replay.cli:app",
@@ -60,6 +60,7 @@ COMMANDS = {
         "forebay.analysis.sizing.cli:app",
         "GPUs needed for a number of users, by simulation",
     ),
+    "tune": ("forebay.analysis.tune.cli:app", "the vLLM flags that serve a trace best"),
     "bench": ("forebay.analysis.bench:app", "the measurements that the README quotes"),
     "completion": ("forebay.proxy.completion:app", "a completion script for bash, zsh or fish"),
 }

@@ -1,7 +1,7 @@
 """Load generation in four steps: plan, send, results, parts. Beside them, what sends nothing.
 
 More than half of this package sends nothing: `engine` is a simulated vLLM server, `sim` a fleet of
-them in virtual time, and `fleet` starts real ones.
+them in virtual time, `validation` compares them with real ones, and `fleet` starts real ones.
 
 On top: `cli` is the command `forebay replay`, `runner` a replay from start to end, `part_process`
 one process of a replay that has several. The rooms, each of which may import those above it:

@@ -112,7 +112,7 @@ class Engines:
     def command(self) -> list[str]:
         """Return the words after `forebay` that start one of them on a free port."""
         words = ["engine", "--model", self.model, "--gpu", self.gpu, "--port", "0"]
-        words += ["--time-scale", str(self.time_scale)]
+        words += ["--time-scale", str(self.time_scale), "--enable-prompt-tokens-details"]
         if self.chunk_tokens is not None:
             words += ["--long-prefill-token-threshold", str(self.chunk_tokens)]
         return words

@@ -38,7 +38,7 @@ class EngineConfig:
         model, gpu: a name, a JSON file (see `find_model`, `find_gpu`) or the sizes themselves.
         time_scale: simulated seconds that pass in one wall second (servers only).
         seed: random seed of output lengths, output words and request ids.
-        calibration: file of step-time constants; default: the shipped ones of model and GPU.
+        calibration: step-time constants or their file; default: the shipped ones of model and GPU.
         vllm_version: vLLM version whose scheduling rules and defaults hold; options that this
             version lacks are bad input.
         async_scheduling: by default as the vLLM version has it on a GPU (`asynchronous`).
@@ -75,7 +75,7 @@ class EngineConfig:
     renderer_num_workers: int = 1
     enable_request_id_headers: bool = False
     seed: int | None = None
-    calibration: Path | None = None
+    calibration: Path | Calibration | None = None
 
     def __post_init__(self) -> None:
         gpu = self.gpu_spec  # report an unknown name first
@@ -140,6 +140,9 @@ class EngineConfig:
         model, gpu = self.model_spec, self.gpu_spec
         if self.calibration is None:
             return calibration_file_of(model.name, gpu.name)
+        if isinstance(self.calibration, Calibration):
+            source = self.calibration.source
+            return CalibrationFile(model.name, gpu.name, "", source, "", self.calibration)
         read = read_calibration(self.calibration)
         if read.model not in (ANY, model.name) or read.gpu != gpu.name:
             raise InputError(

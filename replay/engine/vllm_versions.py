@@ -56,6 +56,11 @@ class VllmRelease:
     keeps_steps_in_flight: bool
 
     @property
+    def wheel(self) -> str:
+        """Return the full version of the wheel that these rules were read from."""
+        return f"{self.name}.{_PATCH.get(self.name, 0)}"
+
+    @property
     def schedules_ahead(self) -> bool:
         """Return the default of async_scheduling on a GPU: on from 0.20 on."""
         return float(self.name) >= 0.2
@@ -119,6 +124,8 @@ def _release(name: str) -> VllmRelease:
     options = frozenset(option for option, since in SINCE.items() if float(since) <= version)
     return VllmRelease(name, options, _BATCH_160 if version >= 0.29 else _BATCH, **rules)
 
+
+_PATCH = {"0.11": 2, "0.20": 2}
 
 RELEASES = {
     name: _release(name) for name in ("0.11", "0.13", "0.20", "0.26", "0.29", "0.32", "0.33")

@@ -19,7 +19,14 @@ from forebay.replay.parts.pool import process_pool
 from forebay.replay.parts.ray_cluster import connect
 from forebay.replay.plan.slo import Slo
 from forebay.replay.sim.capacity import capacity_per_s, mixed_capacity_per_s
-from forebay.replay.sim.scenario import Scenario, Simulated, check_policy, simulate, split_gpus
+from forebay.replay.sim.scenario import (
+    Scenario,
+    Simulated,
+    check_policy,
+    no_collections,
+    simulate,
+    split_gpus,
+)
 from forebay.replay.sim.summary import bound_of, set_bound, summarise
 from forebay.replay.sim.workload import SimWorkload
 from forebay.traces.errors import InputError
@@ -109,8 +116,9 @@ def simulate_case(case: SweepCase) -> tuple[Simulated, float]:
             )
         return capacity_per_s(rows, scenario.engine, scenario.gpus)
 
-    trace, window_s = case.workload.requests(scenario.engine.context, capacity)
-    return simulate(trace, scenario), window_s
+    with no_collections():
+        trace, window_s = case.workload.requests(scenario.engine.context, capacity)
+        return simulate(trace, scenario), window_s
 
 
 def describe(
@@ -126,10 +134,16 @@ def describe(
     }
 
 
-def run_all(listed: Sequence[SweepCase], jobs: int | None = None) -> Iterator[dict[str, Any]]:
-    """Simulate the cases on `jobs` processes (default: all cores); summaries in their order."""
+def run_all(
+    listed: Sequence[SweepCase], jobs: int | None = None, *, bounded: bool = True
+) -> Iterator[dict[str, Any]]:
+    """Simulate the cases on `jobs` processes (default: all cores); summaries in their order.
+
+    Args:
+        bounded: as of `summarise`.
+    """
     jobs = min(jobs or len(os.sched_getaffinity(0)), len(listed))
-    leads = _leads(listed)
+    leads = _leads(listed, bounded)
     if jobs <= 1:
         yield from _with_bounds(listed, map(_run, listed, leads))
         return
@@ -137,22 +151,27 @@ def run_all(listed: Sequence[SweepCase], jobs: int | None = None) -> Iterator[di
         yield from _with_bounds(listed, pool.map(_run, listed, leads))
 
 
-def run_on_ray(listed: Sequence[SweepCase], address: str) -> Iterator[dict[str, Any]]:
+def run_on_ray(
+    listed: Sequence[SweepCase], address: str, *, bounded: bool = True
+) -> Iterator[dict[str, Any]]:
     """Simulate the cases on a Ray cluster; raises InputError if Ray is missing or unreachable."""
     ray = connect(address)
     try:
         remote = ray.remote(_run)
         # All are submitted at once; results are small and come back in the order of the cases.
         pending = [
-            remote.remote(case, leads) for case, leads in zip(listed, _leads(listed), strict=True)
+            remote.remote(case, leads)
+            for case, leads in zip(listed, _leads(listed, bounded), strict=True)
         ]
         yield from _with_bounds(listed, map(ray.get, pending))
     finally:
         ray.shutdown()
 
 
-def _leads(listed: Sequence[SweepCase]) -> list[bool]:
-    """Tell for each case whether it is the first with its requests and engines."""
+def _leads(listed: Sequence[SweepCase], bounded: bool) -> list[bool]:
+    """Tell for each case whether it finds the bound: the first with its requests and engines."""
+    if not bounded:
+        return [False] * len(listed)
     traffic = [case.traffic for case in listed]
     first = {found: number for number, found in reversed(list(enumerate(traffic)))}
     return [first[found] == number for number, found in enumerate(traffic)]
@@ -173,7 +192,8 @@ def _with_bounds(
     for case, (summary, most) in zip(listed, results, strict=True):
         if most is not None:
             bounds[case.traffic] = most
-        set_bound(summary, bounds[case.traffic])
+        if case.traffic in bounds:
+            set_bound(summary, bounds[case.traffic])
         yield summary
 
 

@@ -26,14 +26,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from vllm_server import MISSING, ModelSize, vllm_python, vllm_server, write_model
 
-from forebay.replay.engine.calibration.fit_run import (
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.validation.fit_run import (
     FitLine,
     compared,
     hit_ratio,
     predict,
-    read_runs,
 )
-from forebay.replay.engine.config import EngineConfig
+from forebay.replay.validation.measured import read_runs
 from forebay.traces.formats import open_trace
 
 SIZE = ModelSize(hidden=128, layers=4, heads=4, kv_heads=2, ffn=256)
@@ -161,11 +161,15 @@ def _row(repeats: Sequence[FitLine]) -> dict[str, Any]:
     }
 
 
+def _share(quantile: float | None) -> str:
+    return "mean" if quantile is None else f"p{quantile * 100:g}"
+
+
 def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
     print("measure       measured (lowest - highest)  spread  predicted   error")
     for row in rows:
         print(
-            f"{row['measure']:4} p{row['quantile'] * 100:<4g} {row['measured_s'] * 1e3:9.1f} ms "
+            f"{row['measure']:4} {_share(row['quantile']):5} {row['measured_s'] * 1e3:9.1f} ms "
             f"({row['lowest_s'] * 1e3:7.1f} - {row['highest_s'] * 1e3:7.1f})  {row['spread']:6.1%} "
             f"{row['predicted_s'] * 1e3:8.1f} ms  {row['error']:+6.1%}"
         )

@@ -210,6 +210,7 @@ class Stage(ExitStack):
             self._start(
                 folder / f"engine{port}.log", f"http://127.0.0.1:{port}/health",
                 *FOREBAY, "engine", "--model", "llama-3-8b", "--port", str(port),
+                "--enable-prompt-tokens-details",
             )
             for port in ([] if urls else engines)
         ]  # fmt: skip

@@ -26,7 +26,7 @@ FLAGS = [
     "--shutdown-timeout",
     "--kv-events-config",
 ]
-NOT_SIMULATED = ("--enable-prompt-tokens-details", "--disable-uvicorn-access-log")
+NOT_SIMULATED = ("--disable-uvicorn-access-log",)
 SMI = """\
 #!/bin/sh
 case "$*" in

@@ -36,6 +36,10 @@ start the fit of both at once ends in a local minimum."""
 LEAST_EFFECT = 0.01
 """A constant is fitted if its uncertainty changes some point by at least this share, after the
 constants that were chosen before it."""
+MOST_ERROR = 1.0
+"""Largest standard error, as a share of the value, of a constant that counts as fitted."""
+SMALL_RMS, MOST_RMS_RATIO = 0.03, 1.2
+"""Errors that a fit without a constant at its bound may leave: small ones, or hardly larger."""
 SMALLEST_S = 1e-8
 _STEP = 1e-4  # step of ln(constant) for a slope
 _LEAST_GAIN = 0.0  # iterate to the last digit: such a fit takes milliseconds
@@ -54,6 +58,7 @@ class Fit:
         at_bound: fitted constants that stopped at a physical bound: something else is wrong.
         unresolved: candidates that keep the prior, with the largest relative change of any point
             by their uncertainty. Too small a change, or a fitted constant has the same effect.
+        rms: root mean square of the errors that are left, in ln.
     """
 
     constants: Calibration
@@ -61,6 +66,7 @@ class Fit:
     relative_errors: dict[str, float | None]
     at_bound: tuple[str, ...]
     unresolved: dict[str, float]
+    rms: float
 
 
 def fit(
@@ -89,6 +95,9 @@ def fit_times(
 ) -> Fit:
     """Fit constants so that `predicted` gives `measured_s`, as nearly as possible.
 
+    A constant keeps the prior after all if its standard error is larger than itself, or if it
+    would stop at its bound and the others do as well without.
+
     Args:
         candidates: constants that may be fitted, with their uncertainty (in ln).
         step: step of ln(constant) for slopes; coarse where predictions are not smooth.
@@ -102,20 +111,66 @@ def fit_times(
     names, uncertainty = list(candidates), np.array(list(candidates.values()))
     effects = _jacobian(logs, prior, names, step) * uncertainty
     chosen, left = _identifiable(effects, names)
+
+    def fit_of(chosen: tuple[str, ...], left: dict[str, float]) -> Fit:
+        return _fit_of(chosen, left, prior, lambda c: logs(c) - target, step, least_gain)
+
+    while True:
+        found = fit_of(chosen, left)
+        doubtful = found.at_bound or [
+            name for name, error in found.relative_errors.items() if error and error > MOST_ERROR
+        ]
+        if not doubtful:
+            return found
+        worst = max(doubtful, key=lambda name: found.relative_errors[name] or 0.0)
+        chosen = tuple(name for name in chosen if name != worst)
+        without = left | {worst: float(np.abs(effects[:, names.index(worst)]).max())}
+        if found.at_bound:
+            tried = fit_of(chosen, without)
+            if tried.rms > max(SMALL_RMS, MOST_RMS_RATIO * found.rms):
+                return found
+        left = without
+
+
+def refusal(fit: Fit) -> str | None:
+    """Return why the constants are no physics, or None: one stopped at its bound."""
+    for name in fit.at_bound:
+        allowed, value = CONSTANTS[name], getattr(fit.constants, name)
+        if value >= allowed.high * 0.999:
+            why = (
+                "would exceed the GPU's peak: cached prompts, or another GPU or precision?"
+                if allowed.unit == "share"
+                else f"would exceed {allowed.high:g} {allowed.unit}"
+            )
+        elif allowed.unit == "share":
+            why = f"would be below {allowed.low:g} of the GPU's peak: a busy GPU, or another one?"
+        else:
+            why = "would be negative: the measured server is faster than the model without it"
+        return f"{name} {why}; check --model, --gpu and the flags of the measured server"
+    return None
+
+
+def _fit_of(
+    chosen: tuple[str, ...],
+    left: dict[str, float],
+    prior: Calibration,
+    residuals_of: Callable[[Calibration], Vector],
+    step: float,
+    least_gain: float,
+) -> Fit:
     constants = prior
     for names_now in dict.fromkeys((tuple(name for name in chosen if name != LAST), chosen)):
         if names_now:
-            constants = _minimise(
-                lambda c: logs(c) - target, constants, names_now, step, least_gain
-            )
-    residuals = logs(constants) - target
-    spare = len(target) - len(chosen)
+            constants = _minimise(residuals_of, constants, names_now, step, least_gain)
+    residuals = residuals_of(constants)
+    spare = len(residuals) - len(chosen)
     return Fit(
         constants,
         chosen,
-        _errors(_jacobian(logs, constants, chosen, step), residuals, chosen, spare),
+        _errors(_jacobian(residuals_of, constants, chosen, step), residuals, chosen, spare),
         tuple(name for name in chosen if _bounded(name, getattr(constants, name))),
         left,
+        float(np.sqrt(np.mean(residuals**2))),
     )
 
 
@@ -169,8 +224,8 @@ def _minimise(
 ) -> Calibration:
     at, now = start, residuals(start)
     damping = 1e-3
+    slope = _jacobian(residuals, at, names, slope_step)
     for _ in range(_ROUNDS):
-        slope = _jacobian(residuals, at, names, slope_step)
         normal = slope.T @ slope
         step = np.linalg.solve(
             normal + damping * np.diag(np.diag(normal) + 1e-12), -(slope.T @ now)
@@ -182,6 +237,7 @@ def _minimise(
             at, now, damping = tried, after, damping / 5
             if gained < max(1e-14, least_gain * before):
                 break
+            slope = _jacobian(residuals, at, names, slope_step)
         else:
             damping *= 5
             if damping > 1e9:

@@ -11,7 +11,6 @@ import orjson
 from forebay.replay.engine.server.protocol import Call
 from forebay.replay.engine.tokenizer import Generation
 
-FINGERPRINT = b'"system_fingerprint":"vllm-0.32.0-simulated"'
 DONE = b"data: [DONE]\n\n"
 
 
@@ -25,23 +24,45 @@ class AnswerText:
         return self.generation.words(start, stop - 1 if reason == "stop" else stop)
 
 
-class Chunks:
-    """The events of one streamed answer."""
+@dataclass(frozen=True, slots=True)
+class AnswerOrigin:
+    """The common parts of all answers of one server.
 
-    __slots__ = ("_call", "_head", "_whole_blocks", "after", "before")
+    Attributes:
+        model: name for clients.
+        version: of the simulated vLLM.
+        tells_cached: usage has prompt_tokens_details.
+    """
+
+    model: str
+    version: str
+    tells_cached: bool
+
+    @property
+    def fingerprint(self) -> bytes:
+        return b'"system_fingerprint":"vllm-%b-simulated"' % self.version.encode()
+
+
+class Chunks:
+    """The events of one streamed answer; `done` is the last."""
+
+    __slots__ = ("_call", "_head", "_origin", "_whole_blocks", "after", "before")
+
+    done = DONE
 
     def __init__(
-        self, call: Call, answer_id: str, created: int, model: str, whole_blocks: int
+        self, call: Call, answer_id: str, created: int, origin: AnswerOrigin, whole_blocks: int
     ) -> None:
         """Create the chunks; `whole_blocks` are the prompt's tokens in full, cacheable blocks."""
         self._call = call
+        self._origin = origin
         self._whole_blocks = whole_blocks
         kind = b"chat.completion.chunk" if call.chat else b"text_completion"
         self._head = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,' % (
             orjson.dumps(answer_id),
             kind,
             created,
-            orjson.dumps(model),
+            orjson.dumps(origin.model),
         )
         choice = self._head + b'"choices":[{"index":0,'
         if call.chat:
@@ -53,6 +74,10 @@ class Chunks:
                 b'","logprobs":null,"finish_reason":null,"stop_reason":null,'
                 b'"prompt_token_ids":null,"token_ids":null}]'
             )
+
+    def opening(self) -> bytes:
+        """Return what a client gets before the first token is ready."""
+        return b""
 
     def role(self) -> bytes:
         """Return the empty first delta of a chat, sent when the first token is ready."""
@@ -77,24 +102,26 @@ class Chunks:
                 b'","logprobs":null,"finish_reason":"%b","stop_reason":null,'
                 b'"prompt_token_ids":null,"token_ids":null}]'
             )
-        tail = b"}\n\n" if self._call.include_usage else b"," + FINGERPRINT + b"}\n\n"
+        signed = b"," + self._origin.fingerprint
+        tail = (b"" if self._call.include_usage else signed) + b"}\n\n"
         return self.before + text + after % reason.encode() + self._running_usage(produced) + tail
 
     def usage(self, produced: int, cached: int) -> bytes:
         """Return the closing usage chunk; empty unless the client asked for it."""
         if not self._call.include_usage:
             return b""
-        details = b'{"cached_tokens":%d%b}' % (
-            cached,
-            b',"created_cache_tokens":%d' % max(0, self._whole_blocks - cached)
-            if self._call.chat
-            else b"",
-        )
+        details = b""
+        if self._origin.tells_cached:
+            made = b',"created_cache_tokens":%d' % max(0, self._whole_blocks - cached)
+            details = b',"prompt_tokens_details":{"cached_tokens":%d%b}' % (
+                cached,
+                made if self._call.chat else b"",
+            )
         return (
             self._head
-            + b'"choices":[],"usage":{%b,"prompt_tokens_details":%b},'
+            + b'"choices":[],"usage":{%b%b},'
             % (_counts(self._call.prompt.tokens, produced), details)
-            + FINGERPRINT
+            + self._origin.fingerprint
             + b"}\n\n"
         )
 
@@ -109,7 +136,7 @@ def whole_answer(
     call: Call,
     answer_id: str,
     created: int,
-    model: str,
+    origin: AnswerOrigin,
     text: bytes,
     produced: int,
     cached: int,
@@ -121,7 +148,7 @@ def whole_answer(
         orjson.dumps(answer_id),
         b"chat.completion" if call.chat else b"text_completion",
         created,
-        orjson.dumps(model),
+        orjson.dumps(origin.model),
     )
     ends = b'"logprobs":null,"finish_reason":"%b","stop_reason":null,"token_ids":null,' % (
         reason.encode()
@@ -139,17 +166,22 @@ def whole_answer(
             b'"routed_experts":null}],' % (text, ends)
         )
         tail = b""
-    created_tokens = b"%d" % max(0, whole_blocks - cached) if call.chat else b"null"
-    usage = (
-        b'"usage":{%b,"prompt_tokens_details":{"cached_tokens":%d,"created_cache_tokens":%b,'
-        b'"multimodal_tokens":null},"completion_tokens_details":null}'
-        % (_counts(call.prompt.tokens, produced), cached, created_tokens)
+    details = b"null"
+    if origin.tells_cached:
+        made = b"%d" % max(0, whole_blocks - cached) if call.chat else b"null"
+        details = b'{"cached_tokens":%d,"created_cache_tokens":%b,"multimodal_tokens":null}' % (
+            cached,
+            made,
+        )
+    usage = b'"usage":{%b,"prompt_tokens_details":%b,"completion_tokens_details":null}' % (
+        _counts(call.prompt.tokens, produced),
+        details,
     )
     return (
         head
         + choice
         + b'"service_tier":null,'
-        + FINGERPRINT
+        + origin.fingerprint
         + b","
         + usage
         + tail

@@ -8,11 +8,7 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.proxy.runtime.event_loop import fast_runner, short_collections
-from forebay.replay.engine.calibration.calibrate_cli import HELP as CALIBRATE_HELP
-from forebay.replay.engine.calibration.calibrate_cli import calibrate_command
 from forebay.replay.engine.calibration.output import print_shipped
-from forebay.replay.engine.calibration.validate_cli import HELP as VALIDATE_HELP
-from forebay.replay.engine.calibration.validate_cli import validate_command
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.flags import EngineFlags
 from forebay.replay.engine.loop.faults import Fault, fault_help, parse_fault
@@ -47,8 +43,8 @@ HEADINGS = {
     "vllm-version calibration list-calibrations time-scale seed",
     "HTTP server": "port host served-model-name api-key max-num-queued-reqs max-num-queued-tokens "
     "startup-time shutdown-timeout sse-keep-alive-interval enable-request-id-headers "
-    "enable-server-load-tracking server-dev-mode kv-events-config api-server-count "
-    "renderer-num-workers fault",
+    "enable-server-load-tracking enable-prompt-tokens-details server-dev-mode kv-events-config "
+    "api-server-count renderer-num-workers fault",
     "Scheduling and KV cache": "max-model-len max-num-batched-tokens max-num-seqs "
     "enable-prefix-caching gpu-memory-utilization block-size long-prefill-token-threshold "
     "enable-chunked-prefill scheduling-policy num-gpu-blocks-override watermark "
@@ -74,10 +70,6 @@ def engine(context: typer.Context, options: EngineOptions, flags: EngineFlags) -
     if died:
         print("forebay engine: the engine died, as --fault engine-dead asks", file=sys.stderr)
         raise typer.Exit(1)
-
-
-app.command("calibrate", help=CALIBRATE_HELP)(calibrate_command)
-app.command("validate", help=VALIDATE_HELP)(validate_command)
 
 
 async def _serve(

@@ -74,6 +74,12 @@ class EngineOptions:
     enable_server_load_tracking: Annotated[
         bool, typer.Option("--enable-server-load-tracking", help="Count requests on /load.")
     ] = False
+    enable_prompt_tokens_details: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prompt-tokens-details", help="Tell cached prompt tokens in each usage."
+        ),
+    ] = False
     server_dev_mode: Annotated[
         bool,
         typer.Option(
@@ -110,5 +116,6 @@ class EngineOptions:
             sse_keep_alive_interval=self.sse_keep_alive_interval,
             enable_server_load_tracking=self.enable_server_load_tracking,
             server_dev_mode=self.server_dev_mode,
+            enable_prompt_tokens_details=self.enable_prompt_tokens_details,
             kv_events=parse_kv_events(kv_events) if kv_events else None,
         )

@@ -1,9 +1,13 @@
-"""The two generation endpoints: read a body, run a request in the engine, write the answer."""
+"""The generation endpoints: read a body, run a request in the engine, write the answer."""
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from random import Random
+from typing import Any
 
 from aiohttp import HttpVersion11, web
 
@@ -11,8 +15,25 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.loop.core_loop import EngineLoop, Sink, Unavailable
 from forebay.replay.engine.loop.faults import Fault
 from forebay.replay.engine.request import EngineRequest
-from forebay.replay.engine.server.answers import DONE, AnswerText, Chunks, whole_answer
+from forebay.replay.engine.server.answers import (
+    DONE,
+    AnswerOrigin,
+    AnswerText,
+    Chunks,
+    whole_answer,
+)
 from forebay.replay.engine.server.api_errors import EngineApiError, unavailable
+from forebay.replay.engine.server.dialects.messages import (
+    MessageChunks,
+    message_error,
+    read_messages,
+    whole_message,
+)
+from forebay.replay.engine.server.dialects.responses import (
+    ResponseChunks,
+    read_responses,
+    whole_response,
+)
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.protocol import Call, check_length, read_call, read_json
 from forebay.replay.engine.server.streams import Collected, TokenStream
@@ -24,8 +45,25 @@ EVENTS = {**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
 MAX_ID_BYTES = 512  # longest X-Request-Id of a client; a longer one is cut
 
 
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One generation endpoint: how a body is read, and how answers are named and written."""
+
+    kind: str
+    read: Callable[..., Call]
+    chunks: type[Chunks] = Chunks
+    whole: Callable[..., bytes] = whole_answer
+    error: Callable[[EngineApiError], bytes] = EngineApiError.body
+
+
+CHAT = Api("chatcmpl", partial(read_call, chat=True))
+COMPLETION = Api("cmpl", partial(read_call, chat=False))
+MESSAGES = Api("chatcmpl", read_messages, MessageChunks, whole_message, message_error)
+RESPONSES = Api("resp", read_responses, ResponseChunks, whole_response)
+
+
 class Generator:
-    """Serves /v1/chat/completions and /v1/completions.
+    """Serves /v1/chat/completions, /v1/completions, /v1/messages and /v1/responses.
 
     Attributes:
         fault: how streams fail; None serves properly. Tests may change it at any time.
@@ -41,40 +79,57 @@ class Generator:
         self._options = options
         self._loop = loop
         self._random = Random(config.seed)
+        self._origin = AnswerOrigin(
+            config.served_name, config.release.wheel, options.enable_prompt_tokens_details
+        )
         self._engine_ids = 0
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, chat=True)
+        return await self._serve(request, CHAT)
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, chat=False)
+        return await self._serve(request, COMPLETION)
 
-    async def _serve(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, MESSAGES)
+
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, RESPONSES)
+
+    async def _serve(self, http: web.Request, api: Api) -> web.StreamResponse:
         self.load += 1
+        arrival_s = self._loop.now()
         try:
             if self.fault is not None and self.fault.reject:
                 raise unavailable(Unavailable.QUEUE_FULL)
-            return await self._generate(http, chat=chat)
+            body = read_json(await http.read(), http.content_type)
+            return await self._generate(http, api, body, arrival_s)
+        except EngineApiError as error:
+            headers = self.with_request_id(http, JSON)
+            return web.Response(body=api.error(error), status=error.status, headers=headers)
         finally:
             self.load -= 1
 
-    async def _generate(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
+    async def _generate(
+        self, http: web.Request, api: Api, body: dict[str, Any], arrival_s: float
+    ) -> web.StreamResponse:
         loop, config = self._loop, self._config
-        arrival_s = loop.now()
-        body = read_json(await http.read(), http.content_type)
-        call = read_call(body, chat=chat, served_name=config.served_name)
+        call = api.read(body, served_name=config.served_name)
         check_length(call.prompt, config.context)
         if why := loop.unavailable():
             raise unavailable(why)
         generation = Generation(call.prompt, config.seed or 0)
         sink: Collected | TokenStream
-        answer_id = self._answer_id(http, call)
+        answer_id = self._answer_id(http, call, api.kind)
         created = int(time.time())
         if call.stream:
             response = web.StreamResponse(headers=self.with_request_id(http, EVENTS))
             # vLLM, too, sends the status before the first token.
             writer = await response.prepare(http)
-            sink = self._stream(http, call, answer_id, created, generation)
+            chunks = api.chunks(call, answer_id, created, self._origin, self._whole_blocks(call))
+            sink = self._stream(http, call, chunks, generation)
+            if opening := chunks.opening():
+                sink.write(sink.frame(opening))
         else:
             sink = Collected()
         request = self._request(call, generation, arrival_s, sink)
@@ -100,11 +155,11 @@ class Generator:
         if sink.error is not None:
             raise sink.error
         text = AnswerText(generation).between(0, sink.produced, sink.reason)
-        answer = whole_answer(
+        answer = api.whole(
             call,
             answer_id,
             created,
-            config.served_name,
+            self._origin,
             text,
             sink.produced,
             max(0, request.cached_tokens),
@@ -181,11 +236,11 @@ class Generator:
         return request
 
     def _stream(
-        self, http: web.Request, call: Call, answer_id: str, created: int, generation: Generation
+        self, http: web.Request, call: Call, chunks: Chunks, generation: Generation
     ) -> TokenStream:
         stream = TokenStream(
             http.protocol,
-            Chunks(call, answer_id, created, self._config.served_name, self._whole_blocks(call)),
+            chunks,
             AnswerText(generation),
             chat=call.chat,
             plain=not (call.continuous_usage and call.include_usage),
@@ -201,8 +256,9 @@ class Generator:
         self._loop.die()
         stream.fail(Unavailable.ENGINE_DEAD)
 
-    def _answer_id(self, http: web.Request, call: Call) -> str:
-        kind = "chatcmpl" if call.chat else "cmpl"
+    def _answer_id(self, http: web.Request, call: Call, kind: str) -> str:
+        if kind == "resp":
+            return call.request_id or f"resp_{self._random.getrandbits(128):032x}"
         name = http.headers.get("X-Request-Id", "")[:MAX_ID_BYTES] or call.request_id
         return f"{kind}-{name or f'{self._random.getrandbits(64):016x}'}"
 

@@ -18,6 +18,8 @@ class ServerOptions:
         sse_keep_alive_interval: seconds of silence after which a stream gets a comment; 0: never.
         enable_server_load_tracking: /load counts requests; otherwise it answers 0.
         server_dev_mode: VLLM_SERVER_DEV_MODE, serves POST /reset_prefix_cache.
+        enable_prompt_tokens_details: usage tells the cached tokens of the prompt. On here, off in
+            `forebay engine`, as in `vllm serve`.
         kv_events: how the prefix cache publishes its changes; None: not at all.
     """
 
@@ -27,6 +29,7 @@ class ServerOptions:
     sse_keep_alive_interval: int = 0
     enable_server_load_tracking: bool = False
     server_dev_mode: bool = False
+    enable_prompt_tokens_details: bool = True
     kv_events: KvEventsConfig | None = None
 
     def __post_init__(self) -> None:

@@ -19,7 +19,6 @@ from forebay.replay.engine.server.protocol import check_model, read_json, read_t
 from forebay.replay.engine.tokenizer import decode_ids
 
 MAX_BODY_BYTES = 64 << 20
-VERSION = "0.32.0"  # the vLLM version whose behaviour is imitated
 GUARDED = "/v1"  # paths that require an API key
 UNAUTHORIZED = {"Server": "uvicorn", "Content-Type": "application/json"}  # no Vary, no request id
 
@@ -66,6 +65,8 @@ def make_app(
     writes: list[tuple[str, Handler]] = [
         ("/v1/chat/completions", generator.chat),
         ("/v1/completions", generator.completion),
+        ("/v1/messages", generator.messages),
+        ("/v1/responses", generator.responses),
         ("/ping", pages.health),
         ("/tokenize", pages.tokenize),
         ("/detokenize", pages.detokenize),
@@ -112,7 +113,7 @@ class _Pages:
         return web.Response(status=status, headers=self._headers(request, HEADERS))
 
     async def version(self, request: web.Request) -> web.Response:
-        return self._json(request, {"version": VERSION})
+        return self._json(request, {"version": self._config.release.wheel})
 
     async def load(self, request: web.Request) -> web.Response:
         counts = self._options.enable_server_load_tracking

@@ -135,7 +135,7 @@ class TokenStream:
             return
         cached = self.request.cached_tokens if self.request else 0
         events = self._take(produced, reason)
-        for event in (self._chunks.usage(produced, max(0, cached)), DONE):
+        for event in (self._chunks.usage(produced, max(0, cached)), self._chunks.done):
             events += self.frame(event)
         self.closing_events = events
         if not self.done.done():

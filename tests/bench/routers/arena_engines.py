@@ -50,6 +50,7 @@ class Fleet:
 def simulated(count: int, model: str, gpu: str, time_scale: float, chunk: int = 0) -> Fleet:
     """`count` equal simulated vLLMs, started together for each run; `chunk` as of Fleet."""
     words = ["engine", "--model", model, "--gpu", gpu, "--time-scale", f"{time_scale:g}"]
+    words += ["--enable-prompt-tokens-details"]
     if chunk:
         words += ["--long-prefill-token-threshold", str(chunk)]
 

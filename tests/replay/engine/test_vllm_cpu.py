@@ -31,7 +31,6 @@ from vllm_server import (
 from vllm_stage import body_of, ended_amid_answers, failures, running, until, waits, words
 
 from forebay.replay.engine.calibration.calibrate import kernel_table
-from forebay.replay.engine.calibration.fit_run import hit_ratio, predict, read_runs
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import RunningEngine
 from forebay.replay.engine.timing.step_constants import (
@@ -39,6 +38,8 @@ from forebay.replay.engine.timing.step_constants import (
     CalibrationFile,
     read_calibration,
 )
+from forebay.replay.validation.fit_run import hit_ratio, predict
+from forebay.replay.validation.measured import read_runs
 from forebay.traces.formats import open_trace
 from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest

@@ -384,7 +384,7 @@ def test_calibrate_writes_what_the_engine_reads(tmp_path: Path) -> None:
 
 def test_the_table_says_which_part_of_it_is_evidence(tmp_path: Path) -> None:
     points = tmp_path / "points.csv"
-    points.write_text("kind,prompt_tokens,seconds\nttft,1024,0.04\nttft,8192,0.2\n")
+    points.write_text("kind,prompt_tokens,seconds\nttft,1024,0.04\nttft,8192,0.25\n")
     done = forebay("calibrate", str(points), "--model", "llama-3-8b", "--gpu", "h200")
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
@@ -406,7 +406,7 @@ def test_the_list_of_shipped_calibrations() -> None:
 
 def test_a_calibration_is_written_to_the_target_of_a_link(tmp_path: Path) -> None:
     points, kept, link = tmp_path / "points.csv", tmp_path / "kept.json", tmp_path / "link.json"
-    points.write_text("kind,prompt_tokens,seconds\nttft,1024,0.04\nttft,8192,0.2\n")
+    points.write_text("kind,prompt_tokens,seconds\nttft,1024,0.04\nttft,8192,0.25\n")
     kept.write_text("{}")
     link.symlink_to(kept)
     words = ("--model", "llama-3-8b", "--gpu", "h200", "--out", str(link), "--force")

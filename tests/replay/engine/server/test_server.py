@@ -386,7 +386,7 @@ class TestPages:
                 async with client.get(path) as r:
                     assert (r.status, await r.read()) == (200, b"")
             async with client.get("/version") as r:
-                assert await r.json() == {"version": "0.32.0"}
+                assert await r.json() == {"version": "0.33.0"}
             async with client.get("/load") as r:
                 assert await r.json() == {"server_load": 0}
             async with client.get("/v1/models") as r:

@@ -13,14 +13,6 @@ from made_runs import SCHEMA
 
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.calibration.calibrate import kernel_table
-from forebay.replay.engine.calibration.fit_run import (
-    Timed,
-    compared,
-    fit_run,
-    hit_ratio,
-    predict,
-    read_runs,
-)
 from forebay.replay.engine.calibration.play import play
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.flags import EngineFlags
@@ -29,6 +21,8 @@ from forebay.replay.engine.server.server import start_engine
 from forebay.replay.engine.timing.step_constants import read_calibration
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.runner import replay
+from forebay.replay.validation.fit_run import compared, fit_run, hit_ratio, predict
+from forebay.replay.validation.measured import Timed, read_runs
 from forebay.traces.errors import InputError
 from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
@@ -178,7 +172,7 @@ def test_the_command_fits_runs_of_a_trace(tmp_path: Path) -> None:
     EngineConfig("llama-3-8b", "h200", calibration=out)
     for words, says in (
         ((*runs, *model), "several only with --trace"),
-        ((*runs, *model, *fits, "--hold-out", "3"), "leave out --trace"),
+        ((*runs, *model, *fits, "--hold-out", "3"), "give a share, e.g. 0.3"),
         ((*runs, *model, *fits, "--peak-share", "0.9"), "leave out --trace"),
         ((runs[0], *model, "--block-size", "32"), "give --trace as well"),
     ):

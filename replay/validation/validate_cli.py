@@ -1,6 +1,5 @@
 """`forebay engine validate`: play a replay on the simulated engine, and print how true that is."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,6 @@ import typer
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.flags import EngineFlags
 from forebay.traces.command_line.options import takes_options
-from forebay.traces.errors import InputError
 
 HELP = """Compare the simulated engine with a real run.
 
@@ -19,13 +17,20 @@ and simulated times, and the share of prompt tokens that were cached. Several ru
 count by their medians. vLLM's flags are those of RUN's server. A run may be shorter than its trace.
 A request that failed is played, and its times are not compared.
 
+RESULTS is the JSON of `vllm bench serve --save-detailed`, or CSV or JSON lines with sent_s,
+input_tokens, output_tokens, ttft_s and e2e_s (or _ms). Its prompts are those of --trace. Without it
+no two prompts are taken to share anything.
+
 Example:  forebay engine validate runs/a --model llama-3-8b --gpu h200 --within 0.2
 """
 
 
 @takes_options
 def validate_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN|RESULTS...", help="Run folders of one trace, or a file."),
+    ],
     model: Annotated[str, typer.Option(help="Model of the server: a name or a config.json.")],
     gpu: Annotated[str, typer.Option(help="GPU of the server: a name, or a JSON file.")],
     trace: Annotated[
@@ -48,13 +53,18 @@ def validate_command(
 ) -> None:
     from dataclasses import asdict
 
-    from forebay.replay.engine.calibration.fit_run import compared, hit_ratio, predict, read_runs
-    from forebay.replay.engine.calibration.fit_run_cli import comparison_table
     from forebay.replay.engine.calibration.output import print_json
-    from forebay.traces.formats import open_trace
+    from forebay.replay.validation.fit_run import compared, hit_ratio, predict
+    from forebay.replay.validation.fit_run_cli import (
+        check_model,
+        comparison_table,
+        hits_text,
+    )
+    from forebay.replay.validation.measured import read_measured
 
     config = EngineConfig(model, gpu, calibration=calibration, **flags.values())
-    measured = read_runs(runs, list(open_trace(trace or _trace_of(runs[0]))))
+    measured = read_measured(runs, trace)
+    check_model(runs, config)
     simulated = predict(measured, config)
     lines = compared(measured, simulated)
     hits = {"measured": hit_ratio(measured), "simulated": hit_ratio(simulated)}
@@ -65,27 +75,11 @@ def validate_command(
         from rich.console import Console
 
         console = Console(highlight=False)
-        console.print(comparison_table("measured run", measured, simulated))
+        console.print(comparison_table("measured run", lines))
         console.print(
-            f"Prompt tokens cached: measured {hits['measured']:.1%}, "
-            f"simulated {hits['simulated']:.1%}.\n"
-            f"Furthest off: {worst.measure} p{worst.quantile * 100:g} by {worst.error:+.1%}.",
+            f"{hits_text(measured, simulated)}\nFurthest off: {worst.name} by {worst.error:+.1%}.",
         )
         if failed := sum(not one.finished for one in measured):
             console.print(f"{failed} failed requests were played and are not compared.")
     if within is not None and abs(worst.error) > within:
         raise typer.Exit(1)
-
-
-def _trace_of(run: Path) -> Path:
-    """Return the trace that a run says it replayed; raises InputError."""
-    path = run / "run.json"
-    if not path.is_file():
-        raise InputError(f"{run}: no such run; give a folder that `forebay replay --out` wrote")
-    try:
-        found = Path(json.loads(path.read_text(encoding="utf-8"))["trace"]["path"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"{path}: names no trace; give it as --trace") from None
-    if not found.is_file():
-        raise InputError(f"{path}: its trace {found} is not there; give it as --trace")
-    return found

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forebay.replay.engine.calibration.fit import refusal
 from forebay.replay.engine.calibration.output import (
     outcome_data,
     print_json,
@@ -18,6 +19,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.flags import EngineFlags
 from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.timing.step_constants import read_calibration
+from forebay.replay.validation.measured import is_results
 from forebay.traces.command_line.options import takes_options
 from forebay.traces.errors import InputError
 
@@ -30,9 +32,11 @@ POINTS is a CSV or JSON lines file with the columns kind (ttft, itl, tpot, stall
 prompt_tokens and seconds. Optional columns are cached_tokens, batch_size, output_tokens,
 max_num_batched_tokens and held_out. POINTS may also be the folder of a `forebay replay` run: the
 requests that were alone on their server are then used. With --trace, all requests of one or
-several replays of that trace are used: the simulated engine plays the trace in virtual time. vLLM's
-flags describe RUN's server and need --trace. --max-num-batched-tokens, 8192 if it is not given,
-also counts for points without one.
+several replays of that trace are used: the simulated engine plays the trace in virtual time.
+RESULTS is the JSON of `vllm bench serve --save-detailed`, or CSV or JSON lines with sent_s,
+input_tokens, output_tokens, ttft_s and e2e_s: all requests are used. vLLM's flags describe the
+server of RUN or RESULTS. --max-num-batched-tokens, 8192 if it is not given, also counts for points
+without one. A fit that no GPU could be is printed and refused.
 
 Example:  forebay engine calibrate points.csv --model phi-3-mini --gpu h200-nvl -o cal.json
 
@@ -44,7 +48,9 @@ Example:  forebay engine calibrate runs/a runs/b --trace a.jsonl --model config.
 def calibrate_command(
     points: Annotated[
         list[Path],
-        typer.Argument(metavar="POINTS|RUN...", help="CSV or JSON lines file, or run folder."),
+        typer.Argument(
+            metavar="POINTS|RESULTS|RUN...", help="Points, results, or run folders of one trace."
+        ),
     ],
     model: Annotated[str, typer.Option(help="Measured model: a name or a config.json.")],
     gpu: Annotated[
@@ -55,13 +61,15 @@ def calibrate_command(
         ),
     ],
     trace: Annotated[
-        Path | None, typer.Option(help="The trace that RUN replayed: fit all its requests.")
+        Path | None,
+        typer.Option(help="The trace that RUN or RESULTS is of: fit all its requests."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write.")] = None,
     hold_out: Annotated[
         str,
         typer.Option(
-            help="Lines to compare but not to fit, e.g. 3,5; besides those marked held_out."
+            help="Lines of POINTS to compare but not to fit, e.g. 3,5, besides those marked "
+            "held_out; of RUN and RESULTS the share of the last requests, e.g. 0.3."
         ),
     ] = "",
     cross_validate: Annotated[
@@ -83,14 +91,15 @@ def calibrate_command(
 ) -> None:
     _check_output(out, peak_share, force)
     batched_tokens = flags.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
-    if trace is not None:
-        from forebay.replay.engine.calibration.fit_run_cli import calibrate_runs
+    if trace is not None or is_results(points[0]):
+        from forebay.replay.validation.fit_run_cli import calibrate_runs
 
-        _check_options_of_runs(hold_out, peak_share, cross_validate)
+        _check_options_of_runs(peak_share, cross_validate)
         given = flags.values()
         given["max_num_batched_tokens"] = batched_tokens
         config = EngineConfig(model, gpu, **given)
-        calibrate_runs(points, trace, config, prior, out, as_json=as_json)
+        share = _share(hold_out)
+        calibrate_runs(points, trace, config, prior, out, hold_out=share, as_json=as_json)
         return
     _check_flags_of_points(flags)
     if len(points) > 1:
@@ -108,6 +117,8 @@ def calibrate_command(
         today=datetime.now(UTC).date(),
     )
     _show(done, as_json=as_json)
+    if (why := refusal(done.fit)) is not None:
+        raise InputError(f"{points[0]}: this fit is no calibration: {why}")
     if out is not None:
         write_calibration(done.file, out)
 
@@ -119,9 +130,7 @@ def _check_output(out: Path | None, peak_share: float, force: bool) -> None:
         raise InputError(f"--peak-share {peak_share}: give a share in (0, 1]")
 
 
-def _check_options_of_runs(hold_out: str, peak_share: float, cross_validate: bool) -> None:
-    if hold_out:
-        raise InputError(f"--hold-out {hold_out}: names lines of POINTS; leave out --trace")
+def _check_options_of_runs(peak_share: float, cross_validate: bool) -> None:
     if peak_share != 1 or not cross_validate:
         raise InputError("--peak-share, --no-cross-validate: for POINTS; leave out --trace")
 
@@ -141,6 +150,19 @@ def _lines(text: str) -> set[int]:
         return {int(part) for part in text.split(",") if part.strip()}
     except ValueError:
         raise InputError(f"--hold-out {text}: give line numbers, e.g. 3,5") from None
+
+
+def _share(text: str) -> float:
+    """Return the part of a run to hold out; raises InputError."""
+    try:
+        share = float(text or 0)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 0.9:
+        raise InputError(
+            f"--hold-out {text}: of RUN or RESULTS give a share, e.g. 0.3; at most 0.9"
+        )
+    return share
 
 
 def _show(done: "CalibrationResult", *, as_json: bool) -> None:

@@ -1,0 +1,197 @@
+"""`forebay tune`: parse the options, search vLLM's flags, print their gains."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forebay.proxy.command import new_app
+from forebay.replay.engine.flags import EngineFlags
+from forebay.traces.command_line.options import a_time, takes_options
+from forebay.traces.errors import InputError
+
+if TYPE_CHECKING:
+    from forebay.analysis.tune.tune import Tuned, TuneFigures
+    from forebay.replay.plan.slo import Slo
+    from forebay.replay.sim.sweep import SweepCase
+
+EXAMPLE = """Find the vLLM flags that serve a trace best.
+
+Simulated are tensor parallelism against replicas, the step budget, the long-prefill threshold, the
+prefill interval, the batch and the API servers, on the same GPUs. Printed are the gain of each flag
+and the `vllm serve` line. The options of the engine are the start.
+
+Example:
+
+  forebay tune trace.jsonl --model llama-3-8b --gpu h200 --gpus 4 --slo chat.ttft=1s,tpot=50ms
+"""
+
+app = new_app(help=EXAMPLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneArguments:
+    """The options of `forebay tune` as they are typed."""
+
+    trace: Annotated[Path, typer.Argument(help="trace file; - is standard input")]
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs in all")] = 1
+    policy: Annotated[
+        str, typer.Option(help="routing policy in front of several servers, or direct")
+    ] = "warm_or_least_work"
+    model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B"
+    gpu: Annotated[str, typer.Option(help="GPU of the engines")] = "H200"
+    slo: Annotated[
+        str | None,
+        typer.Option(help="targets, e.g. chat.ttft=2s,tpot=100ms; default: chat 2s, document 15s"),
+    ] = None
+    requests: Annotated[int, typer.Option(min=100, help="most requests, from the first")] = 2000
+    rate: Annotated[float | None, typer.Option(help="mean requests a second")] = None
+    speed: Annotated[float | None, typer.Option(help="pace as a multiple of the trace's own")] = (
+        None
+    )
+    arrivals: Annotated[str, typer.Option(help="trace, constant, poisson or gamma:CV")] = "trace"
+    duration: Annotated[float | None, a_time("stop arrivals after this time")] = None
+    seed: Annotated[int, typer.Option(help="seed of random arrival gaps")] = 0
+    too_long: Annotated[
+        str, typer.Option(help="rows beyond the model's context: error, truncate or drop")
+    ] = "error"
+    trace_format: Annotated[
+        str | None, typer.Option("--format", help="as traces formats lists them; default: detect")
+    ] = None
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="skip and count bad rows")] = False
+    jobs: Annotated[int | None, typer.Option(min=1, help="processes; default: all cores")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="print data")] = False
+
+
+@app.command(help=EXAMPLE)
+@takes_options
+def tune_command(given: TuneArguments, flags: EngineFlags) -> None:
+    from forebay.analysis.tune.tune import Tuner
+    from forebay.replay.engine.config import EngineConfig
+    from forebay.replay.plan.schedule import parse_arrivals
+    from forebay.replay.plan.slo import default_slos, parse_slos
+    from forebay.replay.sim.scenario import Scenario
+    from forebay.replay.sim.workload import SimWorkload
+
+    engine = EngineConfig(given.model, given.gpu, **flags.values())
+    servers, left = divmod(given.gpus, engine.tensor_parallel_size)
+    if left:
+        raise InputError(
+            f"--gpus {given.gpus}: not a multiple of --tensor-parallel-size "
+            f"{engine.tensor_parallel_size}; change one of them"
+        )
+    scenario = Scenario(engine, servers, given.policy)
+    for remark in scenario.constants_remarks():
+        print(f"forebay tune: {remark}", file=sys.stderr)
+    names = [bucket.name for bucket in scenario.buckets()]
+    slos = default_slos(names) if given.slo is None else parse_slos(given.slo, names)
+    whole = SimWorkload(given.trace, given.trace_format, given.skip_bad, given.too_long)
+    rows = whole.source(engine.context)[: given.requests]
+    workload = SimWorkload(
+        rows, too_long=given.too_long, arrivals=parse_arrivals(given.arrivals), rate=given.rate,
+        speed=given.speed, duration=given.duration, seed=given.seed,
+    )  # fmt: skip
+    with _Runs(given.jobs) as run:
+        found = Tuner(scenario, workload, slos, run).tune()
+    _show(found, slos, len(rows), as_json=given.as_json)
+
+
+class _Runs:
+    """Simulates cases on several processes, which live as long as the search."""
+
+    def __init__(self, jobs: int | None) -> None:
+        import os
+        from contextlib import ExitStack
+
+        from forebay.replay.parts.pool import process_pool
+
+        self._stack = ExitStack()
+        jobs = jobs or len(os.sched_getaffinity(0))
+        self._pool = self._stack.enter_context(process_pool(jobs)) if jobs > 1 else None
+
+    def __enter__(self) -> "_Runs":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def __call__(self, cases: "Sequence[SweepCase]") -> list[dict[str, Any]]:
+        if self._pool is None or len(cases) == 1:
+            return [summary_of(case) for case in cases]
+        return list(self._pool.map(summary_of, cases))
+
+
+def summary_of(case: "SweepCase") -> dict[str, Any]:
+    from forebay.replay.sim.sweep import describe, simulate_case
+
+    return describe(case, *simulate_case(case), bounded=False)
+
+
+def _show(found: "Tuned", slos: "tuple[Slo, ...]", requests: int, *, as_json: bool) -> None:
+    import shlex
+
+    from forebay.analysis.tune.tune import serve_words
+
+    line = shlex.join(serve_words(found.engine))
+    if as_json:
+        import orjson
+
+        data = {
+            "requests": requests,
+            "slos": [str(slo) for slo in slos],
+            "servers": found.servers,
+            "start": asdict(found.start),
+            "best": asdict(found.best),
+            "gains": [asdict(gain) for gain in found.gains],
+            "impossible": found.impossible,
+            "simulated": found.simulated,
+            "command": line,
+        }
+        sys.stdout.write(orjson.dumps(data, option=orjson.OPT_INDENT_2).decode() + "\n")
+        return
+    _print(found, slos, requests)
+    print(f"\n{found.servers} server{'s' * (found.servers > 1)}, each:\n  {line}")
+    if found.engine.long_prefill_token_threshold:
+        print(
+            "In the proxy's file, give each backend long_prefill_token_threshold: "
+            f"{found.engine.long_prefill_token_threshold}."
+        )
+
+
+def _print(found: "Tuned", slos: "tuple[Slo, ...]", requests: int) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("flag", no_wrap=True)
+    for name in ("now", "best", "met without", "gain"):
+        table.add_column(name, justify="right")
+    for slo in slos:
+        table.add_column(f"{str(slo).partition('=')[0]}\np95 without", justify="right")
+    for gain in found.gains:
+        table.add_row(
+            "--" + gain.flag.replace("_", "-"), str(gain.before), str(gain.value),
+            f"{gain.without.attainment:.1%}",
+            f"{(found.best.attainment - gain.without.attainment) * 100:+.1f} points",
+            *_seconds(gain.without),
+        )  # fmt: skip
+    for name, one in (("none of them", found.start), ("all of them", found.best)):
+        points = (found.best.attainment - one.attainment) * 100
+        told = f"{points:+.1f} points" if one is found.start else ""
+        table.add_row(name, "", "", f"{one.attainment:.1%}", told, *_seconds(one))
+    console = Console(highlight=False)
+    console.print(table)
+    limits = ", ".join(map(str, slos))
+    console.print(
+        f"{requests:,} requests, {found.simulated} settings simulated; met: share of the requests "
+        f"that met {limits}."
+        + ("" if found.gains else " No flag gains anything here: keep those that you have.")
+    )
+
+
+def _seconds(of: "TuneFigures") -> list[str]:
+    return ["-" if value is None else f"{value:#.3g} s" for value in of.p95_s]

@@ -1,0 +1,257 @@
+"""Fit the step-time constants to whole replays: to every request, also those served together.
+
+The trace is played through the engine in virtual time with the arrivals of the run, so queueing,
+batching and prefix hits are the simulator's. The fit chooses the constants whose first-token times
+and times per token come nearest to the measured ones. Requests that were served together show what
+one more sequence in a step costs; requests that were alone cannot.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.replay.engine.calibration.fit import CANDIDATES, Fit, fit_times, refusal
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.timing.step_constants import Calibration, CalibrationFile
+from forebay.replay.sim.engine.request import SimRequest
+from forebay.replay.sim.engine.served import ServedEngine, served_engine
+from forebay.replay.validation.measured import Timed
+from forebay.replay.validation.prompt_hashes import PromptHashes
+
+SLOPE_STEP = 0.02
+"""Step of ln(constant) for slopes: coarse, because predictions jump a little when a request moves
+to another step."""
+LEAST_GAIN = 1e-3
+QUANTILES = (0.5, 0.9, 0.99)
+RESAMPLES = 300
+MOST_MISSED = 1 / 3
+"""A fit that misses a figure of the very requests it was fitted to by more is none."""
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFit:
+    """A finished fit; `measured` and `predicted` list the same requests in the same order.
+
+    The first `fitted` of them were fitted, the others are held out.
+    """
+
+    file: CalibrationFile
+    fit: Fit
+    prior: Calibration
+    measured: tuple[Timed, ...]
+    predicted: tuple[Timed, ...]
+    fitted: int
+
+    def lines(self, *, held_out: bool) -> tuple["FitLine", ...]:
+        """Return the errors of the requests that were held out, or of those that were fitted."""
+        part = slice(self.fitted, None) if held_out else slice(self.fitted)
+        return compared(self.measured[part], self.predicted[part])
+
+    def refusal(self) -> str | None:
+        """Return why no engine should use this fit, or None if one may."""
+        if (said := refusal(self.fit)) is not None:
+            return said
+        worst = max(self.lines(held_out=False), key=lambda line: abs(line.error))
+        if abs(worst.error) <= MOST_MISSED:
+            return None
+        return (
+            f"{worst.name} of the fitted requests themselves is off by {worst.error:+.0%}; "
+            "give the flags of the measured server, its model and its GPU"
+        )
+
+
+def predict(
+    measured: Sequence[Timed], config: EngineConfig, constants: Calibration | None = None
+) -> tuple[Timed, ...]:
+    """Predict the times of `measured` from their arrivals and sizes alone.
+
+    Args:
+        constants: replace those that `config` names.
+    """
+    if constants is not None:
+        config = replace(config, calibration=constants)
+    hashed = PromptHashes([one.row for one in measured], config.block_size)
+    requests = [
+        SimRequest(
+            one.row.id,
+            one.row.input_tokens,
+            one.row.output_tokens,
+            tuple(hashed.of(one.row) or ()),
+            config.block_size,
+        )
+        for one in measured
+    ]
+    _play(served_engine(config), sorted(zip(measured, requests, strict=True), key=_sent_s))
+    return tuple(
+        replace(
+            one,
+            ttft_s=done.first_token_s - one.sent_s,
+            e2e_s=done.finished_s - one.sent_s,
+            tpot_s=(done.finished_s - done.first_token_s) / (done.output_target - 1)
+            if one.tpot_s
+            else None,
+            cached_tokens=done.cached_tokens,
+        )
+        for one, done in zip(measured, requests, strict=True)
+    )
+
+
+def _sent_s(pair: tuple[Timed, SimRequest]) -> float:
+    return pair[0].sent_s
+
+
+def _play(engine: ServedEngine, sent: Sequence[tuple[Timed, SimRequest]]) -> None:
+    """Send the requests at their times, which rise, and wait for all answers."""
+    for one, request in sent:
+        while (due := engine.next_at()) < one.sent_s:
+            engine.advance(due)
+        engine.send(request, one.sent_s)
+    while (due := engine.next_at()) < inf:
+        engine.advance(due)
+
+
+def fit_run(
+    measured: Sequence[Timed],
+    config: EngineConfig,
+    prior: Calibration,
+    *,
+    used: str,
+    today: date,
+    hold_out: float = 0.0,
+    candidates: Mapping[str, float] = CANDIDATES,
+) -> RunFit:
+    """Fit constants so that an engine with `config` serves `measured` in the measured times.
+
+    Args:
+        hold_out: share of the requests, the last ones, that load the engine and are not fitted.
+    """
+    first = max(1, round(len(measured) * (1 - hold_out)))
+
+    def times(of: Sequence[Timed]) -> list[float]:
+        done = [one for one in of[:first] if one.finished]
+        return [one.ttft_s for one in done] + [one.tpot_s for one in done if one.tpot_s]
+
+    found = fit_times(
+        lambda constants: times(predict(measured, config, constants)),
+        times(measured),
+        prior,
+        candidates,
+        step=SLOPE_STEP,
+        least_gain=LEAST_GAIN,
+    )
+    predicted = predict(measured, config, found.constants)
+    rest = compared(measured[first:], predicted[first:])
+    file = CalibrationFile(
+        config.model_spec.name,
+        config.gpu_spec.name,
+        today.isoformat(),
+        used,
+        _checked(rest),
+        found.constants,
+        found.fitted,
+        tuple(asdict(line) for line in rest or compared(measured, predicted)),
+    )
+    return RunFit(file, found, prior, tuple(measured), predicted, first)
+
+
+def _checked(held_out: Sequence["FitLine"]) -> str:
+    if not held_out:
+        return "not checked: every request was fitted; --hold-out 0.3 keeps some to judge it"
+    worst = max(held_out, key=lambda line: abs(line.error))
+    return f"{held_out[0].requests} held-out requests: at most {worst.error:+.1%}, at {worst.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class FitLine:
+    """One measure's mean (`quantile` None) or quantile, in seconds.
+
+    Attributes:
+        error: relative error of the model.
+        low, high: 95 % interval of `error`, by resampling stretches of consecutive requests.
+    """
+
+    measure: str
+    quantile: float | None
+    requests: int
+    measured_s: float
+    model_s: float
+    error: float
+    low: float
+    high: float
+
+    @property
+    def name(self) -> str:
+        share = "mean" if self.quantile is None else f"p{self.quantile * 100:g}"
+        return f"{self.measure} {share}"
+
+
+def compared(measured: Sequence[Timed], predicted: Sequence[Timed]) -> tuple[FitLine, ...]:
+    """Compare mean and quantiles (nearest rank) of measured and predicted TTFT, TPOT and E2E."""
+    return tuple(
+        line
+        for name in ("ttft", "tpot", "e2e")
+        if len(times := _times(measured, predicted, name))
+        for line in _lines(name, times)
+    )
+
+
+def _times(measured: Sequence[Timed], predicted: Sequence[Timed], name: str) -> Floats:
+    """Return measured and predicted times, one row for each request with both."""
+    pairs = [
+        (mine, models)
+        for one, other in zip(measured, predicted, strict=True)
+        if one.finished
+        and (mine := getattr(one, f"{name}_s"))
+        and (models := getattr(other, f"{name}_s"))
+    ]
+    return np.array(pairs, dtype=np.float64).reshape(-1, 2)
+
+
+def _lines(name: str, times: Floats) -> Iterator[FitLine]:
+    ratios = np.array([_ratios(times[drawn]) for drawn in _resamples(len(times))])
+    lows, highs = np.quantile(ratios, (0.025, 0.975), axis=0)
+    ordered = np.sort(times, axis=0)
+    for at, quantile in enumerate((None, *QUANTILES)):
+        mine, models = (
+            times.mean(axis=0) if quantile is None else ordered[_rank(quantile, len(times))]
+        ).tolist()
+        yield FitLine(
+            name, quantile, len(times), mine, models, models / mine - 1,
+            float(lows[at]) - 1, float(highs[at]) - 1,
+        )  # fmt: skip
+
+
+def _ratios(times: Floats) -> Floats:
+    """Return predicted over measured: of the mean, then of each quantile."""
+    ordered = np.sort(times, axis=0)
+    places = [_rank(quantile, len(times)) for quantile in QUANTILES]
+    both = np.vstack([times.mean(axis=0), ordered[places]])
+    shares: Floats = both[:, 1] / both[:, 0]
+    return shares
+
+
+def _rank(quantile: float, count: int) -> int:
+    return max(0, -int(-quantile * count // 1) - 1)
+
+
+def _resamples(count: int) -> Iterator[NDArray[np.int64]]:
+    """Draw requests anew, in stretches: requests that wait for each other err together."""
+    length = max(1, round(count ** (1 / 3)))
+    drawing = np.random.default_rng(0)  # equal input gives equal output
+    within = np.arange(length)
+    for _ in range(RESAMPLES):
+        starts = drawing.integers(0, count, -(-count // length))
+        yield ((starts[:, None] + within) % count).ravel()[:count]
+
+
+def hit_ratio(of: Sequence[Timed]) -> float | None:
+    """Return the share of prompt tokens that were cached; None if it was not measured."""
+    done = [(one.cached_tokens, one.row.input_tokens) for one in of if one.finished]
+    if any(cached is None for cached, _ in done):
+        return None
+    return sum(cached or 0 for cached, _ in done) / sum(tokens for _, tokens in done)

@@ -1,0 +1,347 @@
+"""Read the requests of a real server with their times: replayed runs and results of other tools.
+
+    run folder                     of `forebay replay`, with the trace that it replayed
+    vllm bench serve               the JSON of --save-result --save-detailed
+    CSV, JSON lines or JSON list   a row for each request, with the columns of `COLUMNS`
+
+A result file knows lengths and not prompts. With the trace that it is of, prompts are the trace's.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import orjson
+
+from forebay.replay.engine.calibration.points import LEAST_DECODED
+from forebay.traces.errors import InputError
+from forebay.traces.formats import open_trace
+from forebay.traces.schema import TraceRequest
+
+MOST_ADDED = 256
+"""Tokens that a chat template may add to a prompt; more, and the run is of another trace."""
+MOST_FAILED = 0.05
+"""Largest share of failed requests: what a failed request cost the server is only estimated."""
+_COLUMNS = ("id", "backend", "sent_s", "outcome", "reason", "status", "prompt_tokens",
+            "cached_tokens", "output_tokens", "ttft_service_s", "e2e_service_s",
+            "tpot_s")  # fmt: skip
+_NOT_SERVED = ("connect", "tls", "never_sent")
+COLUMNS = {
+    "id": ("id", "request_id"),
+    "sent": ("sent", "start", "start_time", "arrival", "arrival_time"),
+    "input_tokens": ("input_tokens", "prompt_tokens", "input_len"),
+    "output_tokens": ("output_tokens", "completion_tokens", "output_len"),
+    "ttft": ("ttft", "ttft_service"),
+    "e2e": ("e2e", "e2e_service", "latency"),
+    "cached_tokens": ("cached_tokens",),
+    "error": ("error",),
+}
+"""Columns of a per-request file and their names; times end in _s, _ms or _ns, or are seconds."""
+_UNITS = {"": 1.0, "_s": 1.0, "_ms": 1e-3, "_ns": 1e-9}
+_TIMES = ("sent", "ttft", "e2e")
+_NEEDED = ("sent", "input_tokens", "output_tokens", "ttft", "e2e")
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One request and its times in seconds; `tpot_s` is None below LEAST_DECODED tokens.
+
+    A request that failed is not `finished`: it is played, because it took the server's time, and
+    its own times are not compared. `cached_tokens` is None where the file does not say it.
+    """
+
+    row: TraceRequest
+    sent_s: float
+    ttft_s: float
+    e2e_s: float
+    tpot_s: float | None
+    cached_tokens: int | None
+    finished: bool = True
+
+
+def read_runs(folders: Sequence[Path], trace: Sequence[TraceRequest]) -> tuple[Timed, ...]:
+    """Read the requests of replays of one trace; each time is the median over the runs.
+
+    A request has the prompt tokens that the server counted: a chat template adds to those of the
+    trace. Requests after the end of a run that was shorter than its trace are left out, and so are
+    requests that the server did not accept.
+
+    Raises InputError for a run of another trace, of several servers, or with many failures.
+    """
+    tables = [_rows(folder) for folder in folders]
+    for folder, table in zip(folders, tables, strict=True):
+        _check_trace(folder, table, trace)
+    timed = (_timed(row, [table[row.id] for table in tables if row.id in table]) for row in trace)
+    return tuple(one for one in timed if one is not None)
+
+
+def _timed(row: TraceRequest, found: Sequence[Mapping[str, Any]]) -> Timed | None:
+    """Return a request with its median times, or None if no server worked on it."""
+    done = [one for one in found if _answered(one)]
+    if not done:
+        return _failed(row, found)
+    tpots = [one["tpot_s"] for one in done if one["tpot_s"]]
+    output = done[0]["output_tokens"]
+    return Timed(
+        replace(row, input_tokens=done[0]["prompt_tokens"], output_tokens=output),
+        done[0]["sent_s"],
+        median(one["ttft_service_s"] for one in done),
+        median(one["e2e_service_s"] for one in done),
+        median(tpots) if tpots and output >= LEAST_DECODED else None,
+        round(median(one["cached_tokens"] or 0 for one in done)),
+    )
+
+
+def _failed(row: TraceRequest, found: Sequence[Mapping[str, Any]]) -> Timed | None:
+    """Return a request that failed with the tokens that it got, or None if none was served."""
+    for one in found:
+        if _occupied(one):
+            prompt, output = one["prompt_tokens"] or row.input_tokens, one["output_tokens"] or 1
+            played = replace(row, input_tokens=prompt, output_tokens=output)
+            return Timed(played, one["sent_s"], 0.0, 0.0, None, 0, finished=False)
+    return None
+
+
+def _answered(row: Mapping[str, Any]) -> bool:
+    return row["outcome"] == "ok" and bool(row["ttft_service_s"])
+
+
+def _occupied(row: Mapping[str, Any]) -> bool:
+    """Return True if the server may have worked on this request, which failed."""
+    return (
+        row["outcome"] != "rejected"
+        and row["sent_s"] is not None
+        and row["reason"] not in _NOT_SERVED
+        and row["status"] in (None, 200)
+    )
+
+
+def _rows(folder: Path) -> dict[str, dict[str, Any]]:
+    import pyarrow.parquet
+
+    try:
+        rows = pyarrow.parquet.read_table(
+            str(folder / "requests.parquet"), columns=list(_COLUMNS)
+        ).to_pylist()
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{folder}: not a run folder: requests.parquet cannot be read") from error
+    failed = [row["id"] for row in rows if row["outcome"] != "rejected" and not _answered(row)]
+    if len(failed) > MOST_FAILED * len(rows):
+        raise InputError(
+            f"{folder}: {len(failed)} of {len(rows)} requests failed, {failed[0]} first; "
+            "their effect on the others is not known"
+        )
+    answered = [row for row in rows if _answered(row)]
+    if not answered:
+        raise InputError(f"{folder}: no request was answered")
+    if len({row["backend"] for row in answered}) > 1:
+        raise InputError(f"{folder}: several servers; replay against one")
+    return {row["id"]: row for row in rows}
+
+
+def _check_trace(
+    folder: Path, table: Mapping[str, Mapping[str, Any]], trace: Sequence[TraceRequest]
+) -> None:
+    known = {row.id for row in trace}
+    if not table.keys() <= known:
+        raise InputError(f"{folder}: has requests that are not in the trace")
+    added: int | None = None  # by a chat template: the same for every request
+    end_s = max(row.arrival_s for row in trace if row.id in table)
+    for row in trace:
+        if row.id not in table:
+            if row.arrival_s > end_s:  # the run was shorter than its trace
+                continue
+            raise InputError(
+                f"{folder}: has no request {row.id}; --trace must be the replayed trace"
+            )
+        if not _answered(table[row.id]):
+            continue
+        counted = table[row.id]["prompt_tokens"] or 0
+        more = counted - row.input_tokens
+        added = more if added is None else added
+        if more != added or not 0 <= more <= MOST_ADDED:
+            raise InputError(
+                f"{folder}: request {row.id} has {counted:,} prompt tokens, in the trace it has "
+                f"{row.input_tokens:,}; --trace must be the replayed trace, and the server must "
+                "count tokens as it does (a chat template may add the same number to each)"
+            )
+
+
+def read_measured(sources: Sequence[Path], trace: Path | None = None) -> tuple[Timed, ...]:
+    """Read run folders of one trace, or one result file; raises InputError.
+
+    Args:
+        trace: what was replayed. None: for folders as run.json names it, for a file unknown.
+    """
+    if not is_results(sources[0]):
+        return read_runs(sources, list(open_trace(trace or _trace_of(sources[0]))))
+    if len(sources) > 1:
+        raise InputError(f"{sources[1]}: a second source; give one result file, or run folders")
+    return read_results(sources[0], None if trace is None else list(open_trace(trace)))
+
+
+def is_results(path: Path) -> bool:
+    """Return True for a file of requests, False for a folder and a file of points."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        start = file.read(1 << 16)
+    return b"ttft" in start and b"kind" not in start.split(b"\n", 1)[0]
+
+
+def read_results(path: Path, trace: Sequence[TraceRequest] | None = None) -> tuple[Timed, ...]:
+    """Read one file of per-request results, in the order of sending; times start at 0.
+
+    Args:
+        trace: the requests in the order of the file, whose prompts they had. None: no two prompts
+            are taken to share anything.
+
+    Raises InputError that names the file, the request and the column.
+    """
+    rows = _result_rows(path)
+    if not rows:
+        raise InputError(f"{path}: holds no requests; `vllm bench serve` needs --save-detailed")
+    if trace is not None and len(trace) != len(rows):
+        raise InputError(
+            f"{path}: has {len(rows):,} requests, --trace {len(trace):,}; give the trace it is of"
+        )
+    found = [
+        _result(path, number, row, trace[number - 1] if trace else None)
+        for number, row in enumerate(rows, 1)
+    ]
+    if not any(one.finished for one in found):
+        raise InputError(f"{path}: no request was answered")
+    first_s = min(one.sent_s for one in found)
+    moved = (replace(one, sent_s=one.sent_s - first_s) for one in found)
+    return tuple(sorted(moved, key=lambda one: one.sent_s))
+
+
+def model_of(path: Path) -> str | None:
+    """Return the model that a run folder or a result file says it is of, or None."""
+    file = path / "run.json" if path.is_dir() else path
+    try:
+        body = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # not one JSON value: a file of rows says nothing about its model
+    named = body.get("model" if path.is_dir() else "model_id") if isinstance(body, dict) else None
+    return named if isinstance(named, str) else None
+
+
+def _result_rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as text; give a result file") from error
+    if not text.lstrip().startswith(("{", "[")):
+        return [{k: v for k, v in row.items() if v} for row in csv.DictReader(io.StringIO(text))]
+    try:
+        body = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        body = [_json_line(path, at, line) for at, line in enumerate(text.splitlines(), 1) if line]
+    if isinstance(body, dict) and isinstance(body.get("ttfts"), list):
+        return _vllm_rows(path, body)
+    rows = body if isinstance(body, list) else [body]
+    if not all(isinstance(row, dict) for row in rows):
+        raise InputError(f"{path}: not a list of requests; give an object for each")
+    return rows
+
+
+def _json_line(path: Path, number: int, line: str) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise InputError(f"{path}:{number}: not JSON ({error})") from error
+
+
+def _vllm_rows(path: Path, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Turn the parallel lists of `vllm bench serve --save-detailed` into rows."""
+    names = {"sent": "start_times", "input_tokens": "input_lens", "output_tokens": "output_lens"}
+    lists = {name: body.get(key) for name, key in {**names, "ttft": "ttfts"}.items()}
+    gaps, errors = body.get("itls"), body.get("errors")
+    for name, values in (*lists.items(), ("itls", gaps)):
+        if not isinstance(values, list) or len(values) != len(body["ttfts"]):
+            raise InputError(f"{path}: {names.get(name, name)} is no list as long as ttfts; repeat "
+                             "the run with --save-result --save-detailed")  # fmt: skip
+    assert gaps is not None
+    lists["e2e"] = [ttft + sum(more) for ttft, more in zip(body["ttfts"], gaps, strict=True)]
+    lists["error"] = errors if isinstance(errors, list) else [""] * len(gaps)
+    return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+
+
+def _result(path: Path, number: int, row: Mapping[str, Any], traced: TraceRequest | None) -> Timed:
+    found = {name: _cell(row, name) for name in COLUMNS}
+    failed = bool(found["error"])
+    values = _values(path, number, found, failed=failed)
+    output, prompt = max(1, int(values["output_tokens"])), max(1, int(values["input_tokens"]))
+    request = traced or TraceRequest(str(found["id"] or f"r{number}"), 0.0, prompt, output)
+    if not 0 <= prompt - request.input_tokens <= MOST_ADDED:
+        raise InputError(
+            f"{path}: request {number} has {prompt:,} prompt tokens, in the trace it has "
+            f"{request.input_tokens:,}; give the trace it is of, in the same order"
+        )
+    cached = found["cached_tokens"]
+    gap_s = (values["e2e"] - values["ttft"]) / (output - 1) if output >= LEAST_DECODED else None
+    return Timed(
+        replace(request, input_tokens=prompt, output_tokens=output),
+        values["sent"], values["ttft"], values["e2e"], gap_s,
+        None if cached is None else int(cached), finished=not failed,
+    )  # fmt: skip
+
+
+def _values(path: Path, number: int, found: Mapping[str, Any], *, failed: bool) -> dict[str, float]:
+    """Return the numbers of one row; a failed request may lack some. Raises InputError."""
+    values: dict[str, float] = {}
+    for name in _NEEDED:
+        value = 0.0 if failed and found[name] is None else found[name]
+        if value is None or not 0 <= value < float("inf"):
+            unit = " with _s or _ms" if name in _TIMES else ""
+            raise InputError(
+                f"{path}: request {number}: {name} is {'missing' if value is None else value}; "
+                f"give {' or '.join(COLUMNS[name])}{unit}, 0 or more"
+            )
+        values[name] = value
+    if not failed and not 0 < values["ttft"] <= values["e2e"]:
+        raise InputError(
+            f"{path}: request {number}: ttft {values['ttft']:g} s, e2e {values['e2e']:g} s; the "
+            "first token comes after 0 and not after the last"
+        )
+    return values
+
+
+def _cell(row: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a column under one of its names, times in seconds, or None."""
+    text = name in ("id", "error")
+    units: Iterable[tuple[str, float]] = _UNITS.items() if name in _TIMES else (("", 1.0),)
+    for key, scale in ((key + unit, by) for key in COLUMNS[name] for unit, by in units):
+        value = row.get(key)
+        if value is None or text:
+            if value:
+                return value
+            continue
+        try:
+            return float(value) * scale
+        except (TypeError, ValueError):
+            return float("nan")
+    return None
+
+
+def _trace_of(run: Path) -> Path:
+    """Return the trace that a run says it replayed; raises InputError."""
+    path = run / "run.json"
+    if not path.is_file():
+        raise InputError(
+            f"{run}: no such run; give a folder that `forebay replay --out` wrote, or results of "
+            "`vllm bench serve --save-detailed`"
+        )
+    try:
+        found = Path(json.loads(path.read_text(encoding="utf-8"))["trace"]["path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"{path}: names no trace; give it as --trace") from None
+    if not found.is_file():
+        raise InputError(f"{path}: its trace {found} is not there; give it as --trace")
+    return found

@@ -1,0 +1,101 @@
+"""`forebay tune`: the flags that help are found, those that do not are left out."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.analysis.tune.cli import summary_of
+from forebay.analysis.tune.tune import AXES, TuneFigures, Tuner, serve_words
+from forebay.proxy.cli import main
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.plan.slo import Slo
+from forebay.replay.sim.scenario import Scenario
+from forebay.replay.sim.sweep import SweepCase
+from forebay.replay.sim.workload import SimWorkload
+from forebay.traces.reading.jsonl import write_trace
+from forebay.traces.schema import TraceRequest
+
+SLOS = (Slo("chat", "ttft", 1.0),)
+
+
+def chats_beside_documents(count: int) -> list[TraceRequest]:
+    """A chat every half second, and a document of 60,000 tokens every ten."""
+    return [
+        TraceRequest(f"d{at}", at * 0.5, 60_000, 8)
+        if at % 20 == 5
+        else TraceRequest(f"c{at}", at * 0.5, 300 + at % 50, 40)
+        for at in range(count)
+    ]
+
+
+def tuner(rows: Sequence[TraceRequest], **engine: Any) -> Tuner:
+    scenario = Scenario(EngineConfig(**engine), 1, "direct")
+
+    def run(cases: Sequence[SweepCase]) -> list[dict[str, Any]]:
+        return [summary_of(case) for case in cases]
+
+    return Tuner(scenario, SimWorkload(rows), SLOS, run)
+
+
+def test_chats_beside_documents_want_a_threshold() -> None:
+    """Documents block the chats behind them until their chunks leave room in each step."""
+    found = tuner(chats_beside_documents(100)).tune()
+    assert found.start.attainment < 0.9
+    assert found.best.attainment > 0.98
+    flags = [gain.flag for gain in found.gains]
+    assert "long_prefill_token_threshold" in flags
+    assert found.engine.long_prefill_token_threshold > 0
+    for gain in found.gains:
+        assert found.best.beats(gain.without), gain.flag
+    words = list(serve_words(found.engine))
+    at = words.index("--long-prefill-token-threshold")
+    assert words[at + 1] == str(found.engine.long_prefill_token_threshold)
+
+
+def test_a_quiet_server_keeps_its_flags() -> None:
+    rows = [TraceRequest(f"c{at}", at * 3.0, 16, 4) for at in range(12)]
+    found = tuner(rows).tune()
+    assert found.gains == []
+    assert list(serve_words(found.engine)) == ["vllm", "serve", "llama-3-8b"]
+
+
+def test_what_cannot_be_is_named_and_left_out() -> None:
+    rows = [TraceRequest(f"c{at}", at * 3.0, 16, 4) for at in range(3)]
+    found = tuner(rows, enable_chunked_prefill=False, max_model_len=8192).tune()
+    assert "without chunked prefill" in found.impossible["max_num_batched_tokens 1024"]
+    assert found.impossible["tensor_parallel_size 2"] == "--gpus 1: not a multiple of 2"
+
+
+def test_equal_shares_are_decided_by_the_distance_to_the_limits() -> None:
+    def one(attainment: float, strain: float) -> TuneFigures:
+        return TuneFigures(attainment, 1.0, (), strain)
+
+    assert one(0.99, 5.0).beats(one(0.98, 0.1))
+    assert one(0.99, 0.5).beats(one(0.991, 0.6))
+    assert not one(0.99, 0.59).beats(one(0.99, 0.6))
+    assert not one(0.98, 0.1).beats(one(0.99, 0.6))
+
+
+def test_every_axis_is_a_flag_of_the_engine() -> None:
+    for flag, values in AXES.items():
+        assert hasattr(EngineConfig(), flag)
+        assert list(values) == sorted(values)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, iter(chats_beside_documents(60)))
+    words = ["tune", str(path), "--slo", "chat.ttft=1s", "--jobs", "1"]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["best"]["attainment"] > told["start"]["attainment"]
+    assert told["command"].startswith("vllm serve Llama-3-8B --")
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert told["command"] in shown
+    assert "In the proxy's file, give each backend long_prefill_token_threshold: " in shown
+    assert main([*words, "--gpus", "3", "--tp", "2"]) == 2
+    assert "not a multiple of --tensor-parallel-size 2" in capsys.readouterr().err

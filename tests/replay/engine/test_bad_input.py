@@ -1,0 +1,49 @@
+"""What no engine can serve: one line of key, value and remedy, before anything starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forebay.proxy.cli import main
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
+    "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "vocab_size": 128_256, "max_position_embeddings": 131_072,
+}  # fmt: skip
+SHEET = {"name": "card", "peak_flops": 9.895e14, "bandwidth": 4.8e12, "memory_gib": 139.8,
+         "multiprocessors": 132}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--model llama-3-8b --tp 3", ("--tensor-parallel-size 3", "give ")),
+        ("--model llama-3-8b --gpu a100 --kv-cache-dtype fp8", ("fp8", "a100")),
+        ("--model llama-3-8b --quantization int3", ("--quantization int3", "give fp8, awq, gptq")),
+        ("--model {folder}/unknown/config.json", ("unheard_of", "config.json")),
+        ("--model llama-3-8b --gpu {folder}/terabytes.json", ("bandwidth", "4.8", "bytes/s")),
+        ("--model llama-3-8b --gpu {folder}/mib.json", ("memory_gib", "143155")),
+        ("--model {folder}/fp5/config.json", ("fp5", "hf_quant_config.json")),
+    ],
+)
+def test_one_line_names_key_value_and_remedy(
+    words: str, says: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, config in (
+        ("unknown", {**LLAMA, "architectures": ["UnheardOf"], "model_type": "unheard_of"}),
+        ("fp5", LLAMA),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    quantised = {"quantization": {"quant_algo": "fp5"}}
+    (tmp_path / "fp5" / "hf_quant_config.json").write_text(json.dumps(quantised))
+    (tmp_path / "terabytes.json").write_text(json.dumps({**SHEET, "bandwidth": 4.8}))
+    (tmp_path / "mib.json").write_text(json.dumps({**SHEET, "memory_gib": 143_155}))
+    assert main(["engine", *words.format(folder=tmp_path).split(), "--port", "0"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    (line,) = told.err.strip().splitlines()
+    for word in says:
+        assert word.lower() in line.lower(), line
