@@ -62,6 +62,10 @@ class Authenticator:
     def ring(self) -> KeyRing | None:
         return self._ring
 
+    def tenants(self) -> tuple[str, ...] | None:
+        """Return the tenants that there can be; None: any name may come."""
+        return self._ring.tenants if self._ring is not None else ()
+
     def swap(self, ring: KeyRing | None) -> None:
         self._ring = ring
 
