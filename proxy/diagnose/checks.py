@@ -25,7 +25,6 @@ from forebay.proxy.diagnose.doctor.causes import (
 )
 from forebay.proxy.diagnose.doctor.finding import FEW, Finding, Found
 from forebay.proxy.diagnose.scene import Scene
-from forebay.traces.command_line.messages import shortlist
 
 SLOWER = 1.5
 """Times the prefill of the fastest backend, with the learned error of both on top: a fifth after

@@ -64,6 +64,7 @@ class LogEvent(Enum):
     PLAIN_HTTP = "plain_http", WARNING, "clients speak plain HTTP to the TLS port"
     OVERLOADED = "overloaded", WARNING, "the proxy sheds service classes to protect itself"
     OVERLOAD_OVER = "overload_over", INFO, "all service classes are accepted again"
+    JWKS_UNREACHABLE = "jwks_unreachable", WARNING, "the provider's keys for tokens cannot be read"
     KEYS_LOADED = "keys_loaded", INFO, "API keys or certificates were read"
     KEYS_SHORT = "keys_short", WARNING, "some API keys can be guessed"
     KEYS_REFUSED = (

@@ -56,6 +56,14 @@ class Cors:
         }
 
 
+def answer_method(request: web.BaseRequest, methods: Sequence[str], cors: Cors) -> web.Response:
+    """Answer OPTIONS; raises ApiError 405 for other methods that a path has not."""
+    allow = {"Allow": ", ".join((*methods, "OPTIONS"))}
+    if request.method != "OPTIONS":
+        raise errors.ApiError(405, "method_not_allowed", f"Use {methods[0]}.", headers=allow)
+    return web.Response(status=204, headers=allow | cors.preflight(request.headers, methods))
+
+
 def cross_site_refusal(request: web.BaseRequest) -> web.Response | None:
     """Return a 403 for a POST that a page of another site made a browser send, else None.
 
