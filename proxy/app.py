@@ -14,7 +14,7 @@ from aiohttp import web
 
 from forebay.proxy.api import rejections
 from forebay.proxy.api.block_hashes import LARGE_BYTES
-from forebay.proxy.api.body import ParsedBody, parse_any, read_fields
+from forebay.proxy.api.body import ParsedBody, as_utf8, parse_any, read_fields
 from forebay.proxy.api.dialects import DIALECTS, Dialect, dialect_of, types_errors
 from forebay.proxy.api.large_json import LargeBodies
 from forebay.proxy.api.public_paths import methods_of
@@ -189,7 +189,7 @@ class App:
         record.tenant = self._security.auth.tenant(request, record.arrived_at)
         if self.draining:
             raise errors.draining()
-        body = await self._body(request, record, memory)
+        body = as_utf8(await self._body(request, record, memory))
         if len(body) < LARGE_BYTES:
             parsed = self._parsed(await parse_any(body), request, dialect, id_, record.tenant, body)
         else:
@@ -275,7 +275,7 @@ class App:
         as the public port would.
         """
         with RequestMemory(self._budget) as memory:
-            body = await self._body(request, RequestRecord("preview", 0.0), memory)
+            body = as_utf8(await self._body(request, RequestRecord("preview", 0.0), memory))
             async with self._parsing:
                 fields = await parse_any(body, in_pieces=True)
                 dialect = dialect_of(fields)

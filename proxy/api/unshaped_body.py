@@ -2,7 +2,7 @@
 
 from email.message import Message
 
-from forebay.proxy.api.body import client_salt, parse_any, reject_media_ids, with_model
+from forebay.proxy.api.body import as_utf8, client_salt, parse_any, reject_media_ids, with_model
 from forebay.proxy.api.cache_salt import CacheSalts, with_salt
 from forebay.proxy.backends.models import Models, Wanted
 
@@ -36,6 +36,7 @@ async def prepared(
     if form and is_form(content_type) and not body.lstrip(b" \t\r\n").startswith(b"{"):
         wants_model = models.matter or names_model
         return _form(body, content_type, models) if wants_model else (body, Wanted(""))
+    body = as_utf8(body)
     fields = await parse_any(body)
     body, wanted = with_model(fields, body, models)
     if salts is not None:
