@@ -17,7 +17,7 @@ from jiter import from_json
 from forebay.proxy.api.block_hashes import LARGE_BYTES, BlockHashes, chain, identity
 from forebay.proxy.api.cache_salt import FIELD, CacheSalts, with_salt
 from forebay.proxy.api.dialects import DIALECTS, Dialect
-from forebay.proxy.api.fields import boolean, integer, typed, with_member
+from forebay.proxy.api.fields import boolean, integer, string, with_member
 from forebay.proxy.api.large_json import (
     FaultyJson,
     RepeatedKey,
@@ -154,7 +154,7 @@ def read_fields(
 
 def with_model(fields: dict[str, Any], body: bytes, models: Models) -> tuple[bytes, Wanted]:
     """Return the body with the backends' name of the model that it asks for, and that model."""
-    asked = typed(fields, "model", str, "")
+    asked = string(fields, "model")
     wanted = models.find(asked)
     if wanted.name != asked:
         body = with_member(body, "model", orjson.dumps(wanted.name).decode())
@@ -286,7 +286,7 @@ def _answer_tokens(fields: dict[str, Any], dialect: Dialect) -> int:
 
 
 def client_salt(fields: dict[str, Any]) -> str | None:
-    salt = typed(fields, FIELD, str, None)
+    salt = string(fields, FIELD, None)
     if salt == "":
         raise invalid_type(FIELD, "a string that is not empty", FIELD)
     return salt  # type: ignore[no-any-return]

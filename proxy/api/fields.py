@@ -41,14 +41,14 @@ def boolean(fields: dict[str, Any], name: str) -> bool:
         raise invalid_type(name, "true or false", name) from None
 
 
-def typed(fields: dict[str, Any], name: str, kind: type, default: Any) -> Any:
-    """Return a field of this type, or `default` without it; raises ApiError 400."""
+def string(fields: dict[str, Any], name: str, default: str | None = "") -> Any:
+    """Return a field with a text, or `default` without it; raises ApiError 400."""
     value = fields.get(name)
     if value is None:
         return default
-    if not isinstance(value, kind):
-        if kind is str and isinstance(value, LongText):
-            return str(value)
+    if isinstance(value, LongText):
+        return str(value)
+    if not isinstance(value, str):
         raise invalid_type(name, "a string", name)
     return value
 

@@ -59,8 +59,8 @@ def test_a_tenant_uses_its_models_only(tmp_path: Path, aliases: dict[str, str]) 
     async def scene(on: Stage, backends: list[RawBackend]) -> None:
         for path in ("/v1/completions", "/v1/embeddings", "/tokenize"):
             for name in ("small", *aliases):
-                body = {**BODY, "model": name, "input": "x"}
-                assert (await ask(on, body=body, path=path))[0] == 200, (path, name)
+                good = {**BODY, "model": name, "input": "x"}
+                assert (await ask(on, body=good, path=path))[0] == 200, (path, name)
             for body in ({**BODY, "model": "large"}, {"prompt": "x"}, {**BODY, "model": ""}):
                 assert (await ask(on, body=body, path=path))[:2] == (404, "model_not_found")
                 assert (await ask(on, OTHER, body, path))[0] == 200
@@ -79,7 +79,7 @@ def test_a_tenant_uses_its_models_only(tmp_path: Path, aliases: dict[str, str]) 
         assert listed == ["small", *aliases]
 
     serves = [None]
-    models = {"small": {}, "large": {}}
+    models: dict[str, dict[str, Any]] = {"small": {}, "large": {}}
     acme = {"models": ["small"]}
 
     async def with_models(on: Stage, backends: list[RawBackend]) -> None:
