@@ -20,7 +20,7 @@ HOUR_S: Final = 3_600.0
 DAY_S: Final = 86_400.0
 
 
-class _Window:
+class _Budget:
     """The tokens of one hour or day."""
 
     __slots__ = ("ends_at", "spent")
@@ -46,7 +46,7 @@ class Allowances:
         self._models = models
         self._rejected = rejected
         self._running: Counter[str] = Counter()
-        self._windows: dict[tuple[str, float], _Window] = {}
+        self._windows: dict[tuple[str, float], _Budget] = {}
 
     def admit(self, config: Config, record: RequestRecord, model: str, tokens: int) -> None:
         """Let a request in, and charge its prompt; raises ApiError 404 or 429.
@@ -77,7 +77,7 @@ class Allowances:
             if budget is None:
                 self._windows.pop((tenant, seconds), None)
                 continue
-            window, now = self._windows.setdefault((tenant, seconds), _Window()), self._clock()
+            window, now = self._windows.setdefault((tenant, seconds), _Budget()), self._clock()
             if now >= window.ends_at:
                 window.ends_at, window.spent = now + seconds, 0
             if window.spent >= budget:
