@@ -8,7 +8,7 @@ while the proxy runs), app, driver, routing (the types of a routing policy).
 
 The rooms, from the top: admin (the admin port), share (several proxies), operate (commands that
 change a running proxy), diagnose (commands that ask it), relay, kv_events (what engines have
-cached), security (keys and certificates), api (what clients send), backends (the servers), http1
-(connections), telemetry (metrics and logs), runtime (the process), core, config. Each may import
-the rooms below it, and the package `traces`.
+cached), identity (tokens that name tenants), security (keys and certificates), api (what clients
+send), backends (the servers), http1 (connections), telemetry (metrics and logs), runtime (the
+process), core, config. Each may import the rooms below it, and the package `traces`.
 """

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from forebay.proxy.api import rejections
 from forebay.proxy.api.block_hashes import LARGE_BYTES
-from forebay.proxy.api.body import ParsedBody, parse_any, read_fields
+from forebay.proxy.api.body import ParsedBody, as_utf8, parse_any, read_fields
 from forebay.proxy.api.dialects import DIALECTS, Dialect, dialect_of, types_errors
 from forebay.proxy.api.large_json import LargeBodies
 from forebay.proxy.api.public_paths import methods_of
@@ -31,13 +31,14 @@ from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id, to_backend
 from forebay.proxy.http1.server.byte_budget import ByteBudget, RequestMemory
 from forebay.proxy.http1.server.client_body import read_client_body
-from forebay.proxy.http1.server.cross_origin import Cors
+from forebay.proxy.http1.server.cross_origin import Cors, answer_method
 from forebay.proxy.http1.server.request_checks import answer_target
 from forebay.proxy.http1.server.server import cannot_go_on, client_of
 from forebay.proxy.relay.backend_request import BackendRequest
 from forebay.proxy.relay.delivery import Opening, large_bytes, send_whole, wait_taken
 from forebay.proxy.relay.relay import ShapedRequest
 from forebay.proxy.runtime.memory import request_bytes
+from forebay.proxy.security.allowances import Allowances, permitted_models
 from forebay.proxy.security.quota import UnqueuedQuota
 from forebay.proxy.services import Services
 from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
@@ -61,11 +62,13 @@ class App:
         self._protection = services.protection
         self._security = services.security
         self._quota = UnqueuedQuota(services.driver, services.metrics)
+        rejected, models = services.metrics.rejected, services.backends.models
+        self._allowances = Allowances(services.driver.clock, models, rejected)
         self._budget = ByteBudget(request_bytes(config.limits), config.reject_status)
         self._parsing = LargeBodies()
         self._cors = Cors(config.cors_origins)
         self._parsed_count = 0
-        self.held = HeldRequests(services.backends.models, lambda: self._config.hold.max_requests)
+        self.held = HeldRequests(models, lambda: self._config.hold.max_requests)
         self.leaving = False  # lame duck: requests are taken, but connections are told to close
         self.draining = False  # no more requests are taken
         self.active = 0
@@ -128,6 +131,7 @@ class App:
             status = CLIENT_GONE
             raise
         finally:
+            self._allowances.ended(record)
             self._telemetry.finished(record, status, self._driver.clock())
         whole = not response.prepared
         memory.shrink(large_bytes(response) if whole else 0)  # nobody needs the request any more
@@ -154,7 +158,7 @@ class App:
             raw = raw.removeprefix(prefix)
         methods = methods_of(path, self._config.routes, prefix)
         if request.method not in methods:
-            return self._answer_method(request, methods)
+            return answer_method(request, methods, self._cors)
         if path in DIALECTS:
             return await self._shaped(request, DIALECTS[path], id_, record, memory)
         if request.method != "POST" and request.can_read_body:
@@ -163,14 +167,6 @@ class App:
         if path == "/health":
             return web.Response(status=200 if self.ready else 503)
         return await self._forward(request, raw, id_, record, memory)
-
-    def _answer_method(self, request: web.BaseRequest, methods: tuple[str, ...]) -> web.Response:
-        """Answer OPTIONS; raises ApiError 405 for other methods that a path has not."""
-        allow = {"Allow": ", ".join((*methods, "OPTIONS"))}
-        if request.method != "OPTIONS":
-            raise ApiError(405, "method_not_allowed", f"Use {methods[0]}.", headers=allow)
-        allow |= self._cors.preflight(request.headers, methods)
-        return web.Response(status=204, headers=allow)
 
     async def _body(
         self, request: web.BaseRequest, record: RequestRecord, memory: RequestMemory
@@ -193,7 +189,7 @@ class App:
         record.tenant = self._security.auth.tenant(request, record.arrived_at)
         if self.draining:
             raise errors.draining()
-        body = await self._body(request, record, memory)
+        body = as_utf8(await self._body(request, record, memory))
         if len(body) < LARGE_BYTES:
             parsed = self._parsed(await parse_any(body), request, dialect, id_, record.tenant, body)
         else:
@@ -206,6 +202,7 @@ class App:
             ids = self._security.response_ids
             parsed = self._relay.going_on(parsed, owned=ids.owns(record.tenant, parsed.previous_id))
         body = parsed.body  # so that the received bytes are not kept too
+        self._allowances.admit(self._config, record, parsed.model, parsed.request.prompt_tokens)
         record.request, record.token_ids = parsed.request, parsed.token_ids
         record.service_class, record.model = parsed.request.service_class, parsed.model
         if self._protection.shed:
@@ -278,9 +275,7 @@ class App:
         as the public port would.
         """
         with RequestMemory(self._budget) as memory:
-            memory.holder = client_of(request)
-            limit, patience_s = self._config.limits.body, self._config.timeouts.client_body
-            body = await read_client_body(request, limit, patience_s, memory)
+            body = as_utf8(await self._body(request, RequestRecord("preview", 0.0), memory))
             async with self._parsing:
                 fields = await parse_any(body, in_pieces=True)
                 dialect = dialect_of(fields)
@@ -314,7 +309,7 @@ class App:
             salts=self._security.salts,
             sdk_timeout=self._config.admission.sdk_timeout,
             most_tokens=self._config.buckets[-1].up_to,
-            counted=bool(self._config.usage.path) or self._config.tenants.has_quota(tenant),
+            counted=bool(self._config.usage.path) or self._config.tenants.counts_usage(tenant),
             models=self._backends.models,
             ignore_salt=self._backends.salts.ignored,
             response_ids=self._security.response_ids,
@@ -322,9 +317,8 @@ class App:
 
     def _headers(self, id_: str, cors: dict[str, str], record: RequestRecord) -> dict[str, str]:
         """Return our headers of a response to a shaped request."""
-        return self._stream_headers(id_, cors) | record.decision_headers(
-            debug=self._config.debug_headers
-        )
+        debug = self._config.debug_headers
+        return self._stream_headers(id_, cors) | record.decision_headers(debug=debug)
 
     def _stream_headers(self, id_: str, cors: dict[str, str]) -> dict[str, str]:
         """Return our headers of a response that may be a stream."""
@@ -351,8 +345,10 @@ class App:
         if not self._backends.any_up():
             raise errors.no_backend()
         body = await self._body(request, record, memory)
-        if path == MODELS and models.listed and models.matter and request.method != "POST":
-            return web.Response(body=models.page(), content_type="application/json")
+        permitted = permitted_models(self._config, record.tenant, models)
+        own_page = permitted is not None or (models.listed and models.matter)
+        if path == MODELS and own_page and request.method != "POST":
+            return web.Response(body=models.page(permitted), content_type="application/json")
         form = path in FORMS and is_form(request.headers.get("content-type", ""))
         works = request.method == "POST" and path not in ENGINELESS and not kept
         if works:
@@ -369,17 +365,20 @@ class App:
         self, request: web.BaseRequest, raw: str, body: bytes, record: RequestRecord,
         memory: RequestMemory, home: str,
     ) -> web.StreamResponse:  # fmt: skip
-        # Without an engine there is no prefix cache, and so no salt.
         path = raw.partition("?")[0]
-        salts = None if path in ENGINELESS else self._security.salts
+        salts = None if path in ENGINELESS else self._security.salts  # no engine: no prefix cache
         models, wanted = self._backends.models, Wanted("")
+        limited = permitted_models(self._config, record.tenant, models) is not None
         named = self._config.usage.path is not None and not may_be_form(path)
-        if body and (salts or models.matter or named):
+        if body and (salts or models.matter or named or limited):
             content_type = request.headers.get("content-type", "")
             async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
                 body, wanted = await prepared(
-                    body, content_type, record.tenant, salts, models, form=may_be_form(path)
-                )
+                    body, content_type, record.tenant, salts, models,
+                    form=may_be_form(path), names_model=limited,
+                )  # fmt: skip
+        if request.method == "POST" and not home:
+            self._allowances.admit(self._config, record, wanted.name, record.estimated_tokens)
         wanted = wanted._replace(route=await self._backends.search.must_have(wanted.name))
         record.model = wanted.name
         reply = self._stream_headers(record.id, self._cors.answer(request.headers))

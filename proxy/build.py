@@ -142,6 +142,7 @@ async def build_services(
     """Build and start all services; raises InputError. Arguments as in `start_proxy`."""
     build = Builder(stack, config, say)
     security = Security(config, os.environ)
+    await security.jwks.refresh(say)
     security.say_notes(say)
     security.report_plain_http(say, asyncio.get_running_loop().time)
     driver, metrics = await build.driver()

@@ -160,7 +160,7 @@ async def serve(
             where = f"worker {link.index} listens, its admin port is {running.admin_url}"
         say(LogEvent.LISTENING, where)
         if not worker:
-            advise(config, say)
+            advise(config, say, running.security.auth.tenants())
         systemd.ready(where)
         with short_collections():
             await running.stop.wait()

@@ -49,6 +49,7 @@ def status_fields(
         "capture": capture.status() if capture else None,
         "usage": ledger.status() if ledger else None,
         "share": services.exchange.status(),
+        "unserved_names": services.backends.models.unserved_names(),
         "backends": [
             {**_backend(backend, shaper, now), **_state(services.backends, backend, now)}
             for backend in shaper.backends.values()

@@ -5,8 +5,10 @@ estimated: a tokenizer would block the loop for 20 ms at 100k tokens.
 """
 
 import math
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Mapping
 from dataclasses import dataclass
+from json import detect_encoding
 from typing import Any
 
 import orjson
@@ -15,7 +17,7 @@ from jiter import from_json
 from forebay.proxy.api.block_hashes import LARGE_BYTES, BlockHashes, chain, identity
 from forebay.proxy.api.cache_salt import FIELD, CacheSalts, with_salt
 from forebay.proxy.api.dialects import DIALECTS, Dialect
-from forebay.proxy.api.fields import integer, typed, with_member
+from forebay.proxy.api.fields import boolean, integer, string, with_member
 from forebay.proxy.api.large_json import (
     FaultyJson,
     RepeatedKey,
@@ -35,6 +37,12 @@ DEFAULT_OUTPUT_TOKENS = 512  # reserved for the output of a request without a li
 MOST_OUTPUT_TOKENS = 1 << 20  # bound of what is reserved for all outputs of one request
 BYTES_PER_TOKEN_ID = 4
 NO_MODELS = Models()
+OTHER_TIMEOUTS = (
+    ("x-llm-d-slo-ttft-ms", "ms"), ("x-slo-ttft-ms", "ms"),  # llm-d
+    ("x-llm-d-inference-ttl", ""), ("request-timeout-ms", "ms"),  # llm-d, Baseten's client
+)  # fmt: skip
+"""Headers of others for the client's patience, with the unit of their numbers; the first counts."""
+BYTE_ORDER_MARK, UTF_16_MARKS = BOM_UTF8, (BOM_UTF16_BE, BOM_UTF16_LE)  # UTF-32 has NULs
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,7 @@ def read_fields(
         ignore_salt: paths on which the backends drop the salt, so all tenants share their caches.
         response_ids: make the ids of the tenant's responses.
     """
-    streams = typed(fields, "stream", bool, False)
+    streams = boolean(fields, "stream")
     body, wanted = with_model(fields, body, models)
     salt = client_salt(fields)
     if salts is not None:
@@ -112,7 +120,7 @@ def read_fields(
     answer_tokens = _answer_tokens(fields, dialect)
     pure = not text.media_tokens and dialect.prefill_only(fields)
     priority, quota_tokens = integer(fields, "priority", 0), 0
-    hides_usage = counted and _streams_uncounted(fields, dialect)
+    hides_usage = counted and streams and _uncounted(fields, dialect)
     body = _fair_body(body, priority if tenant else 0, hides_usage)
     body = with_own_id(body, tenant, dialect, response_ids)
     if tenant:
@@ -146,7 +154,7 @@ def read_fields(
 
 def with_model(fields: dict[str, Any], body: bytes, models: Models) -> tuple[bytes, Wanted]:
     """Return the body with the backends' name of the model that it asks for, and that model."""
-    asked = typed(fields, "model", str, "")
+    asked = string(fields, "model")
     wanted = models.find(asked)
     if wanted.name != asked:
         body = with_member(body, "model", orjson.dumps(wanted.name).decode())
@@ -157,6 +165,21 @@ def _cache_of(salt: str | None, wanted: Wanted, *, shared: bool) -> str | None:
     """Return what a prompt's first block is chained to: caches of models are apart."""
     salt = None if shared else salt
     return f"{salt or ''}\0{wanted.name}" if wanted.name else salt
+
+
+def as_utf8(body: bytes) -> bytes:
+    """Return JSON in UTF-8 without a byte order mark, as servers read any Unicode encoding.
+
+    Bytes that are no text stay as they are: to parse them fails.
+    """
+    if body.startswith(BYTE_ORDER_MARK):
+        return body[len(BYTE_ORDER_MARK) :]
+    if b"\0" not in body[:4] and not body.startswith(UTF_16_MARKS):
+        return body
+    try:
+        return body.decode(detect_encoding(body)).encode()
+    except UnicodeError:
+        return body
 
 
 async def parse_any(body: bytes, *, in_pieces: bool = False) -> dict[str, Any]:
@@ -170,7 +193,7 @@ async def parse_any(body: bytes, *, in_pieces: bool = False) -> dict[str, Any]:
     if len(body) < LARGE_BYTES and not is_dense(body):
         try:
             fields = from_json(
-                body, allow_inf_nan=False, cache_mode="keys", catch_duplicate_keys=True
+                body, allow_inf_nan=True, cache_mode="keys", catch_duplicate_keys=True
             )
         except ValueError:
             parse(body)  # names the place, unless it is only a repeated key or deep nesting
@@ -248,11 +271,11 @@ def _quota_tokens(
     return int(min(most_tokens, tokens + text.media_tokens))
 
 
-def _streams_uncounted(fields: dict[str, Any], dialect: Dialect) -> bool:
-    """Return whether the client asks for a stream without its usage, which it could ask for."""
+def _uncounted(fields: dict[str, Any], dialect: Dialect) -> bool:
+    """Return whether the client asks for no usage of a stream, for which it could ask."""
     options = fields.get("stream_options")
     asks_usage = isinstance(options, dict) and options.get("include_usage") is True
-    return dialect.asks_usage and bool(fields.get("stream")) and not asks_usage
+    return dialect.asks_usage and not asks_usage
 
 
 def _answer_tokens(fields: dict[str, Any], dialect: Dialect) -> int:
@@ -263,7 +286,7 @@ def _answer_tokens(fields: dict[str, Any], dialect: Dialect) -> int:
 
 
 def client_salt(fields: dict[str, Any]) -> str | None:
-    salt = typed(fields, FIELD, str, None)
+    salt = string(fields, FIELD, None)
     if salt == "":
         raise invalid_type(FIELD, "a string that is not empty", FIELD)
     return salt  # type: ignore[no-any-return]
@@ -302,18 +325,21 @@ def _timeout_s(headers: Mapping[str, str], sdk: bool) -> float:
     """Return the time in which the client wants its first token; inf if it does not say.
 
     openai-python sends its read timeout with every request (600 s by default): the longest silence
-    that it bears, so the first byte must come within it. A strange value of that is ignored: no
-    user wrote it.
+    that it bears, so the first byte must come within it. Other routers and clients have headers of
+    their own. A strange value of those is ignored: no user wrote it.
     """
     given = headers.get("x-request-timeout")
-    if given is None:
-        given = headers.get("x-stainless-read-timeout") if sdk else None
-        return math.inf if given is None else _seconds(given) or math.inf
-    if not (timeout_s := _seconds(given)):
-        raise invalid_type(
-            "x-request-timeout", "a time above 0 such as 30 or 30s", "x-request-timeout"
-        )
-    return timeout_s
+    if given is not None:
+        if not (timeout_s := _seconds(given)):
+            raise invalid_type(
+                "x-request-timeout", "a time above 0 such as 30 or 30s", "x-request-timeout"
+            )
+        return timeout_s
+    for name, unit in OTHER_TIMEOUTS:
+        if name in headers:
+            return _seconds(headers[name] + unit) or math.inf
+    given = headers.get("x-stainless-read-timeout") if sdk else None
+    return math.inf if given is None else _seconds(given) or math.inf
 
 
 def _seconds(text: str) -> float:

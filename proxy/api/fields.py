@@ -8,33 +8,48 @@ from forebay.proxy.api.large_json import LongText
 from forebay.proxy.http1.errors import invalid_type
 
 BEYOND_64_BITS = 2.0**64
-_WHOLE_NUMBER = TypeAdapter(int)  # vLLM's own reader of its requests
+# vLLM's own readers of its requests.
+_WHOLE_NUMBER = TypeAdapter(int)
+_BOOLEAN = TypeAdapter(bool)
 
 
 def integer(fields: dict[str, Any], name: str, default: int) -> int:
-    """Return a whole number as vLLM reads it: 100.0 and "100" are 100; raises ApiError 400."""
+    """Return a whole number as vLLM reads it: 100.0, "100" are 100; raises ApiError 400."""
     value = fields.get(name)
     if type(value) is int and abs(value) < BEYOND_64_BITS:
         return value
     if value is None:
         return default
     try:
-        if not isinstance(value, int):
+        if not isinstance(value, int) or isinstance(value, bool):
             return _WHOLE_NUMBER.validate_python(value)
     except ValidationError:
         pass
     raise invalid_type(name, "a whole number", name)
 
 
-def typed(fields: dict[str, Any], name: str, kind: type, default: Any) -> Any:
-    """Return a field of this type, or `default` without it; raises ApiError 400."""
+def boolean(fields: dict[str, Any], name: str) -> bool:
+    """Return a field as vLLM reads it: "true", "on" and 1 are True; raises ApiError 400."""
+    value = fields.get(name)
+    if value is None or value is False:
+        return False
+    if value is True:
+        return True
+    try:
+        return _BOOLEAN.validate_python(value)
+    except ValidationError:
+        raise invalid_type(name, "true or false", name) from None
+
+
+def string(fields: dict[str, Any], name: str, default: str | None = "") -> Any:
+    """Return a field with a text, or `default` without it; raises ApiError 400."""
     value = fields.get(name)
     if value is None:
         return default
-    if not isinstance(value, kind):
-        if kind is str and isinstance(value, LongText):
-            return str(value)
-        raise invalid_type(name, {bool: "true or false", str: "a string"}[kind], name)
+    if isinstance(value, LongText):
+        return str(value)
+    if not isinstance(value, str):
+        raise invalid_type(name, "a string", name)
     return value
 
 

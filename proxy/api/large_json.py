@@ -9,12 +9,14 @@ of strings are counted first: a MB of `[],` takes 0.1 s and 20 MB of memory.
 import asyncio
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from secrets import choice, token_hex
 from typing import Any
 
 import orjson
+from jiter import from_json
 
 CUT_BYTES = 512  # longer strings are cut out
 LONG_BYTES = 256 << 10  # of strings are parsed at once
@@ -141,11 +143,25 @@ async def loads_in_steps(body: bytes, *, in_pieces: bool = False) -> Any:
     """
     cut = await _cut_out(body)
     if cut is None:
-        return orjson.loads(body)
+        return _loaded(body)
     try:
         return await _put_together(body, *cut, in_pieces)
     except orjson.JSONDecodeError as error:  # its place is one in a piece
         raise FaultyJson from error
+
+
+def _loaded(data: bytes) -> Any:
+    """Parse JSON at once, in which numbers may be NaN and Infinity, as Python's parser reads it.
+
+    Raises orjson's JSONDecodeError.
+    """
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        if b"NaN" in data or b"Infinity" in data:
+            with suppress(ValueError):
+                return from_json(data, allow_inf_nan=True)
+        raise
 
 
 async def _cut_out(body: bytes) -> tuple[bytes, dict[str, tuple[int, int]]] | None:
@@ -231,7 +247,7 @@ def _strings(body: bytes) -> Iterator[tuple[int, int]]:
 async def _put_together(
     body: bytes, short: bytes, spans: dict[str, tuple[int, int]], in_pieces: bool
 ) -> Any:
-    whole = [orjson.loads(short)]  # in a list, because the whole body may be one string
+    whole = [_loaded(short)]  # in a list, because the whole body may be one string
     nodes: list[Any] = [whole]
     at_once = passed = 0
     while nodes:

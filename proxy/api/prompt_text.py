@@ -74,7 +74,7 @@ def messages_text(
             items, tokens = _add_message(text, message, items)
             media += tokens
         else:  # a call of a tool, its output, or a reasoning
-            media += _add_item(text, message, name)
+            media += _add_item(text, message)
     return PromptText(made(text), media_tokens=media)
 
 
@@ -93,7 +93,7 @@ def _add_message(text: Text, message: dict[str, Any], items: int) -> tuple[int, 
     if calls := message.get("tool_calls"):
         if isinstance(calls, list):
             items = counted(items, calls, "messages")
-        text += _dumped(calls, "messages")
+        text += _dumped(calls)
     return items, media
 
 
@@ -112,11 +112,11 @@ def add_text(text: Text, value: Any) -> bool:
 def _add_preamble(text: Text, fields: dict[str, Any]) -> None:
     """Add what a chat template puts before the messages."""
     if tools := fields.get("tools"):
-        text += _dumped(tools, "tools")
+        text += _dumped(tools)
     if isinstance(documents := fields.get("documents"), list) and documents:
-        text += _dumped(documents, "documents")
+        text += _dumped(documents)
     if isinstance(options := fields.get("chat_template_kwargs"), dict) and options:
-        text += _dumped(options, "chat_template_kwargs")
+        text += _dumped(options)
 
 
 def _add_role(text: Text, message: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ def _add_role(text: Text, message: dict[str, Any]) -> None:
     text += f"\0{role if isinstance(role, str) else ''}\0".encode()
     for name in REASONING:
         if (thought := message.get(name)) and not add_text(text, thought):
-            text += _dumped(thought, "messages")
+            text += _dumped(thought)
 
 
 def counted(before: int, items: list[Any], param: str) -> int:
@@ -151,27 +151,31 @@ def _add_parts(text: Text, parts: list[Any]) -> int:
         if isinstance(part, dict) and not isinstance(part.get("type", ""), str | None):
             raise invalid_type("The type of a content part", "a string", "messages")
         if not isinstance(part, dict):
-            text += _dumped(part, "messages")
+            text += _dumped(part)
         elif tokens := media_tokens(part):
-            text += xxh3_128_digest(_dumped(part, "messages", _begin_and_digest))
+            text += xxh3_128_digest(_dumped(part, _begin_and_digest))
             media += tokens
         elif not add_text(text, part.get("text")):
-            media += _add_item(text, part, "messages")
+            media += _add_item(text, part)
     return media
 
 
-def _add_item(text: Text, item: dict[str, Any], param: str) -> int:
+def _add_item(text: Text, item: dict[str, Any]) -> int:
     """Add an item or a part as JSON, and return the estimated tokens of the media in it.
 
     Only what is long is searched for media.
     """
-    dumped = _dumped(item, param, _stand_in)
+    dumped = _dumped(item, _stand_in)
     if len(dumped) < LONG_BYTES:
         text += dumped
         return 0
     without = WithoutMedia()
-    copied = without.copy(item)
-    text += _dumped(copied, param) if without.differs else dumped
+    try:
+        copied = without.copy(item)
+    except RecursionError:  # nested so deeply that no API knows it
+        text += dumped
+        return 0
+    text += _dumped(copied) if without.differs else dumped
     return without.tokens
 
 
@@ -188,7 +192,7 @@ def _begin_and_digest(long: LongText) -> str:
     return long.pieces[0][:LONG_BYTES].decode(errors="ignore") + digest.hexdigest()
 
 
-def _dumped(value: Any, param: str, long: Callable[[Any], str] = str) -> bytes:
+def _dumped(value: Any, long: Callable[[Any], str] = str) -> bytes:
     try:
         return orjson.dumps(value, long)
     except orjson.JSONEncodeError:
@@ -196,7 +200,21 @@ def _dumped(value: Any, param: str, long: Callable[[Any], str] = str) -> bytes:
     try:  # orjson writes no number beyond 64 bits: it reads them as floats
         return orjson.dumps(orjson.loads(json.dumps(value, default=long)))
     except (TypeError, ValueError, RecursionError):  # it reads 1024 levels and writes 254
-        raise invalid_type(param, "nested less deeply", param) from None
+        return _flat(value, long)
+
+
+def _flat(value: Any, long: Callable[[Any], str]) -> bytes:
+    """Return the keys and values of JSON that is nested too deeply to be written."""
+    parts, nodes = [], [value]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, dict):
+            nodes += [one for pair in reversed(node.items()) for one in reversed(pair)]
+        elif isinstance(node, list):
+            nodes += reversed(node)
+        else:
+            parts.append(long(node) if isinstance(node, LongText) else str(node))
+    return " ".join(parts).encode()
 
 
 def made(text: Text) -> bytes | BlockHashes:

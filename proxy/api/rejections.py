@@ -1,6 +1,6 @@
 """Rejections of the policy as errors for clients: the words, and when to come back."""
 
-from math import inf
+from math import ceil, inf
 
 from forebay.proxy.core.explain.receipt import Receipt
 from forebay.proxy.core.model import Reject
@@ -15,6 +15,7 @@ _REASONS = {
 }
 
 
+LONG_S = 60.0  # no client waits for so long
 TOO_LONG = "context_length_exceeded"  # as OpenAI calls it: clients then shorten the prompt
 
 
@@ -74,3 +75,22 @@ def over_quota(wait_s: float, load_status: int) -> ApiError:
     headers = retry_headers(wait_s)
     message = f"{_REASONS['tenant_quota']}; retry after {headers['Retry-After']} s."
     return ApiError(load_status, "tenant_quota", message, LOAD, headers=headers)
+
+
+def over_budget(budget: int, what: str, wait_s: float, load_status: int) -> ApiError:
+    """Return the error of a request whose tenant has used up its tokens of an hour or a day."""
+    headers = retry_headers(ceil(wait_s))
+    if wait_s > LONG_S:  # OpenAI's clients come back sooner, unless they are told not to
+        headers["x-should-retry"] = "false"
+    message = (
+        f"This tenant has used up its {budget:,} tokens of this {what}; "
+        f"retry after {headers['Retry-After']} s."
+    )
+    return ApiError(load_status, "tenant_quota", message, LOAD, headers=headers)
+
+
+def too_many_at_once(most: int, load_status: int) -> ApiError:
+    """Return the error of a request whose tenant has as many at once as it may."""
+    message = f"This tenant has {most} requests at once, its limit; retry after 1 s."
+    headers = retry_headers(1.0)
+    return ApiError(load_status, "tenant_concurrency", message, LOAD, headers=headers)

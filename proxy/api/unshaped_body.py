@@ -2,7 +2,7 @@
 
 from email.message import Message
 
-from forebay.proxy.api.body import client_salt, parse_any, reject_media_ids, with_model
+from forebay.proxy.api.body import as_utf8, client_salt, parse_any, reject_media_ids, with_model
 from forebay.proxy.api.cache_salt import CacheSalts, with_salt
 from forebay.proxy.backends.models import Models, Wanted
 
@@ -18,6 +18,7 @@ async def prepared(
     models: Models,
     *,
     form: bool = True,
+    names_model: bool = False,
 ) -> tuple[bytes, Wanted]:
     """Prepare the body of a request that is not shaped; raises ApiError 400.
 
@@ -26,13 +27,16 @@ async def prepared(
     Args:
         content_type: the whole header.
         form: a body of this path may be a form. Then it is one if the header says so.
+        names_model: the model of a form is wanted even where no other name stands for it.
 
     Returns:
         The body, with the backends' name of the model and the tenant's salt, and that model.
     """
     # JSON under the header of a form would pass without the salt of its tenant.
     if form and is_form(content_type) and not body.lstrip(b" \t\r\n").startswith(b"{"):
-        return _form(body, content_type, models) if models.matter else (body, Wanted(""))
+        wants_model = models.matter or names_model
+        return _form(body, content_type, models) if wants_model else (body, Wanted(""))
+    body = as_utf8(body)
     fields = await parse_any(body)
     body, wanted = with_model(fields, body, models)
     if salts is not None:

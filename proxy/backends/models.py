@@ -5,7 +5,7 @@ backends serve the same, or none is known, any of them may get a request: this c
 there is one model.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -92,13 +92,18 @@ class Models:
         """Return the names of all models and all other names of them."""
         return [*self._listed, *(alias for alias, name in self.aliases.items() if self.lists(name))]
 
-    def page(self) -> bytes:
-        """Return the answer to GET /v1/models: all models and all other names of them."""
+    def page(self, permitted: Collection[str] | None = None) -> bytes:
+        """Return the answer to GET /v1/models: all models and all other names of them.
+
+        Args:
+            permitted: only these names are listed; None: all.
+        """
         entries = dict(self._listed)
         for alias, name in self.aliases.items():
             if name in self._listed:
                 entries.setdefault(alias, {**self._listed[name], "id": alias, "root": name})
-        return orjson.dumps({"object": "list", "data": list(entries.values())})
+        listed = [one for name, one in entries.items() if permitted is None or name in permitted]
+        return orjson.dumps({"object": "list", "data": listed})
 
 
 def _told(entries: Entries) -> set[str]:

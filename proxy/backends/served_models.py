@@ -76,6 +76,15 @@ class ServedModels(Models):
         up = [upstream for upstream in self._upstreams.values() if upstream.up]
         return bool(up) and all(upstream.models is not None for upstream in up)
 
+    def unserved_names(self) -> dict[str, str]:
+        """Return the other names that stand for a model which no backend serves, with that model.
+
+        Empty while a backend is down or has not told its models.
+        """
+        if not all(one.up and one.models is not None for one in self._upstreams.values()):
+            return {}
+        return {alias: name for alias, name in self.aliases.items() if not self.lists(name)}
+
     def told(self) -> list[Upstream]:
         """Return the backends that are up and have told their models."""
         return [one for one in self._upstreams.values() if one.up and one.models is not None]

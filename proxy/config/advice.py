@@ -1,7 +1,9 @@
-"""Say what a backend lacks, a flag of vLLM or a newer version, and what to do about it."""
+"""Say at the start what cannot work, and what a backend lacks: a flag of vLLM, a newer version."""
 
+from collections.abc import Collection
 from typing import Final
 
+from forebay.proxy.config.contradictions import contradictions
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.policy.long_prefills import blocks_short_prompts
 from forebay.proxy.telemetry.log_events import LogEvent, Say
@@ -23,8 +25,14 @@ NO_ISOLATION_REMEDY: Final = (
 )
 
 
-def advise(config: Config, say: Say) -> None:
-    """Log each backend on which short prompts wait for long ones."""
+def advise(config: Config, say: Say, tenants: Collection[str] | None = None) -> None:
+    """Log what cannot work, and each backend on which short prompts wait for long ones.
+
+    Args:
+        tenants: those with a key; None: not known.
+    """
+    for text, remedy in contradictions(config, tenants):
+        say(LogEvent.CONFIG_CONTRADICTS, f"{text}: {remedy}")
     buckets = config.core_buckets()
     for spec in config.core_backends():
         if blocks_short_prompts(spec, buckets):

@@ -1,8 +1,9 @@
 """The section of the configuration about tenants: their keys, weights, quotas and caches."""
 
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from forebay.proxy.config.sections import Section
 from forebay.proxy.core.model import ServiceClass
@@ -19,6 +20,9 @@ class KnownTenant(Section):
     trust_group: tenants of one group share cached prefixes.
     classes: classes that put its requests before or behind those of all tenants. Any other class
     orders its own requests only.
+    models: that it may use, by any of their names; empty: all.
+    max_concurrency: requests that it may have in each process at once, those that wait included.
+    tokens_per_hour, tokens_per_day: budgets of prompt and output tokens, in each process.
     """
 
     weight: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -26,6 +30,10 @@ class KnownTenant(Section):
     burst_tokens: float | None = Field(None, gt=0, allow_inf_nan=False)
     trust_group: str | None = Field(None, pattern=NAME)
     classes: tuple[Literal["interactive", "batch"], ...] = ()
+    models: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    max_concurrency: PositiveInt | None = None
+    tokens_per_hour: PositiveInt | None = None
+    tokens_per_day: PositiveInt | None = None
 
     @model_validator(mode="after")
     def _burst_of_a_rate(self) -> Self:
@@ -34,28 +42,80 @@ class KnownTenant(Section):
         return self
 
 
+class JwtConfig(Section):
+    """Signed tokens (JWT) of an identity provider (extra `jwt`).
+
+    jwks: the provider's public keys: a file, or a URL with https. null: no tokens.
+    audience: that tokens must be for.
+    issuer: that they must be from; null: any whose keys are in jwks.
+    tenant_claim: of a token, which names the tenant.
+    """
+
+    jwks: str | None = Field(None, min_length=1)
+    audience: str | None = Field(None, min_length=1)
+    issuer: str | None = Field(None, min_length=1)
+    tenant_claim: str = Field("sub", min_length=1)
+
+    @field_validator("jwks")
+    @classmethod
+    def _safe_source(cls, jwks: str | None) -> str | None:
+        if jwks is not None and "://" in jwks:
+            try:
+                parts = urlsplit(jwks)
+                host = parts.hostname
+            except ValueError:
+                raise ValueError("give a file or a URL with https") from None
+            local = host in ("127.0.0.1", "::1", "localhost")
+            if not host or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
+                raise ValueError("give a file or a URL with https: else anybody could send keys")
+            if "@" in parts.netloc:
+                raise ValueError("give the URL without user or password")
+        return jwks
+
+    @model_validator(mode="after")
+    def _for_somebody(self) -> Self:
+        if self.jwks is not None and self.audience is None:
+            raise ValueError("jwks needs audience: else tokens for other services would count")
+        return self
+
+
 class Tenants(Section):
     """Keys, weights and quotas of tenants, and which of them share caches.
 
     keys: a file, or env:NAME for an environment variable (format: security/keys.py).
 
+    jwt: tokens that name tenants, beside keys or in place of them.
     default_weight: weight of tenants that have none of their own.
-    isolate_cache: keep tenants from hitting each other's cached prefixes; auto: if there are keys.
+    isolate_cache: keep tenants from hitting each other's cached prefixes; auto: if there are keys
+    or tokens.
     known: tenants with a weight, quota or trust group of their own.
     """
 
     keys: str | None = Field(None, min_length=1)
+    jwt: JwtConfig = JwtConfig()
     default_weight: float = Field(1.0, gt=0, allow_inf_nan=False)
     isolate_cache: Literal["auto"] | bool = "auto"
     known: dict[Annotated[str, Field(pattern=NAME)], KnownTenant] = Field(default_factory=dict)
 
     @property
     def isolates(self) -> bool:
-        return self.keys is not None if self.isolate_cache == "auto" else self.isolate_cache
+        return self.authenticates if self.isolate_cache == "auto" else self.isolate_cache
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether clients must say which tenant they are."""
+        return self.keys is not None or self.jwt.jwks is not None
 
     def has_quota(self, tenant: str) -> bool:
         known = self.known.get(tenant)
         return known is not None and known.tokens_per_s is not None
+
+    def counts_usage(self, tenant: str) -> bool:
+        """Return whether the tokens of this tenant are charged, so that answers must tell them."""
+        known = self.known.get(tenant)
+        return self.has_quota(tenant) or bool(
+            known and (known.tokens_per_hour or known.tokens_per_day)
+        )
 
     def class_among_all(self, tenant: str, service_class: ServiceClass) -> ServiceClass:
         """Return the class by which an overloaded proxy sheds a request: never above its grant."""

@@ -26,7 +26,6 @@ from forebay.proxy.diagnose.doctor.causes import (
 )
 from forebay.proxy.diagnose.doctor.finding import FEW, Finding, Found
 from forebay.proxy.diagnose.scene import Scene
-from forebay.traces.command_line.messages import shortlist
 
 SLOWER = 1.5
 """Times the prefill of the fastest backend, with the learned error of both on top: a fifth after
@@ -123,16 +122,13 @@ def long_prompts(scene: Scene) -> Found:
 
 
 def models(scene: Scene) -> Found:
-    """All backends serve the same models."""
-    served = {fact["name"]: fact["models"] for fact in scene.facts if fact["models"]}
-    names = {tuple(sorted(one)) for one in served.values()}
-    if len(names) > 1:
-        listed = "; ".join(f"{name}: {shortlist(one)}" for name, one in served.items())
+    """Every other name of a model stands for one that is served."""
+    unserved = {a: name for one in scene.statuses() for a, name in one["unserved_names"].items()}
+    for alias, name in unserved.items():
         yield (
-            "warning",
-            f"the backends serve different models ({listed})",
-            "a request goes to the backends of its model; if all should serve the same one, "
-            "restart those that do not",
+            "error",
+            f"models: {alias} stands for {name}, which no backend serves",
+            "correct the name, or start a backend that serves it",
         )
 
 
@@ -155,7 +151,10 @@ def versions(scene: Scene) -> Found:
 
 def unanswered(scene: Scene) -> Found:
     """Every backend answers /version, /v1/models and /metrics."""
+    hung = {name for name, b in scene.backends().items() if b.get("reason") == "probes_failed"}
     for fact in scene.facts:
+        if not fact["answers"] and fact["name"] in hung:
+            continue  # `states` has said so, and what to do
         if not fact["answers"]:
             text = f"{fact['name']} answers none of /version, /v1/models and /metrics"
             yield "error", text, "start it, and check that the proxy reaches its URL"

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from forebay.proxy.config.contradictions import contradictions
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.diagnose.doctor.finding import Finding, Found, Severity
@@ -43,8 +44,13 @@ def check_files(config: Config, environ: Mapping[str, str]) -> list[str]:
 
 def _files(config: Config, environ: Mapping[str, str]) -> list[tuple[Severity, str, str]]:
     """Look at the files that the configuration names; raises InputError for a bad key or secret."""
-    ring = Security(config, environ).auth.ring
-    return [*_key_file(config, ring.short_keys if ring else 0), *_disks(config)]
+    security = Security(config, environ)
+    ring, wrong = security.auth.ring, contradictions(config, security.auth.tenants())
+    return [
+        *_key_file(config, ring.short_keys if ring else 0),
+        *(("warning", *one) for one in wrong),
+        *_disks(config),
+    ]
 
 
 def _key_file(config: Config, short_keys: int) -> Found:

@@ -1,7 +1,9 @@
 """Decide who may send requests, and which tenant a request counts for.
 
 In reading order: guards (all of it, replaced together), auth (a key names a tenant), keys (the keys
-of tenants), quota (charges for requests that pass no queue).
+of tenants), allowances (models, requests at once and budgets of each tenant), quota (charges for
+requests that pass no queue).
 
-May import cache_salt, response_ids and rejections of api, config, http1, the driver and telemetry.
+May import identity, cache_salt, response_ids and rejections of api, the models of backends, config,
+http1, the driver and telemetry.
 """

@@ -12,6 +12,7 @@ from math import ceil
 from aiohttp import web
 
 from forebay.proxy.http1.errors import LOAD, ApiError, retry_headers
+from forebay.proxy.identity.jwt_tokens import JwtVerifier
 from forebay.proxy.security.keys import KeyRing
 
 FAILURES_AT_ONCE = 20.0
@@ -52,26 +53,36 @@ class Failures:
 
 
 class Authenticator:
-    """Maps requests to tenants."""
+    """Maps requests to tenants; without a ring and a verifier all clients are one tenant."""
 
-    def __init__(self, ring: KeyRing | None) -> None:
+    def __init__(self, ring: KeyRing | None, verifier: JwtVerifier | None = None) -> None:
         self._ring = ring
+        self._verifier = verifier
         self._failures = Failures()
 
     @property
     def ring(self) -> KeyRing | None:
         return self._ring
 
-    def swap(self, ring: KeyRing | None) -> None:
+    def tenants(self) -> tuple[str, ...] | None:
+        """Return the tenants that there can be; None: any name may come."""
+        if self._verifier is not None:
+            return None
+        return self._ring.tenants if self._ring is not None else ()
+
+    def swap(self, ring: KeyRing | None, verifier: JwtVerifier | None = None) -> None:
         self._ring = ring
+        self._verifier = verifier
 
     def tenant(self, request: web.BaseRequest, now: float) -> str:
         """Return the tenant of a request, "" without keys; raises ApiError 401 or 429."""
-        ring = self._ring
-        if ring is None:
+        ring, verifier = self._ring, self._verifier
+        if ring is None and verifier is None:
             return ""
         for key in given_keys(request.headers):
-            tenant = ring.tenant(key)
+            tenant = ring.tenant(key) if ring is not None else None
+            if tenant is None and verifier is not None:
+                tenant = verifier.tenant(key)
             if tenant is not None:
                 return tenant
         raise self._rejection(request, now)

@@ -15,6 +15,8 @@ from forebay.proxy.api.response_ids import ResponseIds
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sections import UpstreamTls
 from forebay.proxy.http1.tls import ServerTls, client_context, server_context
+from forebay.proxy.identity.jwks import KeySet, SigningKey, is_url, read_file
+from forebay.proxy.identity.jwt_tokens import JwtVerifier
 from forebay.proxy.security.auth import Authenticator
 from forebay.proxy.security.keys import ENVIRONMENT, SHORT_KEY, KeyRing, read_keys
 from forebay.proxy.telemetry.log_events import LogEvent, Say
@@ -30,11 +32,13 @@ class LoadedSecurity:
 
     Attributes:
         seen: modification stamps of the files.
+        jwks: the keys of a file for tokens.
     """
 
     config: Config
     seen: list[tuple[int, int, int]]
     ring: KeyRing | None
+    jwks: list[SigningKey]
     certificate: ssl.SSLContext | None
 
 
@@ -47,7 +51,9 @@ class Security:
         self._environ = environ
         self._config = config
         self._secret = cache_secret(environ)
-        self.auth = Authenticator(_ring(config, environ))
+        self.jwks = KeySet()
+        self._use_jwks(config, _file_keys(config))
+        self.auth = Authenticator(_ring(config, environ), self._new_verifier(config))
         self.salts = self._new_salts(config)
         self.response_ids = ResponseIds(self._secret)
         tls = config.tls
@@ -80,6 +86,7 @@ class Security:
             config=config,
             seen=seen,
             ring=ring,
+            jwks=_file_keys(config),
             certificate=server_context(*config.tls.files) if config.tls.files else None,
         )
 
@@ -87,7 +94,8 @@ class Security:
         """Apply what was read; returns whether the files have changed."""
         renewed = loaded.seen != self._seen
         self._config = loaded.config
-        self.auth.swap(loaded.ring)
+        self._use_jwks(loaded.config, loaded.jwks)
+        self.auth.swap(loaded.ring, self._new_verifier(loaded.config))
         self.salts = self._new_salts(loaded.config)
         if self.tls and loaded.certificate:
             self.tls.swap(loaded.certificate)
@@ -100,6 +108,8 @@ class Security:
         notes = [renewed] if renewed else []
         if ring is not None:
             notes.append(f"{len(ring)} API keys of {len(ring.tenants)} tenants")
+        if self.jwks.keys:
+            notes.append(f"{len(self.jwks.keys)} keys for tokens")
         if notes:
             say(LogEvent.KEYS_LOADED, "; ".join(notes))
         if ring is not None and ring.short_keys:
@@ -128,10 +138,12 @@ class Security:
         self.tls.context.on_plain_http = came
 
     async def watch(self, say: Say) -> None:
-        """Reload whenever the files of keys or certificate change."""
-        while True:
-            await asyncio.sleep(WATCH_S)
-            self.check_files(say)
+        """Reload whenever the files of keys or certificate change, and keep tokens' keys fresh."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.jwks.keep_fresh(say))
+            while True:
+                await asyncio.sleep(WATCH_S)
+                self.check_files(say)
 
     def check_files(self, say: Say) -> None:
         """Reload if a file has changed since it was last read, but not since the last check.
@@ -158,6 +170,17 @@ class Security:
         """Return the watched files."""
         return _files(self._config)
 
+    def _use_jwks(self, config: Config, of_file: list[SigningKey]) -> None:
+        source = config.tenants.jwt.jwks
+        if source is not None and is_url(source):
+            self.jwks.follow(source)
+        else:
+            self.jwks.take(of_file)
+
+    def _new_verifier(self, config: Config) -> JwtVerifier | None:
+        jwt = config.tenants.jwt
+        return JwtVerifier(jwt, self.jwks) if jwt.jwks is not None else None
+
     def _new_salts(self, config: Config) -> CacheSalts | None:
         tenants = config.tenants
         if not tenants.isolates:
@@ -171,9 +194,25 @@ def _ring(config: Config, environ: Mapping[str, str]) -> KeyRing | None:
     return None if keys is None else read_keys(keys, environ)
 
 
+def _file_keys(config: Config) -> list[SigningKey]:
+    """Return the keys of the file for tokens; raises InputError."""
+    source = config.tenants.jwt.jwks
+    return [] if source is None or is_url(source) else read_file(source)
+
+
+def key_holders(config: Config, environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the tenants that have a key; None if tokens name them. Raises InputError."""
+    if config.tenants.jwt.jwks is not None:
+        return None
+    ring = _ring(config, environ)
+    return ring.tenants if ring is not None else ()
+
+
 def _files(config: Config) -> list[Path]:
-    keys = config.tenants.keys
+    keys, jwks = config.tenants.keys, config.tenants.jwt.jwks
     paths = [Path(keys)] if keys and not keys.startswith(ENVIRONMENT) else []
+    if jwks and not is_url(jwks):
+        paths.append(Path(jwks))
     return [*paths, *config.tls.files]
 
 

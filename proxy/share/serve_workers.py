@@ -1,5 +1,6 @@
 """Run `forebay proxy --workers N`: start the workers, and serve their common admin port."""
 
+import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from forebay.proxy.http1.server.listen import listen, listen_fault, url_host
 from forebay.proxy.http1.server.server import HttpServer
 from forebay.proxy.runtime import systemd
 from forebay.proxy.runtime.event_loop import STOP_SIGNALS, on_signal
+from forebay.proxy.security.guards import key_holders
 from forebay.proxy.share.workers import WorkerPool
 from forebay.proxy.share.workers_admin import WorkersAdmin
 from forebay.proxy.telemetry.log_events import LogEvent, Say
@@ -37,7 +39,7 @@ async def serve_with_workers(
     async with AsyncExitStack() as stack:
         # Bound and never listened on: it reserves the port, and fails now if the port is taken.
         holder = stack.enter_context(_hold(host, config.listen.port))
-        port = holder.getsockname()[1]
+        port, holders = holder.getsockname()[1], key_holders(config, os.environ)
         # fmt: off
         workers = WorkerPool(
             [
@@ -70,7 +72,7 @@ async def serve_with_workers(
                 f"{count} workers"
             )
             say(LogEvent.LISTENING, where)
-            advise(config, say)
+            advise(config, say, holders)
             systemd.ready(where)
 
         return await workers.run(listening, lambda: patience_s(config, load))

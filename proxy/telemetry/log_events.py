@@ -35,6 +35,7 @@ class LogEvent(Enum):
     BACKEND_RESTARTED = "backend_restarted", INFO, "KV events show that the backend has restarted"
     BACKEND_REMOVED = "backend_removed", INFO, "a backend that left the configuration is empty"
     CACHE_SHARED = "cache_shared", WARNING, "the backend drops cache salts: tenants share its cache"
+    CONFIG_CONTRADICTS = "config_contradicts", WARNING, "a key of the configuration cannot work"
     LONG_PROMPTS_BLOCK = (
         *("long_prompts_block", WARNING),
         "short prompts wait for long ones on this backend: a flag of vLLM is missing",
@@ -63,6 +64,7 @@ class LogEvent(Enum):
     PLAIN_HTTP = "plain_http", WARNING, "clients speak plain HTTP to the TLS port"
     OVERLOADED = "overloaded", WARNING, "the proxy sheds service classes to protect itself"
     OVERLOAD_OVER = "overload_over", INFO, "all service classes are accepted again"
+    JWKS_UNREACHABLE = "jwks_unreachable", WARNING, "the provider's keys for tokens cannot be read"
     KEYS_LOADED = "keys_loaded", INFO, "API keys or certificates were read"
     KEYS_SHORT = "keys_short", WARNING, "some API keys can be guessed"
     KEYS_REFUSED = (

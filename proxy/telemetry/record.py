@@ -36,6 +36,7 @@ class RequestRecord:
         token_ids: the prompt came as token ids.
         reason: code of the error that was returned.
         cached_tokens: prompt tokens found in the backend's cache.
+        admitted: it counts among its tenant's requests, with `reserved_tokens` of its budgets.
     """
 
     id: str
@@ -61,6 +62,8 @@ class RequestRecord:
     reason: str = ""
     request: Request | None = None
     token_ids: bool = False
+    admitted: bool = False
+    reserved_tokens: int = 0
     span: "RequestSpan | None" = None
 
     def sent(self, send: Send, now: float) -> None:

@@ -50,6 +50,25 @@ def test_the_timeout_that_counts(headers: dict[str, str], timeout_s: float) -> N
     assert timeout_of(headers) == timeout_s
 
 
+@pytest.mark.parametrize(
+    ("headers", "timeout_s"),
+    [
+        ({"x-slo-ttft-ms": "1500"}, 1.5),
+        ({"X-LLM-D-SLO-TTFT-MS": "1500"}, 1.5),
+        ({"x-llm-d-inference-ttl": "30s"}, 30.0),
+        ({"x-llm-d-inference-ttl": "30"}, 30.0),
+        ({"Request-Timeout-Ms": "250"}, 0.25),
+        ({"x-slo-ttft-ms": "1500", TIMEOUT: "3"}, 3.0),
+        ({"request-timeout-ms": "1500", READ_TIMEOUT: "600"}, 1.5),
+        ({"x-llm-d-slo-ttft-ms": "100", "x-slo-ttft-ms": "200"}, 0.1),
+        *(({"x-slo-ttft-ms": odd}, inf) for odd in ("", "nan", "0", "-1", "soon", "5s", "1e999")),
+    ],
+)
+def test_the_timeouts_of_other_routers_count(headers: dict[str, str], timeout_s: float) -> None:
+    assert timeout_of(headers) == timeout_s
+    assert timeout_of(headers, sdk_timeout=False) == timeout_s
+
+
 def test_the_sdk_timeout_can_be_left_out() -> None:
     assert timeout_of({READ_TIMEOUT: "2.0"}, sdk_timeout=False) == inf
     assert timeout_of({TIMEOUT: "3"}, sdk_timeout=False) == 3.0

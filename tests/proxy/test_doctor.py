@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy_stage import RawBackend, Stage, note_a_chat, stage
+from proxy_stage import RawBackend, Stage, note_a_chat, stage, until
 
 from forebay.proxy.cli import main
 from forebay.proxy.diagnose import doctor_cli
@@ -137,7 +137,8 @@ async def much_work(engine: RunningEngine) -> None:
     [
         ({"second": {"time_scale": 0.25}}, "speed of backends", "b1 needs 4."),
         ({"second": {"enable_prefix_caching": False}}, "prefix caching", "b1 runs without prefix"),
-        ({"second": {"served_model_name": "other"}}, "models", "(b0: tiny; b1: other)"),
+        ({"second": {}, "models": {"gpt": "tinny"}}, "models",
+         "models: gpt stands for tinny, which no backend serves"),
         ({"second": {}, "options": ServerOptions(api_key=("k",))}, "backends answer",
          "b1 does not list its models"),
         ({"second": {}, "beside": much_work}, "other clients",
@@ -154,6 +155,10 @@ def test_a_staged_fault_is_found(staged: dict[str, Any], check: str, text: str) 
     assert [one.check for one in found] == [check], found
     assert text in found[0].text
     assert found[0].remedy
+
+
+def test_several_models_are_no_fault() -> None:
+    assert found_in({"served_model_name": "other"}) == []
 
 
 def test_a_key_for_the_backends_is_used() -> None:
@@ -178,6 +183,13 @@ def test_a_backend_that_dies_and_one_that_fails() -> None:
                 await asyncio.sleep(1.0)
                 found = examine(await scene_of(on))
             assert any("no backend takes work" in one.text for one in found)
+            hangs = RawBackend()
+            async with hangs.running(), stage([good.url, hangs.url], each=CHUNKED) as on:
+                hangs.healthy = hangs.metrics = None
+                await until(lambda: not on.proxy.backends.upstreams["b1"].up)
+                found = examine(await scene_of(on))
+            assert [one.text for one in found if one.text.startswith("b1 ")] == [found[0].text]
+            assert found[0].remedy.startswith("restart it if it hangs")  # one for one cause
 
     run(main())
 
@@ -203,7 +215,7 @@ def status(*backends: dict[str, Any], **other: Any) -> dict[str, Any]:
     config = {"last_reload": "none yet", "needs_restart": []}
     made = {
         "ready": True, "shedding_classes": 0, "short_of": [], "capture": None, "usage": None,
-        "config": config,
+        "config": config, "unserved_names": {},
         "share": {"links": []}, "backends": list(backends or (backend("a"), backend("b"))),
     }  # fmt: skip
     return {**made, **other}
@@ -367,6 +379,12 @@ def test_every_check_has_a_case() -> None:
     live = {"backends answer", "speed of backends", "models", "other clients"}
     assert set(CHECKS) == met | live
     assert examine(Scene(status(), [fact("a"), fact("b")], SERVED)) == []
+
+
+def test_a_server_that_has_just_restarted_is_not_said_to_hide_its_cache() -> None:
+    told = status(backend("a", prefix_index={"mode": "believed", "answers": 0}), backend("b"))
+    says = [*SERVED, sample("cached_tokens_answers_total", 77.0, backend="a")]
+    assert examine(Scene(told, [fact("a"), fact("b")], says)) == []
 
 
 def test_a_rejection_has_the_remedy_of_its_cause() -> None:

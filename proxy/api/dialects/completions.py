@@ -1,7 +1,10 @@
 """OpenAI's older completions: a `prompt`, or several, instead of messages."""
 
 from array import array
+from contextlib import suppress
 from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
 
 from forebay.proxy.api.block_hashes import BlockHashes
 from forebay.proxy.api.dialects.base import Dialect, answers
@@ -9,6 +12,8 @@ from forebay.proxy.api.large_json import LongText
 from forebay.proxy.api.media_tokens import EMBEDS_BYTES, digest_of
 from forebay.proxy.api.prompt_text import PromptText, Text, add_text, counted, made
 from forebay.proxy.http1.errors import invalid_type
+
+_TOKEN_IDS: Final = TypeAdapter(list[int])  # vLLM's own reader: 7.0, "7" and true are token ids
 
 
 class Completions(Dialect):
@@ -37,6 +42,7 @@ class Completions(Dialect):
                 return PromptText(_joined(prompt, into))
             if all(isinstance(one, list) for one in prompt):
                 return PromptText(b"".join(map(_id_bytes, prompt)), token_ids=True)
+            return PromptText(_id_bytes(prompt), token_ids=True)
         raise invalid_type("prompt", "a string or a list of token ids", "prompt")
 
     def has_prompts(self, fields: dict[str, Any]) -> bool:
@@ -54,7 +60,10 @@ class Completions(Dialect):
 def batch_of(fields: dict[str, Any]) -> list[Any] | None:
     """Return the prompts of a request that has several, or None."""
     prompt = fields.get("prompt") or fields.get("prompt_embeds")
-    return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else None
+    if not isinstance(prompt, list) or isinstance(prompt[0], int):
+        return None
+    kind: Any = list if isinstance(prompt[0], list) else (str, LongText)
+    return prompt if all(isinstance(one, kind) for one in prompt) else None  # else token ids
 
 
 def _embeds_text(embeds: Any) -> PromptText:
@@ -83,8 +92,12 @@ def _joined(prompts: list[str | LongText], into: BlockHashes | None) -> bytes | 
 def _id_bytes(ids: list[Any]) -> bytes:
     try:
         return array("I", ids).tobytes()
-    except (TypeError, OverflowError):
-        raise invalid_type("prompt", "a string or a list of token ids", "prompt") from None
+    except TypeError:
+        with suppress(ValidationError, OverflowError):
+            return array("I", _TOKEN_IDS.validate_python(ids)).tobytes()
+    except OverflowError:
+        pass
+    raise invalid_type("prompt", "a string or a list of token ids", "prompt")
 
 
 COMPLETIONS: Final = Completions()

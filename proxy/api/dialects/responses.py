@@ -5,7 +5,7 @@ from typing import Any, Final
 from forebay.proxy.api.block_hashes import BlockHashes
 from forebay.proxy.api.dialects.base import Dialect
 from forebay.proxy.api.dialects.special_work import has_schema
-from forebay.proxy.api.fields import typed
+from forebay.proxy.api.fields import boolean, string
 from forebay.proxy.api.large_json import LongText
 from forebay.proxy.api.prompt_text import PromptText, messages_text
 from forebay.proxy.http1.errors import ApiError
@@ -32,10 +32,10 @@ class Responses(Dialect):
 
     def previous_id(self, fields: dict[str, Any]) -> str:
         """Raise ApiError 400 also for a response in the background: it would pass the queues."""
-        if typed(fields, "background", bool, False):
+        if boolean(fields, "background"):
             message = "This server makes no responses in the background: leave background out."
             raise ApiError(400, "unsupported_value", message, param="background")
-        return typed(fields, "previous_response_id", str, "")  # type: ignore[no-any-return]
+        return string(fields, "previous_response_id")  # type: ignore[no-any-return]
 
 
 RESPONSES: Final = Responses()

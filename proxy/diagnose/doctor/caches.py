@@ -51,7 +51,9 @@ def token_details(scene: Scene) -> Found:
     """Every backend says how many prompt tokens were cached."""
     for name, backend in scene.backends().items():
         served = scene.total("forebay_backend_requests_total", backend=name, outcome="ok")
-        if served >= FEW and backend["prefix_index"]["mode"] == "believed":
+        # A server that has just restarted is believed again, though its answers say it.
+        told = scene.total("forebay_cached_tokens_answers_total", backend=name)
+        if served >= FEW and not told and backend["prefix_index"]["mode"] == "believed":
             yield (
                 "warning",
                 f"none of {served:.0f} answers of {name} says how many prompt tokens were cached, "

@@ -91,7 +91,8 @@ REJECTION_REMEDIES = {
     "queue_full": "add a GPU (`forebay size` says how many), or raise max_queue",
     "deadline_unattainable": "add a GPU (`forebay size` says how many), or raise max_wait",
     "no_backend_available": "start a backend",
-    "tenant_quota": "raise the tenant's tokens_per_s, or let it wait",
+    "tenant_quota": "raise the tenant's tokens_per_s, _hour or _day, or let it wait",
+    "tenant_concurrency": "raise the tenant's max_concurrency, or let it wait",
     "prompt_too_long": "raise up_to of the last bucket, if the backends take longer prompts",
 }
 

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.error_response import error_response
+from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import request_id
 
 PREFLIGHT_S = 600
@@ -54,6 +55,14 @@ class Cors:
             ),
             "Access-Control-Max-Age": str(PREFLIGHT_S),
         }
+
+
+def answer_method(request: web.BaseRequest, methods: Sequence[str], cors: Cors) -> web.Response:
+    """Answer OPTIONS; raises ApiError 405 for other methods that a path has not."""
+    allow = {"Allow": ", ".join((*methods, "OPTIONS"))}
+    if request.method != "OPTIONS":
+        raise ApiError(405, "method_not_allowed", f"Use {methods[0]}.", headers=allow)
+    return web.Response(status=204, headers=allow | cors.preflight(request.headers, methods))
 
 
 def cross_site_refusal(request: web.BaseRequest) -> web.Response | None:

@@ -7,6 +7,8 @@ import asyncio
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from io import BytesIO
 from typing import Final, Protocol
 
@@ -60,6 +62,33 @@ class _Gzip:
         return piece
 
 
+class _Brotli:
+    """Decompresses brotli; the library is an extra, imported when it is needed."""
+
+    unused_data = b""  # bytes after the end are a fault
+
+    def __init__(self) -> None:
+        self._stream = import_module("brotli").Decompressor()
+        self._more = False  # of what it has read already
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._stream.is_finished())
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._more and bool(self._stream.can_accept_more_data())
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        """Return what comes next, about `max_length` bytes at most; raises EOFError."""
+        try:
+            piece = bytes(self._stream.process(data, output_buffer_limit=max_length))
+        except import_module("brotli").error as error:
+            raise EOFError from error
+        self._more = len(piece) >= max_length
+        return piece
+
+
 def _zstd() -> _Decoder:
     return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG})
 
@@ -68,6 +97,7 @@ _DECODERS: Final[dict[str, Callable[[], _Decoder]]] = {
     "gzip": _Gzip,
     "x-gzip": _Gzip,
     "zstd": _zstd,
+    "br": _Brotli,
 }
 
 
@@ -80,12 +110,19 @@ def coding_of(headers: CIMultiDictProxy[str]) -> str:
     if not codings:
         return ""
     coding = codings.pop()
-    if codings or coding not in _DECODERS:
+    taken = ["gzip", "zstd", *(["br"] if has_brotli() else [])]
+    if codings or coding not in (*taken, "x-gzip"):
+        names = f"{', '.join(taken[:-1])} or {taken[-1]}"
         raise ApiError(
-            415, "unsupported_encoding", "Send the body uncompressed, or in gzip or zstd.",
-            param="content-encoding", headers={"Accept-Encoding": "gzip, zstd"}, close=True,
+            415, "unsupported_encoding", f"Send the body uncompressed, or in {names}.",
+            param="content-encoding", headers={"Accept-Encoding": ", ".join(taken)}, close=True,
         )  # fmt: skip
     return coding
+
+
+def has_brotli() -> bool:
+    """Return whether the library of the extra `brotli` is installed."""
+    return find_spec("brotli") is not None
 
 
 async def decompressed(body: bytes, coding: str, limit: int, memory: RequestMemory) -> bytes:
@@ -107,7 +144,7 @@ async def decompressed(body: bytes, coding: str, limit: int, memory: RequestMemo
                 raise ApiError(413, "request_too_large", message)
             memory.reach(len(body) + size)
             whole.write(piece)
-            if len(piece) == PIECE_BYTES:
+            if len(piece) >= PIECE_BYTES:
                 await asyncio.sleep(0)
     except (zlib.error, zstd.ZstdError, EOFError):
         message = f"The body is not valid {coding}, which its content-encoding says."

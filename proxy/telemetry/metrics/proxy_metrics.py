@@ -19,7 +19,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from forebay.proxy.core.learn.prefix_cache import PrefixError
-from forebay.proxy.core.model import Action, RejectReason
+from forebay.proxy.core.model import Action
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.telemetry.hlog import IntervalLog
@@ -222,8 +222,8 @@ class ProxyMetrics:
         if action.bucket:
             self.queue.of[(action.bucket,)].observe(action.queued_s)
 
-    def rejected(self, bucket: str, reason: RejectReason) -> None:
-        """A request was rejected; the shaper may reject one that `hold` keeps."""
+    def rejected(self, bucket: str, reason: str) -> None:
+        """A request was rejected, by the policy for a RejectReason; `hold` may keep it."""
         self.rejects.of[bucket or "none", reason].inc()
 
     def shed(self, service_class: str) -> None:

@@ -1,0 +1,196 @@
+"""Read the public keys of an identity provider (JWKS, RFC 7517), and follow their rotation.
+
+A file is read with the configuration, and again when it changes. A URL is asked at the start, every
+five minutes, and when a token names a key that is not known. While it cannot be read, the keys that
+are known stay in force.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, Final
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.traces.errors import InputError
+
+FETCH_EVERY_S: Final = 300.0
+RETRY_S: Final = 10.0  # after a failure, and between two questions for keys that are not known
+FETCH_S: Final = 5.0
+MOST_BYTES: Final = 1 << 20
+MOST_KEYS: Final = 100
+ALGORITHMS: Final[Mapping[str, tuple[str, ...]]] = {
+    "RSA": ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    "EC": ("ES256", "ES384", "ES512"),
+    "OKP": ("EdDSA",),
+}
+"""Those of each type of key. None is symmetric: whoever checks such tokens could make them, too."""
+
+
+Fetch = Callable[[str], Awaitable[bytes]]
+
+
+class SigningKey:
+    """A public key, and the algorithms whose signatures it may check."""
+
+    __slots__ = ("algorithms", "key", "key_id")
+
+    def __init__(self, key_id: str, key: Any, algorithms: tuple[str, ...]) -> None:
+        self.key_id = key_id
+        self.key = key
+        self.algorithms = algorithms
+
+
+def jwt_module() -> Any:
+    """Import PyJWT; raises InputError if it is missing."""
+    try:
+        import cryptography  # noqa: F401
+        import jwt
+    except ImportError:
+        line = "tenants.jwt needs PyJWT: pip install 'forebay[jwt]'"
+        raise InputError(line) from None
+    return jwt
+
+
+def is_url(source: str) -> bool:
+    return "://" in source
+
+
+def read_file(source: str) -> list[SigningKey]:
+    """Read the keys of a file; raises InputError."""
+    try:
+        with Path(source).open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"tenants.jwt.jwks: cannot read {source} ({error.strerror})") from None
+    return parse_jwks(data, source)
+
+
+def parse_jwks(data: bytes, source: str) -> list[SigningKey]:
+    """Return the keys that can check signatures; raises InputError if there is none.
+
+    Keys of other kinds are left out: providers list those for encryption beside them.
+    """
+    jwt, where = jwt_module(), f"tenants.jwt.jwks: {source}"
+    if len(data) > MOST_BYTES:
+        raise InputError(f"{where} is larger than {MOST_BYTES >> 20} MiB")
+    try:
+        listed = json.loads(data)["keys"]
+        fields = [one for one in listed if isinstance(one, dict)]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise InputError(f'{where} is no JWKS: give JSON such as {{"keys": [...]}}') from None
+    keys = []
+    for one in fields[:MOST_KEYS]:
+        algorithms = ALGORITHMS.get(str(one.get("kty")), ())
+        if named := one.get("alg"):
+            algorithms = tuple(name for name in algorithms if name == named)
+        if not algorithms or one.get("use", "sig") != "sig":
+            continue
+        try:
+            key = jwt.PyJWK.from_dict({**one, "alg": algorithms[0]} if "crv" not in one else one)
+        except (jwt.PyJWTError, ValueError, TypeError):
+            continue  # a curve or a form that PyJWT does not know
+        keys.append(SigningKey(str(one.get("kid") or ""), key.key, algorithms))
+    if not keys:
+        raise InputError(f"{where} has no public key for signatures (RSA, EC or OKP)")
+    return keys
+
+
+class KeySet:
+    """The keys in force.
+
+    Attributes:
+        changed: grows whenever the keys do.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[SigningKey] = []
+        self.changed = 0
+        self._url = ""
+        self._trouble = ""  # why the URL could not be read the last time
+        self._wanted, self._moved = asyncio.Event(), asyncio.Event()
+
+    def take(self, keys: list[SigningKey]) -> None:
+        """Use the keys of a file."""
+        self._url = ""
+        self._use(keys)
+
+    def follow(self, url: str) -> None:
+        """Use the keys of a URL; those that are known stay until it has answered."""
+        if url != self._url:
+            self._url = url
+            self._wanted.set()
+            self._moved.set()
+
+    def _use(self, keys: list[SigningKey]) -> None:
+        self.keys = keys
+        self.changed += 1
+
+    def for_token(self, key_id: str) -> list[SigningKey]:
+        """Return the keys that may have signed a token; [] if its key is not known.
+
+        Then the URL, if there is one, is asked soon.
+        """
+        found = [key for key in self.keys if not key_id or key.key_id in (key_id, "")]
+        if not found:
+            self._wanted.set()
+        return found
+
+    async def keep_fresh(self, say: Say, fetch: Fetch | None = None) -> None:
+        """Ask the URL now and then, until cancelled; it has just been asked (`refresh`)."""
+        while True:
+            asked = self._url
+            every_s = RETRY_S if self._trouble else FETCH_EVERY_S
+            await _until_set(self._moved, RETRY_S)  # who sends unknown keys asks no more often
+            await _until_set(self._wanted, every_s - RETRY_S)
+            if self._url or asked:
+                await self.refresh(say, fetch)
+
+    async def refresh(self, say: Say, fetch: Fetch | None = None) -> None:
+        """Take the keys of the URL, if there is one; log once why not.
+
+        Args:
+            fetch: returns what a URL answers; raises OSError.
+        """
+        self._wanted.clear()
+        self._moved.clear()
+        url, before = self._url, self._trouble
+        self._trouble = await self._fetched(url, fetch or fetch_url) if url else ""
+        if self._trouble and self._trouble != before:
+            say(LogEvent.JWKS_UNREACHABLE, f"{self._trouble}; the keys that are known stay")
+
+    async def _fetched(self, url: str, fetch: Fetch) -> str:
+        """Take the keys of a URL; return why not, "" if it was possible."""
+        try:
+            keys = parse_jwks(await fetch(url), url)
+        except InputError as error:
+            return str(error)
+        except (OSError, HTTPException) as error:  # urllib's errors are OSErrors
+            why = error.reason if isinstance(error, URLError) else error
+            return f"tenants.jwt.jwks: cannot read {url} ({why})"
+        if url == self._url:
+            self._use(keys)
+        return ""
+
+
+async def _until_set(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, at most so long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+async def fetch_url(url: str) -> bytes:
+    """Return what a URL answers, within FETCH_S; raises OSError."""
+
+    def fetched() -> bytes:
+        request = Request(url, headers={"accept": "application/json"})
+        with urlopen(request, timeout=FETCH_S) as response:
+            data: bytes = response.read(MOST_BYTES + 1)
+        return data
+
+    return await asyncio.to_thread(fetched)

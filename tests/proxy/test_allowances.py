@@ -1,0 +1,218 @@
+"""What each tenant may use: its models, its requests at once, its tokens of an hour and a day."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from proxy_stage import (
+    USAGE,
+    WHOLE,
+    Call,
+    RawBackend,
+    Stage,
+    answer,
+    by_request,
+    error_of,
+    on_stage,
+    settle,
+    silent,
+)
+
+from forebay.proxy.config.sources import load_config
+from forebay.proxy.security.allowances import DAY_S, HOUR_S
+from forebay.traces.errors import InputError
+
+ACME = {"authorization": "Bearer key-of-acme-0123456789"}
+OTHER = {"authorization": "Bearer key-of-other-0123456789"}
+BODY = {"model": "small", "prompt": "hello", "max_tokens": 3}
+PATIENT = [{"name": "chat", "up_to": 5_000, "max_wait": "300s"}]
+USED = 8  # tokens of an answer of a backend, prompt and output; 10 of a stream
+assert json.loads(WHOLE)["usage"]["total_tokens"] == USED
+
+
+def scene_of(tmp_path: Path, scene: Any, *serves: Any, acme: dict[str, Any], **keys: Any) -> None:
+    path = tmp_path / "keys"
+    path.write_text("acme: key-of-acme-0123456789\nother: key-of-other-0123456789\n")
+    tenants = {"keys": str(path), "known": {"acme": acme}}
+    on_stage(scene, *serves or (None,), tenants=tenants, **keys)
+
+
+async def ask(
+    on: Stage, headers: dict[str, str] = ACME, body: Any = None, path: str = "/v1/completions"
+) -> tuple[int, str, float]:
+    """Status, code of the error, and Retry-After."""
+    async with on.post(BODY if body is None else body, path=path, headers=headers) as response:
+        if response.status == 200:
+            await response.read()
+            return 200, "", 0.0
+        error = await error_of(response)
+        return response.status, error["code"], float(response.headers.get("retry-after", 0))
+
+
+# Models.
+
+
+@pytest.mark.parametrize("aliases", [{}, {"nice": "small"}])
+def test_a_tenant_uses_its_models_only(tmp_path: Path, aliases: dict[str, str]) -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        for path in ("/v1/completions", "/v1/embeddings", "/tokenize"):
+            for name in ("small", *aliases):
+                good = {**BODY, "model": name, "input": "x"}
+                assert (await ask(on, body=good, path=path))[0] == 200, (path, name)
+            for body in ({**BODY, "model": "large"}, {"prompt": "x"}, {**BODY, "model": ""}):
+                assert (await ask(on, body=body, path=path))[:2] == (404, "model_not_found")
+                assert (await ask(on, OTHER, body, path))[0] == 200
+        form = (
+            b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\n%s\r\n'
+            b'--b\r\ncontent-disposition: form-data; name="file"\r\n\r\nxxx\r\n--b--\r\n'
+        )
+        headers = ACME | {"content-type": "multipart/form-data; boundary=b"}
+        statuses = [
+            (await ask(on, headers, form % name, "/v1/audio/transcriptions"))[0]
+            for name in (b"small", b"large")
+        ]
+        assert statuses == [200, 404]
+        async with on.client.get(on.url + "/v1/models", headers=ACME) as response:
+            listed = [one["id"] for one in (await response.json())["data"]]
+        assert listed == ["small", *aliases]
+
+    serves = [None]
+    models: dict[str, dict[str, Any]] = {"small": {}, "large": {}}
+    acme = {"models": ["small"]}
+
+    async def with_models(on: Stage, backends: list[RawBackend]) -> None:
+        backends[0].models = models
+        await on.proxy.backends.prober.ask_models(on.proxy.backends.upstreams["b0"])
+        await scene(on, backends)
+
+    scene_of(tmp_path, with_models, *serves, acme=acme, models=aliases)
+
+
+# Requests at once.
+
+
+def test_so_many_requests_at_once_waiting_ones_too(tmp_path: Path) -> None:
+    free = asyncio.Event()
+
+    async def serve(call: Call) -> None:
+        await free.wait()
+        await by_request(call)
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        tasks = [asyncio.create_task(ask(on)) for _ in range(3)]
+        embedding = asyncio.create_task(ask(on, path="/v1/embeddings"))
+        await settle()
+        assert len(backends[0].calls) == 1  # the others wait
+        for path in ("/v1/completions", "/v1/embeddings"):
+            assert await ask(on, path=path) == (429, "tenant_concurrency", 1.0)
+        others = [asyncio.create_task(ask(on, OTHER)) for _ in range(5)]
+        await settle()
+        tasks.pop().cancel()  # a client that leaves gives its place back
+        await settle()
+        tasks.append(asyncio.create_task(ask(on)))
+        await settle()
+        free.set()
+        assert {one[0] for one in await asyncio.gather(*tasks, embedding, *others)} == {200}
+        await settle()
+        assert not on.proxy.app._allowances._running
+        text = on.proxy.metrics.text().decode()
+        assert 'reason="tenant_concurrency"} 2.0' in text
+
+    scene_of(tmp_path, scene, serve, acme={"max_concurrency": 4}, slots=1, buckets=PATIENT)
+
+
+# Budgets.
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_budget_counts_prompt_and_output_as_counted(tmp_path: Path, stream: bool) -> None:
+    body, used = {**BODY, "stream": stream}, 10 if stream else USED
+    assert b'"total_tokens":10' in USAGE
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        for _ in range(3):
+            assert (await ask(on, body=body))[0] == 200
+            await asyncio.sleep(60)
+        status, code, retry_after = await ask(on, body=body)
+        assert (status, code) == (429, "tenant_quota")
+        assert HOUR_S - 200 < retry_after < HOUR_S - 170
+        assert (await ask(on, OTHER, body))[0] == 200
+        await asyncio.sleep(retry_after)
+        assert (await ask(on, body=body))[0] == 200  # another hour
+        for _ in range(2):
+            assert (await ask(on, body=body))[0] == 200
+        await asyncio.sleep(HOUR_S)
+        assert (await ask(on, body=body))[0] == 200
+        status, code, retry_after = await ask(on, body=body)  # the day is used up
+        assert (status, code) == (429, "tenant_quota")
+        assert retry_after > DAY_S - 4 * HOUR_S
+
+    acme = {"tokens_per_hour": 3 * used, "tokens_per_day": 7 * used}
+    scene_of(tmp_path, scene, acme=acme)
+
+
+def test_what_no_backend_answers_costs_nothing_and_what_was_cut_its_prompt(tmp_path: Path) -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        def spent() -> int:
+            return on.proxy.app._allowances._windows["acme", HOUR_S].spent
+
+        backends[0].serve = fails
+        assert (await ask(on))[0] == 400
+        before = spent()
+        async with on.post(b"{", headers=ACME) as response:
+            assert response.status == 400
+        assert spent() == before
+        backends[0].serve = silent
+        task = asyncio.create_task(ask(on))
+        await settle()
+        reserved = spent() - before
+        assert reserved > 0  # while it runs, others of the tenant see it
+        task.cancel()
+        await settle()
+        assert spent() - before == reserved
+        backends[0].healthy = False
+        await asyncio.sleep(5)
+        assert (await ask(on))[:2] == (503, "no_backend_available")
+        assert spent() - before == reserved
+
+    async def fails(call: Call) -> None:
+        error = {"message": "no", "type": "x", "param": None, "code": "own"}
+        await call.send(answer(400, json.dumps({"error": error}).encode()))
+
+    scene_of(tmp_path, scene, fails, acme={"tokens_per_hour": 1_000})
+
+
+def test_observing_counts_and_rejects_nothing_and_a_reload_takes_other_limits(
+    tmp_path: Path,
+) -> None:
+    acme: dict[str, Any] = {"tokens_per_hour": 1, "max_concurrency": 1, "models": ["small"]}
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        assert {one[0] for one in await asyncio.gather(*(ask(on) for _ in range(5)))} == {200}
+        assert (await ask(on, body={**BODY, "model": "large"}))[0] == 404  # that is no load
+        config = on.proxy.reloader.config
+        on.proxy.app.reconfigure(config.model_copy(update={"mode": "shape"}))
+        statuses = [one[0] for one in await asyncio.gather(*(ask(on) for _ in range(5)))]
+        assert sorted(statuses) == [200, 429, 429, 429, 429]
+        without = config.tenants.model_copy(update={"known": {}})
+        on.proxy.app.reconfigure(config.model_copy(update={"mode": "shape", "tenants": without}))
+        assert {one[0] for one in await asyncio.gather(*(ask(on) for _ in range(5)))} == {200}
+        assert not on.proxy.app._allowances._running
+
+    scene_of(tmp_path, scene, acme=acme, mode="observe")
+
+
+@pytest.mark.parametrize(
+    "acme",
+    [
+        {"models": [""]}, {"models": "small"}, {"max_concurrency": 0}, {"tokens_per_hour": -1},
+        {"tokens_per_day": "many"}, {"tokens_per_week": 7}, {"max_concurrency": 1.5},
+    ],
+)  # fmt: skip
+def test_mistakes(acme: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=f"tenants.known.acme.{next(iter(acme))}"):
+        load_config(
+            None, {"backends": [{"url": "http://h:1"}], "tenants": {"known": {"acme": acme}}}, {}
+        )

@@ -1,0 +1,56 @@
+"""Faults that people reported elsewhere, where no other module tests them.
+
+`docs/reference/faults-reported.md` has all of them.
+"""
+
+import json
+
+import pytest
+from proxy_stage import RawBackend, Stage, on_stage
+
+LABELS = (
+    b'vllm:cache_config_info{num_gpu_blocks="1000",block_size="784"%s} 1.0\n'
+    b"vllm:num_requests_running 0.0\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("label", "tokens"),
+    [
+        (b',kv_cache_size_tokens="123456"', 123_456),  # a hybrid divides its blocks among groups
+        (b',kv_cache_size_tokens="None"', 784_000),
+        (b"", 784_000),
+    ],
+)
+def test_the_label_of_the_kv_cache_counts_before_the_product(label: bytes, tokens: int) -> None:
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        backends[0].metrics = LABELS % label
+        upstream = on.proxy.backends.upstreams["b0"]
+        await on.proxy.backends.prober._ask_size(upstream)
+        assert upstream.kv_tokens == tokens
+
+    on_stage(scene, None)
+
+
+def test_what_agents_send_passes_byte_for_byte() -> None:
+    tools = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(128)]
+    call = {"id": "1", "type": "function", "function": {"name": "f1", "arguments": "{}"}}
+    messages = [
+        {"role": "system", "content": None, "name": None},
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "", "tool_call_id": "1"},
+    ]
+    fields = {
+        "model": "m", "messages": messages, "tools": tools, "temperature": None, "stop": None,
+        "guided_json": {"type": "object"}, "top_k": 7, "cache_salt": "mine", "seed": 10**30,
+        "chat_template_kwargs": {"enable_thinking": False}, "stream_options": None,
+    }  # fmt: skip
+    body = json.dumps(fields, indent=1).encode()
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on.post(body, path="/v1/chat/completions") as response:
+            assert response.status == 200
+        assert backends[0].calls[0].body == body
+
+    on_stage(scene, None)
