@@ -43,7 +43,7 @@ SloText = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class FigureOptions:
     """Options of both commands: which requests count, the price of GPUs, and the output's form."""
 
     price_per_gpu_hour: Annotated[
@@ -144,7 +144,7 @@ def compare(
             "cannot be compared.",
         ),
     ] = False,
-    reading: Reading,
+    figures: FigureOptions,
 ) -> None:
     """Compare runs with the first of them.
 
@@ -159,13 +159,13 @@ def compare(
     from forebay.analysis.compare.headline import headline
     from forebay.analysis.compare.limits import broken, parse_limit
 
-    form = reading.form()
-    if len(runs) < 2 and len(reading.cuts()) < 2:
+    form = figures.form()
+    if len(runs) < 2 and len(figures.cuts()) < 2:
         raise InputError("give two or more runs: the baseline, and those to compare with it")
     limits = [parse_limit(text) for text in fail_if or ()]
-    baseline, *others = reading.load(runs)
+    baseline, *others = figures.load(runs)
     slos = _slos(slo, [baseline, *others])
-    price = reading.price()
+    price = figures.price()
     compared = [compare_runs(baseline, other, slos, min_beyond, price) for other in others]
     words = [headline(comparison) for comparison in compared]
     failures = [line for comparison in compared for line in broken(comparison, limits)]
@@ -248,7 +248,7 @@ def report(
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     min_beyond: Beyond = 10,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-    reading: Reading,
+    figures: FigureOptions,
 ) -> None:
     """Write one self-contained HTML page about one or more runs.
 
@@ -257,14 +257,14 @@ def report(
     from forebay.analysis.report.report import build_report, write_report
     from forebay.analysis.statistics.units import is_text, printable
 
-    form = reading.form()
+    form = figures.form()
     out = out or Path(f"report.{SUFFIXES.get(form, 'html')}")
     if not is_text(str(out)):
         raise InputError(f"--out {printable(str(out))}: is not UTF-8; give another name")
     if form == "json" and str(out) == "-":
         raise InputError("--json: standard output has the page already (-o -); give -o FILE")
-    loaded = reading.load(runs)
-    price = reading.price()
+    loaded = figures.load(runs)
+    price = figures.price()
     if form in ("markdown", "csv"):
         _write_table(loaded, out, slo, min_beyond, price, as_csv=form == "csv", force=force)
         return
