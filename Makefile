@@ -126,7 +126,7 @@ bench-routers: .venv/dev
 # What load generators cost, as ratios to a lean client of 150 lines: docs/benchmarks/load-generators.md. With
 # PEERS=FOLDER, where each peer has an environment of its name, they take part; bench_replay.py says what they need.
 bench-replay: .venv/dev
-	$(BIN)/python tests/bench/replay/bench_replay.py --out docs/benchmarks/load-generators.json $(if $(PEERS),--peers $(PEERS))
+	$(BIN)/python tests/bench/replay/bench_replay.py --out tests/bench/results/load-generators.json $(if $(PEERS),--peers $(PEERS))
 	$(BIN)/python tests/bench/replay/load_generators_page.py
 
 soak: .venv/dev

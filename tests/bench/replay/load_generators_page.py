@@ -1,4 +1,4 @@
-"""Write docs/benchmarks/load-generators.md from the JSON that `bench_replay.py` makes beside it.
+"""Write docs/benchmarks/load-generators.md from the JSON that `bench_replay.py` makes.
 
 python tests/bench/replay/load_generators_page.py
 """
@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "benchmarks" / "load-generators.md"
-DATA = PAGE.with_suffix(".json")
+DATA = Path(__file__).resolve().parents[1] / "results" / "load-generators.json"
 NAMES = {  # in the order of the page; others follow
     "lean": "lean client",
     "forebay": "Forebay",
