@@ -156,7 +156,7 @@ bench-goals: .venv/dev
 	$(BIN)/python tests/bench/routers/goals.py --faults 10000 --leaving 500
 	$(BIN)/python tests/bench/admission.py
 
-# Other people's clients, in an environment of their own: tests/proxy/test_clients.py uses it if it is there.
+# Other people's clients, in an environment of their own: tests/proxy/api/test_clients.py uses it if it is there.
 clients: .clients/ready
 
 .clients/ready: requirements-clients.txt
