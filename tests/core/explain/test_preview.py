@@ -68,7 +68,7 @@ def facts(thing: object, seen: dict[int, int]) -> object:
         return [(facts(key, seen), facts(value, seen)) for key, value in thing.items()]
     if isinstance(thing, list | tuple | deque | set):
         return [facts(one, seen) for one in thing]
-    names = (*slots_of(type(thing)), *getattr(thing, "__dict__", ()))
+    names = (*slots_of(type(thing)), *getattr(thing, "__dict__", ()))  # type: ignore[arg-type]
     return [
         (name, facts(getattr(thing, name), seen))
         for name in names
