@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
 from paths import ROOT
 
+pytestmark = pytest.mark.timeout(600)  # one test parses all modules, on a machine that may be busy
 FOLDERS = ("analysis", "proxy", "replay", "traces")
 MODULES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 CORE = sorted((ROOT / "proxy" / "core").rglob("*.py"))
