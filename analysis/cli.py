@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.traces.command_line.messages import talk
+from forebay.traces.command_line.options import takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,40 +40,83 @@ SloText = Annotated[
         "--slo", help="Recompute goodput for other targets, e.g. chat.ttft=2s,document.ttft=15s."
     ),
 ]
-PerGpuHour = Annotated[
-    float | None,
-    typer.Option(
-        "--price-per-gpu-hour",
-        min=0.0,
-        help="Price of a GPU for an hour: adds the cost of a million tokens.",
-    ),
-]
-Gpus = Annotated[
-    int | None,
-    typer.Option(min=1, help="GPUs that the price counts; default: those of the run."),
-]
-Since = Annotated[
-    str | None,
-    typer.Option(help="Only requests due since then: 24h or 7d before the end, or a date."),
-]
-Between = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="START..END",
-        help="Only requests due then: 1m..5m of the run, or dates. Once for each run, or several "
-        "times for a single one, which are then compared.",
-    ),
-]
-HdrUnit = Annotated[
-    str | None,
-    typer.Option("--unit", help="Unit of a histogram file that does not state it: ns, us, ms, s."),
-]
-AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Write a Markdown table.")]
-AsCsv = Annotated[bool, typer.Option("--csv", help="Write CSV, in base units.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True, slots=True)
+class FigureOptions:
+    """Options of both commands: which requests count, the price of GPUs, and the output's form."""
+
+    price_per_gpu_hour: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="Price of a GPU for an hour: adds the cost of a million tokens."
+        ),
+    ] = None
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=1, help="GPUs that the price counts; default: those of the run."),
+    ] = None
+    since: Annotated[
+        str | None,
+        typer.Option(help="Only requests due since then: 24h or 7d before the end, or a date."),
+    ] = None
+    between: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="START..END",
+            help="Only requests due then: 1m..5m of the run, or dates. Once for each run, or "
+            "several times for a single one, which are then compared.",
+        ),
+    ] = None
+    unit: Annotated[
+        str | None,
+        typer.Option(help="Unit of a histogram file that does not state it: ns, us, ms, s."),
+    ] = None
+    markdown: Annotated[bool, typer.Option("--markdown", help="Write a Markdown table.")] = False
+    as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV, in base units.")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+
+    def form(self) -> str:
+        """Return markdown, csv or json, or "" for people. Raise InputError for two of them."""
+        given = {"markdown": self.markdown, "csv": self.as_csv, "json": self.as_json}
+        chosen = [form for form, is_given in given.items() if is_given]
+        if len(chosen) > 1:
+            raise InputError("--markdown, --csv and --json: give one of them")
+        return chosen[0] if chosen else ""
+
+    def cuts(self) -> "list[Cut]":
+        """Return the windows of --since or --between. Raise InputError if they are no times."""
+        from forebay.analysis.runs.window import parse_between, parse_since
+
+        if self.since is not None and self.between:
+            raise InputError("--since and --between: give one of them")
+        if self.since is not None:
+            return [parse_since(self.since)]
+        return [parse_between(text) for text in self.between or ()]
+
+    def load(self, paths: "Sequence[Path]") -> "list[RunData]":
+        """Read the runs, cut to the windows. Raise InputError for a file without results."""
+        from forebay.analysis.runs.load import load_runs
+        from forebay.analysis.runs.sources.hlog import UNITS_S
+
+        cuts = self.cuts()
+        if self.unit is not None and self.unit not in UNITS_S:
+            raise InputError(f"--unit {self.unit}: one of: {', '.join(UNITS_S)}")
+        return load_runs(paths, cuts, self.unit)
+
+    def price(self) -> "Price | None":
+        """Return the price of GPUs, or None. Raise InputError for --gpus alone."""
+        from forebay.analysis.compare.cost import Price
+
+        if self.price_per_gpu_hour is None:
+            if self.gpus is not None:
+                raise InputError("--gpus: counts only with --price-per-gpu-hour; give both")
+            return None
+        return Price(self.price_per_gpu_hour, self.gpus)
 
 
 @compare_app.command()
+@takes_options
 def compare(
     runs: Annotated[
         list[Path],
@@ -81,6 +126,7 @@ def compare(
             "given.",
         ),
     ],
+    *,
     baseline: Annotated[
         str | None,
         typer.Option("--baseline", metavar="NAME", help="Compare with this kept baseline."),
@@ -112,14 +158,7 @@ def compare(
             "cannot be compared.",
         ),
     ] = False,
-    price_per_gpu_hour: PerGpuHour = None,
-    gpus: Gpus = None,
-    since: Since = None,
-    between: Between = None,
-    unit: HdrUnit = None,
-    markdown: AsMarkdown = False,
-    as_csv: AsCsv = False,
-    as_json: AsJson = False,
+    figures: FigureOptions,
 ) -> None:
     """Compare runs with the first of them.
 
@@ -136,15 +175,13 @@ def compare(
     from forebay.analysis.compare.compare import compare as compare_runs
     from forebay.analysis.compare.headline import headline
     from forebay.analysis.compare.limits import broken, parse_limit
-    from forebay.analysis.runs.load import load_runs
 
-    form = _form(markdown, as_csv, as_json)
-    cuts = _cuts(since, between)
-    runs = _with_baseline(runs, baseline, save_baseline, several=len(cuts) > 1)
+    form = figures.form()
+    runs = _with_baseline(runs, baseline, save_baseline, several=len(figures.cuts()) > 1)
     limits = [parse_limit(text) for text in fail_if or ()]
-    first, *others = load_runs(runs, cuts, _unit(unit))
+    first, *others = figures.load(runs)
     slos = _slos(slo, [first, *others])
-    price = _price(price_per_gpu_hour, gpus)
+    price = figures.price()
     compared = [compare_runs(first, other, slos, min_beyond, price) for other in others]
     words = [headline(comparison) for comparison in compared]
     failures = [line for comparison in compared for line in broken(comparison, limits)]
@@ -233,6 +270,7 @@ def _show(
 
 
 @report_app.command()
+@takes_options
 def report(
     runs: Annotated[
         list[Path],
@@ -240,6 +278,7 @@ def report(
             metavar="RUN...", help="Run folders or result files; the first is the baseline."
         ),
     ],
+    *,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="The file to write; default: report.html, .md or .csv."),
@@ -248,37 +287,29 @@ def report(
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     min_beyond: Beyond = 10,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-    price_per_gpu_hour: PerGpuHour = None,
-    gpus: Gpus = None,
-    since: Since = None,
-    between: Between = None,
-    unit: HdrUnit = None,
-    markdown: AsMarkdown = False,
-    as_csv: AsCsv = False,
-    as_json: AsJson = False,
+    figures: FigureOptions,
 ) -> None:
     """Write one self-contained HTML page about one or more runs.
 
     Example: forebay report runs/round-robin runs/forebay -o report.html
     """
     from forebay.analysis.report.report import build_report, write_report
-    from forebay.analysis.runs.load import load_runs
     from forebay.analysis.statistics.units import is_text, printable
 
-    form = _form(markdown, as_csv, as_json)
+    form = figures.form()
     out = out or Path(f"report.{SUFFIXES.get(form, 'html')}")
     if not is_text(str(out)):
         raise InputError(f"--out {printable(str(out))}: is not UTF-8; give another name")
-    if as_json and str(out) == "-":
+    if form == "json" and str(out) == "-":
         raise InputError("--json: standard output has the page already (-o -); give -o FILE")
-    loaded = load_runs(runs, _cuts(since, between), _unit(unit))
-    price = _price(price_per_gpu_hour, gpus)
-    if markdown or as_csv:
-        _write_table(loaded, out, slo, min_beyond, price, as_csv=as_csv, force=force)
+    loaded = figures.load(runs)
+    price = figures.price()
+    if form in ("markdown", "csv"):
+        _write_table(loaded, out, slo, min_beyond, price, as_csv=form == "csv", force=force)
         return
     page = build_report(loaded, _slos(slo, loaded), min_beyond, title, price)
     write_report(page, out, force)
-    if as_json:
+    if form == "json":
         _print_json({"path": str(out), "headline": page.summary, "warnings": page.warnings})
         return
     talk(page.summary)
@@ -286,15 +317,6 @@ def report(
         print(f"warning: {warning}", file=sys.stderr)
     if str(out) != "-":
         talk(f"wrote {out}")
-
-
-def _form(markdown: bool, as_csv: bool, as_json: bool) -> str:
-    """Return the form of the output: markdown, csv, json, or "" for people; raises InputError."""
-    given = {"markdown": markdown, "csv": as_csv, "json": as_json}
-    chosen = [form for form, is_given in given.items() if is_given]
-    if len(chosen) > 1:
-        raise InputError("--markdown, --csv and --json: give one of them")
-    return chosen[0] if chosen else ""
 
 
 def _plain_text(compared: "Sequence[Comparison]", summaries: list[str], *, as_csv: bool) -> str:
@@ -327,34 +349,6 @@ def _write_table(
     write_text(text, out, force)
     if str(out) != "-":
         talk(f"wrote {out}")
-
-
-def _cuts(since: str | None, between: list[str] | None) -> "list[Cut]":
-    from forebay.analysis.runs.window import parse_between, parse_since
-
-    if since is not None and between:
-        raise InputError("--since and --between: give one of them")
-    if since is not None:
-        return [parse_since(since)]
-    return [parse_between(text) for text in between or ()]
-
-
-def _unit(text: str | None) -> str | None:
-    from forebay.analysis.runs.sources.hlog import UNITS_S
-
-    if text is not None and text not in UNITS_S:
-        raise InputError(f"--unit {text}: one of: {', '.join(UNITS_S)}")
-    return text
-
-
-def _price(per_gpu_hour: float | None, gpus: int | None) -> "Price | None":
-    from forebay.analysis.compare.cost import Price
-
-    if per_gpu_hour is None:
-        if gpus is not None:
-            raise InputError("--gpus: counts only with --price-per-gpu-hour; give both")
-        return None
-    return Price(per_gpu_hour, gpus)
 
 
 def _slos(text: str | None, runs: "Sequence[RunData]") -> "tuple[Slo, ...]":

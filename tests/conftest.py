@@ -9,6 +9,13 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine may take seconds for what a quiet one does in milliseconds.
+settings.register_profile(
+    "busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("busy machine")
 
 FIRST = ("engine/test_vllm_oracle.py", "fleet/test_vllm.py")
 SIMULATIONS = {"behaviour", "bench", "sim"}

@@ -155,15 +155,16 @@ def test_a_reader_that_leaves_is_no_failed_check(words: str) -> None:
         os.close(write)
 
 
-def test_every_key_is_printed_without_a_backend() -> None:
-    done = forebay("proxy", "--print-config")
-    assert done.returncode == 0, done.stderr
-    assert "backends: []\n" in done.stdout
-    assert "max_concurrency" not in done.stdout
-    assert "admin_port: 9090\n" in done.stdout
-    done = forebay("proxy", "--print-config", "--check-config")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "no backend: give --backend" in done.stderr
+def test_every_key_is_printed_without_a_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["proxy", "--print-config"]) == 0
+    out, _ = capsys.readouterr()
+    assert "backends: []\n" in out
+    assert "max_concurrency" not in out
+    assert "admin_port: 9090\n" in out
+    assert main(["proxy", "--print-config", "--check-config"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "no backend: give --backend" in err
 
 
 def test_a_password_in_a_url_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,11 +186,11 @@ def test_bench_says_in_one_line_why_a_server_did_not_start(
     assert capsys.readouterr().err == "forebay bench: no URL within 60 s\n"
 
 
-def test_skip_bad_counts_the_rows(bad: dict[str, str]) -> None:
-    done = forebay("traces", "describe", bad["row.jsonl"], "--skip-bad", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["requests"] == 1
-    assert "1" in done.stderr
+def test_skip_bad_counts_the_rows(bad: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["traces", "describe", bad["row.jsonl"], "--skip-bad", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["requests"] == 1
+    assert "1" in err
 
 
 def test_the_proxy_starts_without_a_backend_and_stops_with_0() -> None:

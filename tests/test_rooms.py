@@ -6,10 +6,11 @@ rule has to leave its list.
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from paths import ROOT
+from paths import ROOT, TESTS
 
 FOLDERS = ("analysis", "proxy", "replay", "traces")
 MODULES = 12
@@ -54,6 +55,11 @@ def test_a_caption_names_all_that_is_in_the_room(room: Path) -> None:
         assert missing, "the caption is complete: take the room off the list"
     else:
         assert not missing
+
+
+def test_a_room_of_tests_has_few_files() -> None:
+    files = Counter(str(test.parent.relative_to(TESTS)) for test in TESTS.rglob("test_*.py"))
+    assert not {room: count for room, count in files.items() if count > MODULES}
 
 
 def test_the_lists_name_rooms_that_exist() -> None:

@@ -3,7 +3,7 @@
     python tests/bench/admission.py
 
 Virtual time, two simulated engines (Llama-3-8B, H200). A short form
-of it runs in `tests/core/test_overload.py`, which holds it to its limits.
+of it runs in `tests/core/policy/test_overload.py`, which holds it to its limits.
 """
 
 import argparse

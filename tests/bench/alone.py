@@ -7,23 +7,20 @@ together; a rejected request is not in time. Targets are those of `simulate`: 2 
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-import numpy as np
-from arena_policies import FOREBAY, new_policy
-from arena_score import CHAT_MOST, quantile
-from arena_workloads import ENGINE, Load, Rows, at_load
-from guard import CHUNK, TARGET_S
+from arena_policies import FOREBAY
+from arena_workloads import ENGINE, at_load
+from guard import CHUNK, Judged, judged, play_rows
 from guard_workloads import beside
 from paths import BENCHMARKS
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.sim.engine.served import served_engine
-from forebay.replay.sim.fleet import Fleet, SimOutcome
+from forebay.replay.sim.fleet import SimOutcome
 
 PAGE = BENCHMARKS / "results.md"
 BEGIN, END = "<!-- generated: tests/bench/alone.py --write -->", "<!-- end -->"
@@ -33,28 +30,14 @@ UNTIL_S = 200.0  # of each seed's trace, before its arrivals are scaled to the l
 RATES = 3.35, 0.165  # chats and documents a second for each GPU
 
 
-def play(gpus: int, engine: EngineConfig, policy: str, seed: int) -> Sequence[SimOutcome]:
+def play(gpus: int, engine: EngineConfig, policy: str, seeds: int) -> Judged:
     chats_per_s, documents_per_s = (rate * gpus for rate in RATES)
-    made = beside(5, chats_per_s, documents_per_s)(seed, 1)
-    rows = at_load([row for row in made if row.arrival_s < UNTIL_S], LOAD, (ENGINE,) * gpus)
-    names = [f"gpu{number}" for number in range(gpus)]
-    load = Load("alone", lambda seed, data: Rows(), LOAD)
-    with new_policy(policy, load, engine, names) as chosen:
-        return Fleet(chosen, {name: served_engine(engine) for name in names}).run(rows)
-
-
-def figures(outcomes: Sequence[SimOutcome]) -> tuple[float, float, float, float]:
-    """Return the p99s of chats and documents, the share in time, and the share rejected."""
-    chat = np.array([one.request.input_tokens <= CHAT_MOST for one in outcomes])
-    ttft_s = np.array([np.nan if one.ttft_s is None else one.ttft_s for one in outcomes])
-    served = ~np.isnan(ttft_s)
-    in_time = ttft_s <= np.where(chat, *TARGET_S)
-    return (
-        quantile(ttft_s[served & chat], 0.99),
-        quantile(ttft_s[served & ~chat], 0.99),
-        float(in_time.mean()),
-        float(1 - served.mean()),
-    )
+    outcomes: list[SimOutcome] = []
+    for seed in range(seeds):
+        made = beside(5, chats_per_s, documents_per_s)(seed, 1)
+        rows = at_load([row for row in made if row.arrival_s < UNTIL_S], LOAD, (ENGINE,) * gpus)
+        outcomes += play_rows(rows, policy, engine, gpus)
+    return judged(outcomes)
 
 
 def table(seeds: int) -> Iterator[str]:
@@ -63,15 +46,12 @@ def table(seeds: int) -> Iterator[str]:
     for chunk, flags in ((CHUNK, "the flag"), (0, "default")):
         engine = replace(ENGINE, long_prefill_token_threshold=chunk)
         for gpus in GPUS:
-            both = [
-                figures([o for seed in range(seeds) for o in play(gpus, engine, policy, seed)])
-                for policy in (FOREBAY, "direct")
-            ]
-            (chat, document, share, rejected), (chat2, document2, share2, _) = both
+            ours, alone = (play(gpus, engine, policy, seeds) for policy in (FOREBAY, "direct"))
             yield (
-                f"| {gpus} | {flags} | {chat:.2f} s, {chat2:.1f} s "
-                f"| {document:.1f} s, {document2:.1f} s | {document / document2:.2f} "
-                f"| {share:.1%}, {share2:.1%} | {rejected:.1%} |"
+                f"| {gpus} | {flags} | {ours.chat_p99_s:.2f} s, {alone.chat_p99_s:.1f} s "
+                f"| {ours.document_p99_s:.1f} s, {alone.document_p99_s:.1f} s "
+                f"| {ours.document_p99_s / alone.document_p99_s:.2f} "
+                f"| {ours.in_time:.1%}, {alone.in_time:.1%} | {ours.rejected:.1%} |"
             )
 
 

@@ -19,6 +19,7 @@ from arena_policies import FOREBAY, MODELS, POSSIBLE, new_policy, possible_of
 from arena_score import Played, joined, of_outcomes
 from arena_workloads import ENGINE, ENGINES, LOADS, Load, Rows, at_load
 from overload import capacity, mix, poisson
+from result_lines import read_lines, write_lines
 
 from forebay.analysis.search.bracket import bracket
 from forebay.replay.sim.engine.served import served_engine
@@ -153,12 +154,12 @@ def add_records(path: Path, records: Sequence[Record]) -> list[Record]:
     """Replace what `path` has of the same workload, policy and chunk; returns all, in order."""
     kept = {_key(record): record for record in (*read_records(path), *records)}
     ordered = sorted(kept.values(), key=_key)
-    path.write_bytes(b"".join(orjson.dumps(r, option=orjson.OPT_APPEND_NEWLINE) for r in ordered))
+    write_lines(path, map(orjson.dumps, ordered))
     return ordered
 
 
 def read_records(path: Path) -> list[Record]:
-    return [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+    return [orjson.loads(line) for line in read_lines(path)]
 
 
 def _key(record: Record) -> tuple[int, int, int]:

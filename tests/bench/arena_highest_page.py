@@ -1,4 +1,4 @@
-"""Make the tables of docs/benchmarks/bench-policies.md from the .jsonl beside it."""
+"""Make the tables of docs/benchmarks/bench-policies.md from the results."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -57,6 +57,7 @@ from guard_table import (
 )
 from guard_workloads import KINDS, rows_at_capacity
 
+from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 
@@ -99,20 +100,35 @@ def play(cell: Cell, policy: str) -> Figures:
     outcomes: list[SimOutcome] = []
     span_s = 0.0
     engine = replace(ENGINE, long_prefill_token_threshold=cell.chunk)
-    names = [f"gpu{number}" for number in range(cell.engines)]
-    load = Load(cell.kind, lambda seed, data: Rows(), cell.load)
     for seed in range(cell.seeds):
         rows = rows_at_capacity(cell.kind, cell.engines, seed)[: cell.requests or None]
         rows = [replace(row, arrival_s=row.arrival_s / cell.load) for row in rows]
         span_s += rows[-1].arrival_s
-        with new_policy(policy, load, engine, names) as chosen:
-            fleet = Fleet(chosen, {name: served_engine(engine) for name in names})
-            outcomes += fleet.run(rows)
+        outcomes += play_rows(rows, policy, engine, cell.engines)
     return figures(outcomes, span_s)
 
 
-def figures(outcomes: Sequence[SimOutcome], span_s: float) -> Figures:
-    """Return the values of FIGURES; None where there is no such request."""
+def play_rows(rows: Rows, policy: str, engine: EngineConfig, engines: int) -> Sequence[SimOutcome]:
+    """Play the requests through a policy and equal engines."""
+    names = [f"gpu{number}" for number in range(engines)]
+    load = Load("guard", lambda seed, data: Rows(), 1.0)  # only its configuration counts here
+    with new_policy(policy, load, engine, names) as chosen:
+        return Fleet(chosen, {name: served_engine(engine) for name in names}).run(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Outcomes by the targets; NaN where there is no such request."""
+
+    in_time: float  # share with the first token in time
+    good: int  # requests with the whole answer in time, too
+    rejected: float  # share
+    chat_p99_s: float
+    document_p99_s: float
+    e2e_p50_s: float
+
+
+def judged(outcomes: Sequence[SimOutcome]) -> Judged:
     nan = math.nan
     chat = np.array([o.request.input_tokens <= CHAT_MOST for o in outcomes])
     ttft_s = np.array([nan if o.ttft_s is None else o.ttft_s for o in outcomes])
@@ -124,12 +140,25 @@ def figures(outcomes: Sequence[SimOutcome], span_s: float) -> Figures:
     in_time = ttft_s <= target_s  # False for nan, too
     good = in_time & (e2e_s <= target_s + TOKEN_S * output_tokens)
     served = ~np.isnan(ttft_s)
+    return Judged(
+        in_time=float(in_time.mean()),
+        good=int(good.sum()),
+        rejected=float(1 - served.mean()),
+        chat_p99_s=quantile(ttft_s[served & chat], 0.99),
+        document_p99_s=quantile(ttft_s[served & ~chat], 0.99),
+        e2e_p50_s=quantile(e2e_s[~np.isnan(e2e_s)], 0.5),
+    )
+
+
+def figures(outcomes: Sequence[SimOutcome], span_s: float) -> Figures:
+    """Return the values of FIGURES; None where there is no such request."""
+    all_of = judged(outcomes)
     values = (
-        100 * float(in_time.mean()),
-        float(good.sum()) / span_s,
-        quantile(ttft_s[served & chat], 0.99),
-        quantile(ttft_s[served & ~chat], 0.99),
-        quantile(e2e_s[~np.isnan(e2e_s)], 0.5),
+        100 * all_of.in_time,
+        all_of.good / span_s,
+        all_of.chat_p99_s,
+        all_of.document_p99_s,
+        all_of.e2e_p50_s,
     )
     return [None if math.isnan(value) else float(f"{value:.4g}") for value in values]
 

@@ -55,7 +55,7 @@ from arena_score import (
     ttft_ratio,
 )
 from arena_workloads import LOADS, Load, rows_of
-from paths import BENCHMARKS, ROOT, SHARED
+from paths import BENCHMARKS, RESULTS, ROOT, SHARED
 
 from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet
@@ -292,7 +292,7 @@ def main() -> None:
         help="the highest load with 99 %% in time, of each policy; into --results")  # fmt: skip
     parser.add_argument("--write-docs", action="store_true",
         help="only write the tables of --results into bench-policies.md")  # fmt: skip
-    parser.add_argument("--results", type=Path, default=BENCHMARKS / "bench-policies.jsonl")
+    parser.add_argument("--results", type=Path, default=RESULTS / "bench-policies.jsonl.gz")
     parser.add_argument("--data", type=Path, default=SHARED / "data")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "policies")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))

@@ -18,7 +18,7 @@ from arena_highest import (
 from arena_highest_page import BEGIN, END, tables, write_docs
 from arena_policies import FOREBAY, POSSIBLE
 from arena_score import Played, limit_s, of_possible
-from paths import BENCHMARKS
+from paths import BENCHMARKS, RESULTS
 
 from forebay.analysis.search.bracket import Bracket, bracket
 from forebay.traces.errors import InputError
@@ -127,7 +127,7 @@ def test_the_committed_page_is_made_of_the_committed_results(tmp_path: Path) -> 
     docs = BENCHMARKS
     page = tmp_path / "page.md"
     page.write_bytes((docs / "bench-policies.md").read_bytes())
-    write_docs(page, read_records(docs / "bench-policies.jsonl"))
+    write_docs(page, read_records(RESULTS / "bench-policies.jsonl.gz"))
     assert page.read_text() == (docs / "bench-policies.md").read_text(), (
         "run python tests/bench/policies.py --write-docs"
     )

@@ -25,6 +25,7 @@ from arena_tables import seconds_spread, tables
 from arena_traffic import Traffic, at_rate, prepare, prepare_real
 from bench_routers import main
 from peers import Peer, Setting
+from result_lines import read_lines, write_lines
 
 from forebay.analysis.statistics.quantile_intervals import ConfidenceInterval
 from forebay.analysis.statistics.units import NEVER, NONE
@@ -140,6 +141,15 @@ def test_a_run_is_repeated_until_it_is_valid_or_was_tried_twice(
 def test_an_invalid_run_is_repeated_at_half_the_speed() -> None:
     assert next_scale(4.0, record(), []) == 4.0
     assert next_scale(4.0, record(), [record(verdict="invalid"), record(seed=1)]) == 2.0
+
+
+def test_packed_results_hold_the_same_lines(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl.gz"
+    append_record(file, record())
+    append_record(file, record(seed=1))
+    assert [one["seed"] for one in read_records(file)] == [0, 1]
+    write_lines(tmp_path / "again.jsonl.gz", read_lines(file))
+    assert read_records(tmp_path / "again.jsonl.gz") == read_records(file)
 
 
 def test_results_are_lines_that_a_second_call_finds(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,13 +41,20 @@ def test_the_glossary_has_each_term_once() -> None:
     assert terms == sorted(terms, key=lambda term: term.lstrip("-"))
 
 
+@cache
+def texts() -> dict[str, str]:
+    """Return the help of all commands and the prose of the pages, in small letters."""
+    pages = {
+        str(page.relative_to(ROOT)): prose(page.read_text(encoding="utf-8")).lower()
+        for page in (ROOT / "README.md", *PAGES)
+    }
+    return {"the help": cli_pages().lower().replace("e.g. by", ""), **pages}
+
+
 @pytest.mark.parametrize("name", [name for name in OLD if name not in NOT_HERE])
 def test_an_old_name_is_nowhere(name: str) -> None:
-    found = re.compile(rf"(?<![\w-]){re.escape(name.lower())}(?![\w-])")
-    assert not found.search(cli_pages().lower().replace("e.g. by", "")), "in the help"
-    for page in [ROOT / "README.md", *PAGES]:
-        text = prose(page.read_text(encoding="utf-8")).lower()
-        assert not found.search(text), page
+    old = re.compile(rf"(?<![\w-]){re.escape(name.lower())}(?![\w-])")
+    assert not [place for place, text in texts().items() if old.search(text)]
 
 
 @pytest.mark.parametrize("old", RENAMED)

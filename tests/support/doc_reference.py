@@ -253,6 +253,7 @@ def trace_table() -> str:
     return "\n".join(["| key | type | meaning |", *rows[1:]])
 
 
+@cache
 def cli_pages() -> str:
     """The help of every command and subcommand, as it is printed at 80 columns."""
     parts = []

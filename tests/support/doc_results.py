@@ -1,4 +1,4 @@
-"""The measured figures of README.md and docs/benchmarks, from bench-routers.jsonl.
+"""The measured figures of README.md and docs/benchmarks, from tests/bench/results.
 
 Every figure that these pages quote is computed here, so no page can differ from the results.
 """
@@ -13,7 +13,7 @@ from arena_page import generated
 from arena_plan import Record, read_records
 from arena_policies import FOREBAY, MODELS
 from arena_results import Entry, groups
-from paths import BENCHMARKS
+from paths import RESULTS
 
 GROUP = ("sim", 2, "Llama-3-8B", "chat")
 OURS = "forebay"
@@ -55,7 +55,7 @@ BUCKETS = ("chat", "document")
 COMPARABLE = 0.6
 """Of Forebay's share in time. A router with fewer answered only part of the requests, or most of
 them late: its latency stands in the tables, and in no comparison."""
-OVERLOADED = "chats and documents"  # the workload of bench-policies.jsonl
+OVERLOADED = "chats and documents"  # the workload of bench-policies.jsonl.gz
 LEVEL = 0.05  # figures that differ by less count as equal
 THEMES = {
     "light": {"text": "#1f2328", "soft": "#59636e", "ours": "#0969da", "other": "#b6bfc9"},
@@ -120,7 +120,7 @@ def results() -> Results:
 @cache
 def results_of(routers: Collection[str]) -> Results:
     """The results of these routers, of each workload the seeds that all of them have."""
-    found = groups(read_records(BENCHMARKS / "bench-routers.jsonl"))[GROUP]
+    found = groups(read_records(RESULTS / "bench-routers.jsonl.gz"))[GROUP]
     entries = [one for one in found if one.workload in WORKLOADS and one.router in routers]
     seeds: dict[str, set[int]] = {}
     for one in entries:
@@ -264,7 +264,7 @@ def _in_time(chunk: int) -> str:
     """Return the shares in time at twice the capacity, ours and the best model's."""
     found = {
         record["policy"]: _share_of(record["at_2x"])
-        for record in highest_loads(BENCHMARKS / "bench-policies.jsonl")
+        for record in highest_loads(RESULTS / "bench-policies.jsonl.gz")
         if (record["workload"], record["chunk"]) == (OVERLOADED, chunk) and record["at_2x"]
     }
     models = [share for policy, share in found.items() if policy in MODELS]
@@ -314,7 +314,7 @@ def _times(compared: float | None) -> str:
 
 def all_runs() -> str:
     """The tables of docs/benchmarks/bench-routers.md."""
-    return generated(read_records(BENCHMARKS / "bench-routers.jsonl"))
+    return generated(read_records(RESULTS / "bench-routers.jsonl.gz"))
 
 
 def tables() -> str:

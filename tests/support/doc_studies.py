@@ -13,12 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from paths import ROOT
+from paths import RESULTS, ROOT
 
 from forebay.analysis.experiments.result import Column, cells_of, markdown_table
 
 PAGE = ROOT / "docs/research/studies.md"
-DATA = ROOT / "docs/research/studies.json"
+DATA = RESULTS / "studies.json"
 PLOTS = ROOT / "docs/assets/studies"
 ORDER = (
     "prefill", "decode", "phases", "memory", "kv", "hol", "hol-fleet", "saturation",

@@ -29,13 +29,9 @@ async def proxy_process(*words: str) -> AsyncIterator[tuple[asyncio.subprocess.P
     reading = None
     try:
         async with asyncio.timeout(PATIENCE_S):
-            line = ""
-            while "listening on" not in line:
-                line = (await process.stdout.readline()).decode()
-                assert line, "it ended before it listened"
-        parts = line.split()
+            url, admin_url = await addresses(process)
         reading = asyncio.create_task(process.stdout.read())  # so that it never blocks on us
-        yield process, parts[4].rstrip(","), parts[7].rstrip(",")
+        yield process, url, admin_url
     finally:
         if process.returncode is None:
             process.terminate()
@@ -71,13 +67,18 @@ class Proxies:
             env={**os.environ, **environ},
         )
         self.running.append(process)
-        assert process.stdout is not None
-        said = ""
-        while not (found := re.search(r"listening on (\S+), admin on ([^\s\"]+)", said)):
-            line = await process.stdout.readline()
-            assert line, said
-            said += line.decode()
-        return process, found[1], found[2]
+        return process, *await addresses(process)
+
+
+async def addresses(process: Process) -> tuple[str, str]:
+    """Return a proxy's URL and admin URL, once it says that it listens."""
+    assert process.stdout is not None
+    said = ""
+    while not (found := re.search(r"listening on (\S+), admin on ([^\s\",]+)", said)):
+        line = await process.stdout.readline()
+        assert line, said
+        said += line.decode()
+    return found[1], found[2]
 
 
 @asynccontextmanager

@@ -30,6 +30,17 @@ def answers(url: str) -> bool:
     return False
 
 
+def printed_with_two_hash_seeds(program: str) -> set[str]:
+    """Return what the Python program prints in two processes that hash strings differently."""
+    return {
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True, capture_output=True, text=True,
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+
+
 @contextmanager
 def started(
     words: Sequence[str], log: Path, ready: str, **environ: str

@@ -1,13 +1,11 @@
 """Text for block ids: equal ids give equal text, different ids different text."""
 
-import os
-import subprocess
-import sys
 from itertools import takewhile
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from started import printed_with_two_hash_seeds
 
 from forebay.traces.schema import TraceRequest
 from forebay.traces.text import BYTES_PER_TOKEN, WORDS, block_text, prompt_text
@@ -139,16 +137,7 @@ def test_the_text_is_the_same_in_every_process() -> None:
         "print(prompt_text(T('a', 0, 700, 1, (22, 2**63)), 's'), end='')\n"
         "print(prompt_text(T('b', 0, 40, 1), 's'))"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
+    outputs = printed_with_two_hash_seeds(program)
     here = prompt_text(TraceRequest("a", 0, 700, 1, (22, 2**63)), "s")
     here += prompt_text(TraceRequest("b", 0, 40, 1), "s")
     assert outputs == {here + "\n"}

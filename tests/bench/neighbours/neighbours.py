@@ -38,7 +38,7 @@ from forebay.proxy import cli as proxy_cli
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parents[2] / "docs" / "benchmarks"
-PAGE, BEFORE = DOCS / "neighbours.md", DOCS / "neighbours-before.json"
+PAGE, BEFORE = DOCS / "neighbours.md", HERE.parent / "results" / "neighbours-before.json"
 INTRODUCTION = """\
 # A good client beside abuse
 

@@ -1,4 +1,4 @@
-"""Write docs/benchmarks/load-generators.md from the JSON that `bench_replay.py` makes beside it.
+"""Write docs/benchmarks/load-generators.md from the JSON that `bench_replay.py` makes.
 
 python tests/bench/replay/load_generators_page.py
 """
@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "benchmarks" / "load-generators.md"
-DATA = PAGE.with_suffix(".json")
+DATA = Path(__file__).resolve().parents[1] / "results" / "load-generators.json"
 NAMES = {  # in the order of the page; others follow
     "lean": "lean client",
     "forebay": "Forebay",
@@ -40,10 +40,8 @@ NOTES = """## Notes
   run.
 - Three goals are missed: a request (1.7 times the lean client, 1.2 wanted), a prompt of 120,000
   tokens (1.4, 1.3 wanted), and the p99 error of arrivals (1.2 wanted) in about half of the rows.
-- The goal of 1.2 for a request is out of reach. In three interleaved rounds at 400/s a request took
-  74 µs with the lean client and 200 with Forebay: about 45 of these record it and 40 render it.
-  Without both, sending and reading alone still took 110, 1.5 times the lean client. The same
-  modules as machine code (mypyc) took 160. They are not compiled, as that helps too little.
+- The goal of 1.2 for a request is out of reach: without recording and rendering, sending and
+  reading alone still took 1.5 times the lean client, and machine code (mypyc) helps too little.
 - Prompts are made by each tool, and that is part of the figure. The other tools use a tokenizer;
   inference-perf has no figure: it was still making its prompts when the measurement ended.
 - Forebay writes a row for each request, a histogram log and a summary. The lean client keeps two
@@ -52,20 +50,11 @@ NOTES = """## Notes
   them at 20 a second. The other tools make prompts of their own, and send 20 at 5 a second.
 - The error of an arrival is its distance from the schedule, as the server saw it, at the best
   common offset. Other tools do not tell their Poisson schedule, so they have no error there.
-- Forebay renders and records in the gaps between arrivals. The p99 error of Poisson arrivals
-  so fell from 0.76 to 0.28 ms at 200/s, from 2.1 to 0.49 at 1,000/s and from 2.8 to 2.3 at 3,000/s.
-  The lean client had 0.22, 0.92 and 0.41. These are medians of three interleaved quiet runs.
-- Python's garbage collection made most of what was left. Once a second in a free moment, instead of
-  whenever Python likes, it lets constant arrivals at 3,000/s be 0.3 to 0.5 ms late instead of 3.4
-  to 4.0 (two runs each). Without recording they were 2.0 ms late, and 0.4 without collection.
-- The first 16,384 requests, or 64 MiB of them, are rendered before the run begins. In three
-  interleaved rounds that changed nothing at 200/s and 1,000/s. At 2,000/s the p99 error fell from
-  0.82 to 0.48 ms (constant) and from 1.02 to 0.85 (Poisson).
+- Forebay renders, records and collects garbage in the gaps between arrivals, and renders the first
+  16,384 requests, or 64 MiB of them, before the run begins.
 - The other tools' arrivals at 500/s are of 2026-11-24, on another machine, so they have no ratio.
 - The lag-1 correlation of independent gaps is 0. Gaps of guidellm are repeated by its workers.
 - inference-perf sends Poisson arrivals where constant ones are asked for.
-- genai-perf 0.0.16 installs from PyPI, but the program perf_analyzer that it calls does not. PyPI
-  and Debian have no k6, wrk2 or vegeta.
 """
 
 

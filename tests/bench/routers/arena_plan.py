@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from result_lines import append_line, read_lines
 
 from forebay.traces.errors import InputError
 
@@ -85,10 +86,8 @@ def _attempts(record: Mapping[str, Any], earlier: Sequence[Record]) -> list[Reco
 
 def read_records(path: Path) -> list[Record]:
     """The lines of a results file; none where there is no file. Raises InputError."""
-    if not path.exists():
-        return []
     found = []
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(read_lines(path), 1):
         try:
             record = orjson.loads(line)
         except orjson.JSONDecodeError as error:
@@ -103,9 +102,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def append_record(path: Path, record: Record) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(orjson.dumps({"format": FORMAT, **record}) + b"\n")
+    append_line(path, orjson.dumps({"format": FORMAT, **record}))
 
 
 def latest(records: Iterable[Record]) -> list[Record]:

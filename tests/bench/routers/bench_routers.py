@@ -28,6 +28,7 @@ import orjson
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 BENCHMARKS = ROOT / "docs" / "benchmarks"
+RESULTS = ROOT / "tests" / "bench" / "results"
 sys.path[:0] = [str(HERE), str(ROOT / "tests" / "support")]
 
 from arena_contenders import CONTENDERS, install_all  # noqa: E402
@@ -101,7 +102,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--endpoint", choices=["chat", "completions"], default="chat")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
-    parser.add_argument("--results", type=Path, default=BENCHMARKS / "bench-routers.jsonl")
+    parser.add_argument("--results", type=Path, default=RESULTS / "bench-routers.jsonl.gz")
     parser.add_argument("--keep", type=Path, help="keep every run folder in here")
     parser.add_argument("--page", type=Path, help="write the HTML page here")
     parser.add_argument(
@@ -236,7 +237,7 @@ class _Traffics:
     def _capacity(self, course: Course, seed: int, rows: Sequence[TraceRequest]) -> float:
         """Asked for once: another answer would make another trace, comparable with nothing."""
         results = self._settings.results
-        file = results.with_name(f"{results.stem}.capacity.json")
+        file = results.with_name(f"{results.name.partition('.')[0]}.capacity.json")
         known: dict[str, float] = orjson.loads(file.read_bytes()) if file.exists() else {}
         name = f"{self._fleet.kind} {self._fleet.count} {course.traffic_name} {seed}"
         if name not in known:

@@ -1,9 +1,6 @@
 """Synthetic traces: arrivals, lengths, popularity and mixes."""
 
 import hashlib
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,6 +10,7 @@ from statistics import fmean, median
 from typing import Any
 
 import pytest
+from started import printed_with_two_hash_seeds
 
 from forebay.traces.edit.describe import describe
 from forebay.traces.errors import InputError
@@ -249,16 +247,7 @@ def test_equal_seeds_make_equal_bytes_in_every_process() -> None:
         " chat_beside_documents(ChatBesideDocuments(seed=9))):\n"
         "    print(hashlib.sha256(b''.join(map(row_bytes, made))).hexdigest())"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
+    outputs = printed_with_two_hash_seeds(program)
     here = digest(workload(Workload(seed=9, chat_share=0.2, tenants=3)))
     mixed = digest(chat_beside_documents(ChatBesideDocuments(seed=9)))
     assert outputs == {f"{here}\n{mixed}\n"}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -9,7 +10,7 @@ from random import Random
 import pytest
 
 from forebay.proxy.cli import main
-from forebay.traces.edit.describe import describe
+from forebay.traces.edit.describe import Description, describe
 from forebay.traces.errors import InputError
 from forebay.traces.reading.jsonl import read_trace, write_trace
 from forebay.traces.schema import TraceRequest
@@ -64,6 +65,13 @@ def agents() -> Trace:
 LONG_LIVED = (chat_and_documents, users_with_documents, table_of_users, agents)
 
 
+@cache
+def known(make: Callable[[], Trace]) -> tuple[Trace, TrafficModel, Description]:
+    """Return a trace, its model and its description."""
+    rows = make()
+    return rows, fit(rows), describe(rows)
+
+
 def saved(model: TrafficModel, folder: Path) -> TrafficModel:
     path = folder / "model.json"
     path.write_bytes(write_model(model))
@@ -75,9 +83,8 @@ def saved(model: TrafficModel, folder: Path) -> TrafficModel:
 def test_traffic_of_long_lived_sessions_is_made_again(
     make: Callable[[], Trace], repetitions: int, tmp_path: Path
 ) -> None:
-    rows = make()
-    model = saved(fit(rows), tmp_path)
-    wanted = describe(rows)
+    rows, fitted, wanted = known(make)
+    model = saved(fitted, tmp_path)
     duration_s = None if repetitions == 1 else repetitions * model.duration_s
     made = Made(model)
     found = describe(synthesise(model, duration_s=duration_s, seed=1, made=made))

@@ -20,7 +20,7 @@ from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.errors import ApiError
 
 BODIES = int(os.environ.get("FOREBAY_VLLM_BODIES", "5000"))
-SCRIPT = Path(__file__).resolve().parents[1] / "support" / "vllm_reading.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "support" / "vllm_reading.py"
 NUMBERS: list[Any] = [
     0, 1, 2, 7, 128, 8192, -1, 1.0, 7.0, 7.5, "7", " 7 ", "7.0", "7e1", "1_000", "0x7", "+7", "-0",
     "", "x", 1e3, 1e300, 2**31, 2**63, 2**70, True, False, None, [], {}, "９", "7\n", "1" * 30,

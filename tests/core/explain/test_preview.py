@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from functools import cache
 from math import inf
 
 import pytest
@@ -53,9 +54,12 @@ CACHES = {"_moved", "rank", "room_at", "room_beside_at", "silent_at", "_seeds"}
 """Attributes that are kept so as not to be computed twice; they follow from the rest."""
 
 
+PLAIN = {type(None), bool, int, float, str, bytes, frozenset}
+
+
 def facts(thing: object, seen: dict[int, int]) -> object:
     """Everything below `thing` as plain values that can be compared."""
-    if thing is None or isinstance(thing, int | float | str | bytes | frozenset) or callable(thing):
+    if type(thing) in PLAIN or callable(thing):
         return thing
     if id(thing) in seen:
         return f"<{seen[id(thing)]}>"
@@ -64,13 +68,17 @@ def facts(thing: object, seen: dict[int, int]) -> object:
         return [(facts(key, seen), facts(value, seen)) for key, value in thing.items()]
     if isinstance(thing, list | tuple | deque | set):
         return [facts(one, seen) for one in thing]
-    names = [n for kind in type(thing).__mro__ for n in getattr(kind, "__slots__", ())]
-    names += getattr(thing, "__dict__", {})
+    names = (*slots_of(type(thing)), *getattr(thing, "__dict__", ()))  # type: ignore[arg-type]
     return [
         (name, facts(getattr(thing, name), seen))
         for name in names
         if name not in CACHES and hasattr(thing, name)
     ]
+
+
+@cache
+def slots_of(kind: type) -> tuple[str, ...]:
+    return tuple(name for base in kind.__mro__ for name in getattr(base, "__slots__", ()))
 
 
 class Looked(Previewed):
@@ -81,7 +89,7 @@ class Looked(Previewed):
         self.looks = 0
 
     def event(self, kind: str, of: str) -> None:
-        if self.other_dice.random() > 0.1:
+        if self.other_dice.random() > 0.05:
             Scramble.event(self, kind, of)
             return
         before = facts(self.shaper, {})

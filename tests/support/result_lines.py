@@ -1,0 +1,29 @@
+"""Files of results, one JSON object a line, packed where the name ends with .gz."""
+
+import gzip
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def read_lines(path: Path) -> list[bytes]:
+    """Return the lines, or none where there is no file."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    return (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Add a line in one write, so that a killed process leaves no half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(_packed(path, line + b"\n"))
+
+
+def write_lines(path: Path, lines: Iterable[bytes]) -> None:
+    """Write the file anew; equal lines make equal files."""
+    path.write_bytes(_packed(path, b"".join(line + b"\n" for line in lines)))
+
+
+def _packed(path: Path, data: bytes) -> bytes:
+    return gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
