@@ -11,7 +11,6 @@ from forebay.proxy.core.dispatcher import Dispatcher
 from forebay.proxy.core.explain.receipt import Receipt
 from forebay.proxy.core.explain.recorder import note_decision, note_early_rejection
 from forebay.proxy.core.model import (
-    MAJORITY,
     RANKS,
     STANDARD,
     Action,
@@ -112,10 +111,10 @@ class NewRequests:
         reason = self._decide(waiting, bucket, place, now)
         long_prefills = dispatcher.forecast.long_prefills
         long_prefills.decided(bucket.name, request.model, rejected=reason is not None)
-        waits = place.queued >= 0 and place.option.wait_s > MAJORITY * place.limits.max_wait_s
         dispatcher.programs.came(
-            request, place.option.matched_tokens, now, admitted=reason is None, waits=waits
-        )
+            request, place.option.matched_tokens, now, admitted=reason is None,
+            late=reason == "deadline_unattainable",
+        )  # fmt: skip
         if reason is not None:
             return [self._reject_new(request, bucket, reason, place, now)]
         return self._take_in(waiting, bucket, place, now)

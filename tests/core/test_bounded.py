@@ -28,7 +28,7 @@ from forebay.proxy.core.model import (
 )
 from forebay.proxy.core.shaper import Shaper
 
-REQUESTS = int(os.environ.get("FOREBAY_BOUNDED_REQUESTS", "2000"))
+REQUESTS = int(os.environ.get("FOREBAY_BOUNDED_REQUESTS", "4000"))
 HISTORY = 200  # receipts
 MOST = 200_000  # items of all containers together
 PER_S = 20.0

@@ -34,16 +34,16 @@ def engines(kv_tokens: float) -> list[Backend]:
     return [backend]
 
 
-def came(programs: Programs, request: Request, now: float, *, waits: bool = False) -> None:
-    programs.came(request, 0, now, admitted=True, waits=waits)
+def came(programs: Programs, request: Request, now: float, *, late: bool = False) -> None:
+    programs.came(request, 0, now, admitted=True, late=late)
 
 
 def three(kv_tokens: float = 40_000) -> tuple[Programs, list[Backend]]:
-    """Three programs that go on, and fill 33,000 tokens of the caches; the last turn waits."""
+    """Three programs that go on, and fill 33,000 tokens of the caches; the last turn is late."""
     programs = Programs()
     for number in range(2):
         for program in (1, 2, 3):
-            came(programs, turn(program, number), float(number), waits=number * program == 3)
+            came(programs, turn(program, number), float(number), late=number * program == 3)
     assert programs.tokens == 33_000
     return programs, engines(kv_tokens)
 
@@ -60,7 +60,7 @@ def test_programs_that_began_first_go_on() -> None:
     assert going == [1, 2]
 
 
-def test_nobody_is_held_back_while_no_turn_waits_for_long() -> None:
+def test_nobody_is_held_back_while_no_turn_is_late() -> None:
     programs = Programs()
     for number in range(2):
         for program in (1, 2, 3):
@@ -71,7 +71,7 @@ def test_nobody_is_held_back_while_no_turn_waits_for_long() -> None:
 def test_prompts_that_nobody_extends_hold_no_room() -> None:
     programs = Programs()
     for program in range(50):
-        came(programs, turn(program, 0), 0.0, waits=True)
+        came(programs, turn(program, 0), 0.0, late=True)
     assert programs.tokens == 0
     assert not programs.crowded(turn(60, 0), 0, engines(1_000), 1.0)
 
@@ -94,8 +94,8 @@ def test_a_program_that_never_comes_back_holds_its_room_for_a_minute() -> None:
 
 def test_a_rejected_turn_keeps_its_program_and_a_rejected_start_begins_none() -> None:
     programs, backends = three(kv_tokens=27_000)
-    programs.came(turn(4, 0), 0, 2.0, admitted=False, waits=False)
-    programs.came(turn(3, 2), 0, 50.0, admitted=False, waits=False)
+    programs.came(turn(4, 0), 0, 2.0, admitted=False, late=False)
+    programs.came(turn(3, 2), 0, 50.0, admitted=False, late=False)
     came(programs, turn(1, 2), 50.0)
     came(programs, turn(2, 2), 50.0)
     assert programs.tokens == 36_000

@@ -271,7 +271,7 @@ class Programs:
 
     Each prompt of a program extends the one before, so it costs little while the cache holds that.
     If the contexts of all programs exceed the KV caches, each turn evicts another one's context,
-    and whole prompts are computed again and again. So once turns have to wait for long, a turn is
+    and whole prompts are computed again and again. So once a turn would wait for too long, turns are
     accepted only if the contexts of the programs that began before leave room for its own. The
     others are rejected, and go on when earlier ones have ended. This lasts until half of the caches
     is free.
@@ -290,13 +290,13 @@ class Programs:
         self.held_back = False
 
     def came(
-        self, request: Request, matched_tokens: int, now: float, *, admitted: bool, waits: bool
+        self, request: Request, matched_tokens: int, now: float, *, admitted: bool, late: bool
     ) -> None:
         """Count a prompt.
 
         Args:
             matched_tokens: cached tokens, which the first prompt of a program shares with others.
-            waits: it has to wait for long.
+            late: it is rejected, as it would wait for too long.
         """
         program = self._find(request)
         if program is not None:
@@ -304,7 +304,7 @@ class Programs:
             del self._by_end[program.end]
             program.tokens += max(0, request.prompt_tokens - program.prompt)
             program.goes_on = True
-            self.held_back = self.held_back or waits
+            self.held_back = self.held_back or late
         elif admitted and request.blocks:
             self._count += 1
             program = Program(self._count, request.prompt_tokens - matched_tokens)

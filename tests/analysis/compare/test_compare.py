@@ -751,6 +751,7 @@ class TestSessions:
         with pytest.raises(InputError, match="session_e2e_p50"):
             broken(comparison, [parse_limit("session.e2e_p50 > 15s")])
 
+
 class TestPairs:
     """The same requests at the same times are compared one by one."""
 

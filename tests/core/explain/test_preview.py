@@ -89,7 +89,7 @@ class Looked(Previewed):
         self.looks = 0
 
     def event(self, kind: str, of: str) -> None:
-        if self.other_dice.random() > 0.05:
+        if self.other_dice.random() > 0.1:
             Scramble.event(self, kind, of)
             return
         before = facts(self.shaper, {})

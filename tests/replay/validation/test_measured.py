@@ -32,7 +32,8 @@ def served(count: int, **constants: float) -> list[Timed]:
         for at in range(count)
     ]
     asked = [Timed(row, row.arrival_s, 1.0, 1.0, 1.0, 0) for row in rows]
-    return list(predict(asked, CONFIG, replace(kernel_table(), **constants)))
+    calibration = replace(kernel_table(), **constants)  # type: ignore[arg-type]
+    return list(predict(asked, CONFIG, calibration))
 
 
 def vllm_bench(of: Sequence[Timed], **more: Any) -> dict[str, Any]:

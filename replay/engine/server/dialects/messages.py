@@ -46,7 +46,7 @@ class MessageChunks(Chunks):
         self.after = b'"},"index":0'
 
     def role(self) -> bytes:
-        message = {
+        message: dict[str, Any] = {
             "id": self._answer_id,
             "type": "message",
             "role": "assistant",
