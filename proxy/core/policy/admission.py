@@ -270,11 +270,11 @@ class Programs:
     """Which programs go on in overload? A program is an agent's task, or a chat.
 
     Each prompt of a program extends the one before, so it costs little while the cache holds that.
-    If the contexts of all programs exceed the KV caches, each turn evicts another one's context,
-    and whole prompts are computed again and again. So once a turn would wait for too long, turns are
-    accepted only if the contexts of the programs that began before leave room for its own. The
-    others are rejected, and go on when earlier ones have ended. This lasts until half of the caches
-    is free.
+    If the contexts of all programs exceed the KV caches, each turn evicts the context of another
+    program, and whole prompts are computed again and again. So once a turn would wait for too long,
+    a turn is accepted only if the contexts of the programs that began before leave room for its
+    own. The others are rejected, and go on when earlier ones have ended. This lasts until half of
+    the caches is free.
 
     Attributes:
         tokens: of the contexts of those that went on within RETRY_MOST_S, in which a client comes

@@ -112,13 +112,15 @@ def warm_or_least_work(
     answers are decoded anyway. While a backend is free, a shared prefix is copied so that answers
     are decoded beside less context.
 
-    Ties (all cold, all idle) go to the backend with the fewest tokens in use, then to the lower
-    score, then to the first, so that a run can be repeated.
+    Of equally good backends one that decodes little context gets a prompt that is cached somewhere.
+    Other ties (all cold, all idle) go to the backend with the fewest tokens in use, then to the
+    lower score, then to the first, so that a run can be repeated.
     """
     enough = affinity.min_match * request.prompt_tokens
     cheapest = min([o.cold_prefill_s for o in options])
     warmest = max(options, key=lambda o: o.matched_tokens)
-    alone = warmest.matched_tokens >= enough > 0 and not warmest.wanted
+    warm = warmest.matched_tokens >= enough > 0
+    alone = warm and not warmest.wanted
     # Where everything waits, a copy to decode elsewhere would cost more than it saves.
     spreads = not alone and min([o.wait_s for o in options]) < NO_WAIT_S
     scores: list[float] = []
@@ -133,7 +135,8 @@ def warm_or_least_work(
         scores.append(option.wait_s + costs_s + (option.decode_s if spreads else 0.0))
     least = min(scores) + SLACK * cheapest
     near = [place for place in zip(options, scores, strict=True) if place[1] <= least]
-    return min(near, key=lambda place: (place[0].load, place[1]))[0]
+    reads = 1.0 if warm else 0.0
+    return min(near, key=lambda place: (reads * place[0].decode_s, place[0].load, place[1]))[0]
 
 
 def least_work(
