@@ -163,8 +163,8 @@ def import_trace(given: ImportArguments) -> None:
             "notes": dict(reader.notes),
         }
 
-    told = _first_told(rows) if guessed else rows
-    report(write_whole(given.output, Totals(told), facts), given.output, given.as_json)
+    stream = _first_told(rows) if guessed else rows
+    report(write_whole(given.output, Totals(stream), facts), given.output, given.as_json)
     _tell_losses(reader)
 
 
@@ -204,8 +204,8 @@ def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
     if given.columns is not None:
         if given.format_name != "auto":
             raise InputError(f"--map: {given.format_name} has set columns; use traces import auto")
-        found = parse_map(given.columns)
-        return mapped_format(found).open(given.file, options), "map", map_text(found)
+        columns = parse_map(given.columns)
+        return mapped_format(columns).open(given.file, options), "map", map_text(columns)
     name = given.format_name
     if name == "auto":
         detected = detect(given.file)
@@ -213,13 +213,15 @@ def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
             if given.file == "-":
                 raise InputError("standard input: format not recognised; name it or give --map")
             if Path(given.file).is_dir():
-                folders = " or ".join(one.name for one in formats().values() if one.folder)
+                folders = " or ".join(
+                    candidate.name for candidate in formats().values() if candidate.folder
+                )
                 raise InputError(
                     f"{given.file}: no folder that auto knows by its files; give one file of it, "
                     f"or the name of its format ({folders}) in place of auto"
                 )
-            found = guess(given.file)
-            return mapped_format(found).open(given.file, options), "map", map_text(found)
+            columns = guess(given.file)
+            return mapped_format(columns).open(given.file, options), "map", map_text(columns)
         name = detected
     if name != FOREBAY:
         trace_format(name)  # an unknown name is an error even for an empty pipe
@@ -227,7 +229,7 @@ def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
 
 
 def _show(given: ImportArguments, reader: TraceReader, name: str, mapping: str | None) -> None:
-    """Print what would be imported; the first rows also prove that they can be read."""
+    """Print format, mapping and first rows, which proves that the file can be read."""
     rows = list(islice(reader, SHOWN_ROWS))
     reader.close()
     if given.as_json:
@@ -255,7 +257,7 @@ def _shown_row(row: TraceRequest) -> str:
 
 
 def _first_told(rows: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
-    """Pass rows on, and print the first one, so that a wrong guess is seen."""
+    """Pass rows on, and print the first row, so that a wrong guess is seen."""
     for index, row in enumerate(rows):
         if not index:
             talk(f"first row:  {_shown_row(row)}")
@@ -304,13 +306,15 @@ def list_formats(as_json: AsJson = False) -> None:
     """
     from forebay.traces.formats import formats
 
-    found = formats().values()
+    all_formats = formats().values()
     if as_json:
-        rows = [{"name": one.name, "what": one.what, "keeps": one.keeps} for one in found]
+        rows = [
+            {"name": entry.name, "what": entry.what, "keeps": entry.keeps} for entry in all_formats
+        ]
         print_json(rows)
         return
-    for one in found:
-        print(f"{one.name:<18} {one.what}\n{'':<18} keeps: {one.keeps}")
+    for entry in all_formats:
+        print(f"{entry.name:<18} {entry.what}\n{'':<18} keeps: {entry.keeps}")
 
 
 def fit_model(

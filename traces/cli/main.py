@@ -86,25 +86,25 @@ def fetch(
     from forebay.traces.synth import fetch as fetching
 
     if name is None:
-        known = fetching.PUBLISHED.items()
+        files = fetching.PUBLISHED.items()
         if as_json:
-            print_json({one: of.url for one, of in known})
+            print_json({title: file.url for title, file in files})
             return
-        for one, of in known:
-            size = "" if of.bytes is None else f"{of.bytes / 1e6:,.1f} MB"
-            checked = "" if of.sha256 is None else "SHA-256 known"
-            print(f"{one:<26} {size:>9}  {checked:<13}  {of.url}")
+        for title, file in files:
+            size = "" if file.bytes is None else f"{file.bytes / 1e6:,.1f} MB"
+            checked = "" if file.sha256 is None else "SHA-256 known"
+            print(f"{title:<26} {size:>9}  {checked:<13}  {file.url}")
         return
-    wanted = fetching.published(name)
-    target = output or wanted.file_name
+    source = fetching.published(name)
+    target = output or source.file_name
     if target == "-":
         raise InputError("--out -: the file is checked before you get it; name a file")
     refuse_existing([target], force=force)
-    facts = fetching.fetch(wanted, target, url=url)
+    facts = fetching.fetch(source, target, url=url)
     line = f"{facts['bytes']:,} bytes, licence {facts['licence']} -> {target}"
     print_result(facts, line, as_json)
     if not as_json:
-        talk(f"next:  {wanted.then.format(target).replace(' T', ' trace.jsonl')}")
+        talk(f"next:  {source.then.format(target).replace(' T', ' trace.jsonl')}")
 
 
 @app.command()
@@ -234,11 +234,11 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
         "seed": given.seed,
     }
     totals = Totals(requests, IdealCache())
-    found = write_whole(given.output, totals, lambda: facts, answers)
+    result = write_whole(given.output, totals, lambda: facts, answers)
     if answers is not None:
         talk(f"reference answers in {answers[0]}")
     talk(f"tokens counted by {count.name}")
-    report(found, given.output, given.as_json)
+    report(result, given.output, given.as_json)
 
 
 @app.command()
@@ -287,17 +287,17 @@ def needle(
         raise InputError("--answers: a trace on standard output has no file beside it; name a file")
     beside = Path(answers) if answers else answers_path(output)
     check_output(output, meta_path(output), beside, force=force, as_json=as_json)
-    wanted = _numbers(lengths, "--lengths", int)
+    prompt_lengths = _numbers(lengths, "--lengths", int)
     shares = _numbers(depths, "--depths", float)
     count = counter(tokens)
     if haystack:
         text = load_haystack(haystack)
     else:  # a third more than needed: with some vocabularies a word is less than a token
-        text = generated_haystack(max(wanted, default=0) * 4 // 3, seed)
-    made = needle_requests(
+        text = generated_haystack(max(prompt_lengths, default=0) * 4 // 3, seed)
+    pairs = needle_requests(
         text,
         count,
-        lengths=wanted,
+        lengths=prompt_lengths,
         depths=shares,
         questions=questions,
         output_tokens=output_tokens,
@@ -308,14 +308,14 @@ def needle(
     expected: list[bytes] = []
 
     def prompts() -> Iterator[TraceRequest]:
-        for request, answer in made:
+        for request, answer in pairs:
             expected.append(answer_line(answer))
             yield request
 
     facts = {
         "command": "needle",
         "haystack": haystack,
-        "lengths": wanted,
+        "lengths": prompt_lengths,
         "depths": shares,
         "questions": questions,
         "answers": str(beside),
@@ -324,9 +324,9 @@ def needle(
         "rate_per_s": rate,
         "seed": seed,
     }
-    found = write_whole(output, Totals(prompts()), lambda: facts, (beside, expected))
+    result = write_whole(output, Totals(prompts()), lambda: facts, (beside, expected))
     talk(f"tokens counted by {count.name}; expected answers in {beside}")
-    report(found, output, as_json)
+    report(result, output, as_json)
 
 
 def _numbers(text: str, option: str, kind: type[Any]) -> list[Any]:
