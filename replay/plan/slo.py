@@ -31,7 +31,7 @@ class Slo:
 
 
 def parse_slos(text: str, buckets: Sequence[str]) -> tuple[Slo, ...]:
-    """Read `chat.ttft=2s,document.ttft=15s,tpot=100ms`; raises InputError."""
+    """Read `chat.ttft=2s,document.ttft=15s,tpot=100ms` (InputError: another form)."""
     slos: list[Slo] = []
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
@@ -57,7 +57,7 @@ def default_slos(buckets: Sequence[str]) -> tuple[Slo, ...]:
 
 
 def meets(slos: Sequence[Slo], bucket: str, values_s: Mapping[str, float | None]) -> bool:
-    """Tell whether a completed request met every target; `values_s` maps metrics to seconds."""
+    """True if a completed request met every target. `values_s` maps metrics to seconds."""
     for slo in slos:
         if slo.bucket is not None and slo.bucket != bucket:
             continue

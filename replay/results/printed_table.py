@@ -80,7 +80,7 @@ def _rates(summary: dict[str, Any]) -> "Text":
 
 
 def _quantities(summary: dict[str, Any], buckets: list[str]) -> "Table":
-    """Make the table of each quantity of each bucket that has samples; see `is_firm`."""
+    """Make the table of each quantity of each bucket that has samples and firm values."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -95,9 +95,9 @@ def _quantities(summary: dict[str, Any], buckets: list[str]) -> "Table":
 
 
 def _highest(figures: dict[str, Any], name: str) -> str:
-    """Return a percentile, or with its name the highest one below it that the count allows.
+    """Return a percentile, or the highest lower percentile that the count allows, with its name.
 
-    With too few samples for any percentile it is unknown: the table has the maximum elsewhere.
+    With too few samples for any percentile it is unknown. The table has the maximum elsewhere.
     """
     allowed, value = highest_firm(figures, name)
     if allowed == "max":
@@ -106,17 +106,17 @@ def _highest(figures: dict[str, Any], name: str) -> str:
 
 
 def unanswered_lines(summary: dict[str, Any]) -> list[str]:
-    """Return one line for each kind of unanswered request of which the server said something."""
+    """Return one line for each kind of unanswered request that has words of the server."""
     return [
-        f"{_kind(one)}: {one['requests']:,} requests; the first one: {one['said']}"
-        for one in summary["unanswered"]
-        if one["said"]
+        f"{_kind(kind)}: {kind['requests']:,} requests; the first one: {kind['said']}"
+        for kind in summary["unanswered"]
+        if kind["said"]
     ]
 
 
-def _kind(one: dict[str, Any]) -> str:
-    status = "" if one["status"] in (None, 200) else f" (HTTP {one['status']})"
-    return f"{one['reason']}{status}"
+def _kind(kind: dict[str, Any]) -> str:
+    status = "" if kind["status"] in (None, 200) else f" (HTTP {kind['status']})"
+    return f"{kind['reason']}{status}"
 
 
 def _ms(value: float | None) -> str:
@@ -132,5 +132,5 @@ def _number(value: float | None, digits: int) -> str:
 def _counts(counts: dict[str, int]) -> str:
     if not counts:
         return "0"
-    listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-    return f"{sum(counts.values())} ({listed})"
+    pairs = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return f"{sum(counts.values())} ({pairs})"
