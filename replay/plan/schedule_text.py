@@ -26,6 +26,7 @@ class ScheduleLine(NamedTuple):
 def schedule_of(options: ReplayOptions) -> Iterator[ScheduleLine]:
     """Return the requests in order (InputError, at once: options that a replay would refuse)."""
     options.check()
+    # Plan like a replay, so that its errors appear here too.
     source = TraceSource(
         options.trace,
         format_name=options.format_name,

@@ -19,6 +19,7 @@ def summary_table(summary: dict[str, Any]) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
+    # The tails of each bucket.
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("bucket", "requests", "done", "TTFT p50", "p99", "max", "stall p99", "goodput/s"):
         table.add_column(name, justify="left" if name == "bucket" else "right")
@@ -38,6 +39,7 @@ def summary_table(summary: dict[str, Any]) -> "RenderableType":
             _highest(stall, "p99"),
             _number(summary["goodput_per_s"] if of_all else goodput, 2),
         )
+    # The results of the whole run.
     lag = summary["schedule_lag_ms"]
     lines = [
         f"hit ratio {_number(summary['hit_ratio'], 3)}   "

@@ -148,6 +148,7 @@ class RunTotals:
             if row.cached_tokens is not None:
                 self._cached_known = True
                 self._cached_tokens += row.cached_tokens
+        # Then the outcome: completed, or the reason why not.
         if row.outcome == "ok":
             self._completed(row)
             return
@@ -198,6 +199,7 @@ class RunTotals:
             scale: seconds of the run in one wall second.
             ended: complete, interrupted or drain timeout.
         """
+        # A run that lost its requests is judged before its lateness.
         window_s = window_s or self.last_done_s
         lost = judge_answers(self.requests, self.completed, self.rejected, self.failed, ended)
         judged = lost or self.lateness.judge(closed=closed)
@@ -247,6 +249,7 @@ class RunTotals:
             "completed_without_output": self._without_output,
             "overflow": sum(total.overflow for total in totals.values()),
         }
+        # The distributions, from the histograms.
         for key, metric in METRICS.items():
             figures[key] = self._distributions(totals, metric)
         figures["ttft_ms_failures_as_inf"] = self._distributions(totals, "ttft_response", True)

@@ -97,6 +97,7 @@ class Lateness:
         allowed = max(1.0, LATE_SHARE * self.arrivals)
         worst = self.late
         limit = f"{self.limit_s * 1e3:g} ms"
+        # In a closed loop the in-flight limit is the plan, so only the client can be late.
         if closed:
             late = f"{worst:,} of {self.arrivals:,} requests left more than {limit}"
             words = f"{late} after their slot was free"
@@ -113,6 +114,7 @@ class Lateness:
                 "valid",
                 f"{worst:,} of {self.arrivals:,} requests left more than {limit} late",
             )
+        # Name the larger cause, which has its own remedy.
         if self.cap_late >= self.client_late:
             return RunVerdict(
                 "cap-limited",

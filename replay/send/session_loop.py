@@ -55,6 +55,7 @@ class SessionLoop:
         self._until_s = inf if until_s is None else until_s
         self._history = history
         self._think_s = think_s
+        # The two heaps: requests to send, and requests to render.
         self._due: list[tuple[float, int]] = []  # requests whose time is known
         self._to_render: list[tuple[float, int]] = []
         self._bodies: dict[int, PreparedRequest] = {}
@@ -64,6 +65,7 @@ class SessionLoop:
         self._rendered = asyncio.Event()
         self._pacer: Pacer | None = None
         self._roots = iter(agenda.roots)
+        # A closed loop starts its first sessions. An open loop knows the times of all roots.
         dispatch.on_end = self._ended
         if sessions:
             for _ in range(sessions):

@@ -135,11 +135,13 @@ def import_trace(given: ImportArguments) -> None:
     """
     from forebay.traces.synth.ticks import spread_ticks
 
+    # Check all options before a file is opened.
     if given.spread_ticks and given.format_name != "mooncake":
         raise InputError(f"--spread-ticks: {given.format_name} has no ticks; leave it out")
     if not given.dry_run:
         beside = meta_path(given.output)
         check_output(given.output, beside, force=given.force, as_json=given.as_json)
+    # Open the file, and only show it in a dry run.
     reader, name, mapping = _open(given)
     if given.dry_run:
         _show(given, reader, name, mapping)
@@ -147,6 +149,7 @@ def import_trace(given: ImportArguments) -> None:
     guessed = bool(mapping) and given.columns is None
     if guessed:
         talk(f"guessed:  --map {mapping}")
+    # Convert as a stream. The facts are read after the last row.
     rows = spread_ticks(reader, seed=given.seed, name=given.file) if given.spread_ticks else reader
     drawn = given.spread_ticks or name in ("servegen", "kv-cache-tester")
 
@@ -180,6 +183,7 @@ def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
     from forebay.traces.formats.columns import map_text, mapped_format, parse_map
     from forebay.traces.formats.guess import guess
 
+    # The settings of a reader, as the options give them.
     one_or_more(
         {
             "--input-tokens": given.input_tokens,
@@ -201,11 +205,13 @@ def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
         duration_s=given.duration,
         seed=given.seed,
     )
+    # A given mapping needs no format.
     if given.columns is not None:
         if given.format_name != "auto":
             raise InputError(f"--map: {given.format_name} has set columns; use traces import auto")
         columns = parse_map(given.columns)
         return mapped_format(columns).open(given.file, options), "map", map_text(columns)
+    # Else find the format: by its name, by the first bytes, or by a guess at the columns.
     name = given.format_name
     if name == "auto":
         detected = detect(given.file)

@@ -185,8 +185,10 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
     )
     from forebay.traces.tokens import counter
 
+    # Check all options before the long read.
     one_or_more({"--context": given.context, "--limit": given.limit})
     check_output(given.output, meta_path(given.output), force=given.force, as_json=given.as_json)
+    # Read the tasks, and put their samples in order.
     files = [
         read_task(path, task=given.task, split=given.split, skip_bad=given.skip_bad)
         for path in given.paths
@@ -196,10 +198,12 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
     count = counter(given.tokens)
     everything = [sample for file in files for sample in file.samples]
     samples = ordered(everything, given.order, seed=given.seed, zipf_s=given.zipf)[: given.limit]
+    # A file of reference answers, if there are any.
     answered = given.output != "-" and has_references(samples)
     answers = (answers_path(given.output), reference_lines(samples)) if answered else None
     if answers is not None:
         refuse_existing([answers[0]], force=given.force)
+    # Write the trace with the facts that are needed to make it again.
     requests = to_trace(
         samples,
         count,
@@ -285,10 +289,12 @@ def needle(
 
     if output == "-" and answers is None:
         raise InputError("--answers: a trace on standard output has no file beside it; name a file")
+    # Check the files and the numbers.
     beside = Path(answers) if answers else answers_path(output)
     check_output(output, meta_path(output), beside, force=force, as_json=as_json)
     prompt_lengths = _numbers(lengths, "--lengths", int)
     shares = _numbers(depths, "--depths", float)
+    # Take the haystack from files, or make one that is long enough.
     count = counter(tokens)
     if haystack:
         text = load_haystack(haystack)
@@ -305,6 +311,7 @@ def needle(
         rate_per_s=rate,
         seed=seed,
     )
+    # Collect the expected answers while the trace is written.
     expected: list[bytes] = []
 
     def prompts() -> Iterator[TraceRequest]:

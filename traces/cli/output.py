@@ -126,6 +126,7 @@ def print_description(trace: str, result: Description) -> None:
     def number(value: float | None, digits: int = 2) -> str:
         return "-" if value is None else f"{value:,.{digits}f}"
 
+    # One table for the arrivals, and one for the lengths.
     rates = Table()
     rates.add_column("arrivals and sharing")
     rates.add_column("", justify="right")
@@ -148,6 +149,7 @@ def print_description(trace: str, result: Description) -> None:
         lengths.add_column(name, justify="right")
     for name, summary in (("input", result.input_tokens), ("output", result.output_tokens)):
         lengths.add_row(name, *_length_cells(summary))
+    # Print the file name without markup, because it may have brackets.
     console = Console()
     console.print(f"{escaped(trace)}: {result.requests:,} requests", markup=False, soft_wrap=True)
     console.print(rates)

@@ -170,6 +170,7 @@ def anonymise(requests: Requests, salt: str | None = None) -> Iterator[TraceRequ
     Args:
         salt: the key. Without it, the key is random and not kept.
     """
+    # One key for all names and texts, so that equal ones stay equal.
     key = blake2b((salt or secrets.token_hex()).encode(), digest_size=32).digest()
 
     def hashed(data: bytes) -> int:
@@ -180,6 +181,7 @@ def anonymise(requests: Requests, salt: str | None = None) -> Iterator[TraceRequ
 
     for request in requests:
         blocks, block_tokens = request.blocks, request.block_tokens
+        # Text becomes block ids, which keep only the sharing.
         text = shared_text(request)
         if text is not None:
             blocks, block_tokens = text_blocks(text, request.input_tokens), BLOCK_TOKENS

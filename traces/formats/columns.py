@@ -109,6 +109,7 @@ def mapped_format(mapping: Mapping) -> TraceFormat:
 
 def _parser(mapping: Mapping, options: ReadOptions) -> ParseRow:
     def parse(row: SourceRow) -> Ended:
+        # Fields that are plain text.
         values: dict[str, Any] = {
             key: _text(row, mapping, target)
             for key, target in (
@@ -116,6 +117,7 @@ def _parser(mapping: Mapping, options: ReadOptions) -> ParseRow:
                 ("document", "document"), ("model", "model"), ("text", "text"),
             )
         }  # fmt: skip
+        # Fields that need a check.
         service_class = _text(row, mapping, "class")
         if service_class not in (None, "interactive", "standard", "batch"):
             raise RowError(
@@ -132,6 +134,7 @@ def _parser(mapping: Mapping, options: ReadOptions) -> ParseRow:
         values["status"] = status if status is not None and 100 <= status < 600 else None
         if "deadline" in mapping:
             values["deadline_s"] = _seconds(row, mapping["deadline"])
+        # Lengths and times, of which a table may have several forms.
         name = _text(row, mapping, "id") or f"row-{row.number}"
         input_tokens, output = _counted(row, mapping)
         arrival_s, end_s = _times(row, mapping)

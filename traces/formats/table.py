@@ -124,6 +124,7 @@ class TraceFormat:
         """Open `path` as a stream of requests. `TraceReader` lists the errors."""
         if options.mode not in MODES:
             raise InputError(f"--mode {options.mode}: not known; one of: {', '.join(MODES)}")
+        # A file of another kind gets a hint in its first error.
         doubt, head = "", head_of(path)
         if head.line and not self.recognise(head):
             doubt = (
@@ -133,6 +134,7 @@ class TraceFormat:
             if not Path(path).exists():
                 raise InputError(f"{path}: no such file or folder; check the path")
             return FolderReader(path, self.folder(Path(path), options), doubt)
+        # Else the reader streams rows.
         rows = self.rows
         if self.unpack is not None:
             rows = partial(_unpacked_rows, self.rows, self.unpack)

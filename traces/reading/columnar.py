@@ -115,6 +115,7 @@ def _plan(about: Any) -> tuple[list[str], int]:
                     f"{column.num_values:,} values in one row group; write smaller row groups",
                     fatal=True,
                 )
+            # Share texts, and size the pieces by the longest value.
             if column.physical_type == "BYTE_ARRAY" and not _is_decimal(column, about, index):
                 shared.add(column.path_in_schema)
             if "DELTA_BYTE_ARRAY" in column.encodings:

@@ -75,12 +75,14 @@ def table_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
     Raises:
         RowError: the file is of another kind, or differs from its suffix.
     """
+    # Files that are not text.
     start = file.read(START_BYTES)
     if start.startswith((PARQUET, ARROW, ARROW_STREAM)):
         yield from columnar_rows(file, start, facts)
         return
     if why := _not_text(start, Path(facts.path).suffix.lower()):
         raise RowError(why, fatal=True)
+    # The first sign that is not blank decides between JSON and CSV.
     start = start.removeprefix(BOM)
     more = start
     while not more.strip(b" \t\r\n"):
@@ -265,6 +267,7 @@ def _lines_of_any_end(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, A
 
 
 def _csv_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
+    # The header is the first line that is not blank.
     broken: list[tuple[int, RowError]] = []
     source = _lines_of_any_end(file, facts)
     first: Any = b""
@@ -292,6 +295,7 @@ def _csv_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
                 )
             yield line.decode("utf-8", "replace")
 
+    # A row has the number of its first line.
     numbers: list[int] = []
     rows = csv.reader(lines(), delimiter=delimiter, strict=True)
     ended = False

@@ -66,6 +66,7 @@ def parse_row(line: bytes) -> TraceRequest:
     if not few and not _KEYS.issuperset(row):
         unknown = next(key for key in row if key not in _KEYS)
         raise RowError(f"unknown key {unknown!r}; the keys are {', '.join(TraceRequest.__slots__)}")
+    # Names and class.
     identity = row.get("id")
     if type(identity) is not str or not identity:
         raise RowError(f"id: {shown(identity)} is not a string of at least one character")
@@ -77,6 +78,7 @@ def parse_row(line: bytes) -> TraceRequest:
         raise RowError(
             f"service_class: {shown(service_class)} is not interactive, standard or batch"
         )
+    # Lengths and prompt.
     input_tokens = whole_number(row, "input_tokens", least=1)
     block_tokens = BLOCK_TOKENS
     if row.get("block_tokens") is not None:
@@ -86,6 +88,7 @@ def parse_row(line: bytes) -> TraceRequest:
         if row.get("text") is not None:
             raise RowError("both text and blocks; a prompt is one or the other")
         blocks = block_ids(row, "blocks", input_tokens, block_tokens)
+    # Most rows have no later keys, so they are not looked up.
     more = {} if few else _later_values(row)
     return TraceRequest(
         id=identity,

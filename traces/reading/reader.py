@@ -174,6 +174,7 @@ class TraceReader(Iterator[TraceRequest]):
                         if numbered is None:
                             break
                         number, item = numbered
+                        # A row may have several requests, each with its own check.
                         for entry in self._parsed(item):
                             request = entry.request
                             least_s = last_s if emitted is None else emitted[0]

@@ -78,6 +78,7 @@ def _requests(spec: ChatBesideDocuments) -> Iterator[TraceRequest]:
             seed=spec.seed,
         )
     )
+    # Each aspect has its own random numbers, so that a setting changes only its own aspect.
     users = Random(f"{spec.seed}:choices")
     sizes = Random(f"{spec.seed}:documents")
     open_documents: dict[int, tuple[Document, int]] = {}

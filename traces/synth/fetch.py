@@ -265,12 +265,14 @@ def fetch(
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer, whole_file(output) as to:
             length = answer.headers.get("content-length", "")
             whole = int(length) if length.isdecimal() else None
+            # Hash while writing: the file may be larger than memory.
             while data := _more(answer, source):
                 size += len(data)
                 if size > MOST_BYTES:
                     raise InputError(f"{source}: more than {MOST_BYTES >> 30} GiB; not fetched")
                 digest.update(data)
                 to.write(data)
+            # A wrong file is never left behind: it gets its name after these checks.
             if whole is not None and size < whole:
                 raise InputError(f"{source}: ended after {size:,} of {whole:,} bytes; try again")
             if file.sha256 is not None and digest.hexdigest() != file.sha256:

@@ -85,6 +85,7 @@ class _Read:
         if self.begin_s is None:
             self.begin_s = request.arrival_s
         self.end_s = request.arrival_s - self.begin_s
+        # Text counts as blocks, so that its sharing can be measured.
         request = _in_blocks(request)
         blocks = request.blocks or ()
         if blocks:
@@ -96,6 +97,7 @@ class _Read:
         self.input_tokens += request.input_tokens
         self.output_tokens += request.output_tokens
         self.hit_tokens += hit.hit_tokens
+        # A first turn waits in `sessions` until its number of turns is known.
         row = (request.input_tokens, request.output_tokens, hits, ago)
         if request.session is None:
             self.starts.append(self.end_s)

@@ -257,6 +257,7 @@ class _Maker:
 
     def turn(self, session: _SynthSession, at_s: float, number: int) -> tuple[TraceRequest, int]:
         """Make the next turn of a session, and return it with its number of shared blocks."""
+        # A first turn shares with other prompts, a later turn with the turn before.
         size = self._model.block_tokens
         turn = session.next
         if turn is None:

@@ -108,15 +108,18 @@ def measure(
     output_tokens: int | None,
 ) -> Latency:
     """Apply the definitions. `output_tokens` is N, None if the server did not count."""
+    # Split the lag into its two causes.
     at = events.at_s
     lag_s = max(0.0, sent_s - intended_s)
     cap_wait_s = min(max(0.0, cap_wait_s), lag_s)
+    # With one token in each event, ITL equals ICL.
     gaps = array("d", map(sub, at[1:], at))
     single = events.estimated and events.counted == len(at)
     first = at[0] if at else None
     last = at[-1] if at else None
     total = output_tokens if output_tokens is not None else events.counted
     after_first = total - (1 if single else events.tokens[0]) if at else 0
+    # TPOT leaves out the tokens of the first event.
     tpot = None
     if first is not None and last is not None and after_first > 0 and gaps:
         tpot = (last - first) / after_first

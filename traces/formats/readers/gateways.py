@@ -30,9 +30,11 @@ def _openai_log(options: ReadOptions) -> ParseRow:
     """Read request and response objects under their usual names, or a row that is the body."""
 
     def parse(row: SourceRow) -> Ended:
+        # Leave out requests that generate no text.
         path = row.text("path", "url", "endpoint", "request.path", "request.url") or ""
         if any(word in path for word in NO_TEXT):
             raise NotARequestError(f"requests to {path.partition('?')[0]}, which generates no text")
+        # The request, and the answer.
         body = row.object("request.body", "request_body", "kwargs", "body", "request") or row.values
         answer = decoded(
             row.get("response.body", "response_body", "response", "completion", "output")
@@ -40,16 +42,19 @@ def _openai_log(options: ReadOptions) -> ParseRow:
         fields = of_body(body, options)
         if body is row.values:
             fields.pop("parameters", None)  # the log's own columns, not fields of the body
+        # A gateway sends an HTML page when the server is down.
         status = row.whole_or(None, "status", "status_code", "response.status_code",
                               "response.status") if _is_code(row) else None  # fmt: skip
         if isinstance(answer, str) and is_html(answer):
             status = status if status is not None and status >= 400 else 502
         fields["status"] = status
+        # Names: tenant, request and session.
         fields["tenant"] = fields.get("tenant") or row.text(
             "user", "user_id", "tenant", "api_key_id"
         )
         name = row.text("request_id", "id", "response.id") or f"request-{row.number}"
         fields["session"] = row.text("session_id", "conversation_id", "thread_id", "session")
+        # Logged counts are better than counts of text.
         usage = usage_of(row, *USAGES)
         request = build(
             row,
@@ -74,15 +79,18 @@ def _litellm(options: ReadOptions) -> ParseRow:
     """Read rows of LiteLLM_SpendLogs, or the standard logging payload of its callbacks."""
 
     def parse(row: SourceRow) -> Ended:
+        # Leave out calls that generate no text.
         kind = row.text("call_type") or "completion"
         if any(word in kind for word in NO_TEXT):
             raise NotARequestError(f"calls of type {kind}, which generates no text")
+        # The request is in the body, or the messages have a column.
         body = row.object("proxy_server_request.body", "proxy_server_request", "model_parameters")
         fields = of_body(body, options)
         messages = decoded(row.get("messages"))
         if isinstance(messages, list) and messages:
             fields["messages"] = message_list(messages)
             fields.pop("text", None)
+        # Outcome and names.
         failed = row.get("status") == "failure" or row.get("exception") is not None
         code = row.get("error_information.error_code", "metadata.error_information.error_code")
         fields["status"] = int(code) if str(code or "").isdecimal() else 500 if failed else None
@@ -92,6 +100,7 @@ def _litellm(options: ReadOptions) -> ParseRow:
         fields["model"] = row.text("model_group", "model") or fields.get("model")
         fields["session"] = row.text("session_id", "litellm_session_id", "trace_id")
         name = row.text("request_id", "id") or f"litellm-{row.number}"
+        # Logged counts are better than counts of text.
         usage = usage_of(row)
         request = build(
             row,
@@ -128,6 +137,7 @@ def _langfuse(options: ReadOptions) -> ParseRow:
         kind = row.text("type") or "GENERATION"
         if kind != "GENERATION":
             raise NotARequestError(f"observations of type {kind}")
+        # The prompt is a body, a list of messages or text.
         fields = of_body(row.object("model_parameters", "modelParameters"), options)
         prompt = decoded(row.get("input"))
         if isinstance(prompt, dict):
@@ -136,11 +146,13 @@ def _langfuse(options: ReadOptions) -> ParseRow:
             fields["messages"] = message_list(prompt)
         elif isinstance(prompt, str):
             fields["text"] = prompt
+        # Names and outcome, in the spelling of exports and of the API.
         name = row.text("id") or f"langfuse-{row.number}"
         fields["session"] = row.text("session_id", "sessionId", "trace_id", "traceId")
         fields["tenant"] = row.text("user_id", "userId")
         fields["model"] = row.text("provided_model_name", "providedModelName", "model")
         fields["status"] = 500 if row.get("level") == "ERROR" else None
+        # Logged counts are better than counts of text.
         usage = usage_of(row, "usage_details", "usageDetails", "usage")
         request = build(
             row,

@@ -178,6 +178,7 @@ def _request(
     """Make a request. `place` is the number of the session, and the request's number in it."""
     row, (number, index) = call.row, place
     input_tokens = whole_number(row, "in", least=1)
+    # The ids are of full blocks only.
     ids = row.get("hash_ids")
     full = input_tokens // block_tokens
     if not isinstance(ids, list) or len(ids) != full:
@@ -188,6 +189,7 @@ def _request(
         )
     if any(type(block) is not int or not 0 <= block < _IDS_PER_SESSION // 2 for block in ids):
         raise RowError(f"request {name}: hash_ids must be whole numbers from 0 to 2^31")
+    # Shift the ids into the range of this session.
     base = number * _IDS_PER_SESSION
     blocks = [interned.setdefault(block, base + block) for block in ids]
     if input_tokens % block_tokens:

@@ -102,6 +102,7 @@ def _prompts(options: ReadOptions) -> ParseRow:
             if not isinstance(text, str):
                 raise RowError("no prompt; name its column with --map text=COLUMN")
             fields["text"] = text
+        # The answer: its text, or only its length.
         answer = row.get("output", "answer", "response", "completion")
         output = row.whole_or(
             None, "output_tokens", "output_tokens_count", "output_len", "output_length",
@@ -134,6 +135,7 @@ def _aiperf_turns(options: ReadOptions) -> ParseRow:
     def parse(row: SourceRow) -> Iterator[TraceRequest]:
         session = row.text("session_id")
         turns = row.get("turns") or [row.values]
+        # Each turn is a request. Its prompt is the history so far.
         history: list[dict[str, Any]] = []
         parent, start_s = None, None
         for index, turn in enumerate(turns):

@@ -49,10 +49,12 @@ def _vllm(options: ReadOptions) -> ParseRow:
         match = VLLM.search(str(row.get("line")))
         if match is None:
             raise NotARequestError("lines that are no received request")
+        # The log has month and day, so a jump back is a new year.
         day = int(match["month"]), int(match["day"])
         if day < last and last[0] - day[0] > 6:
             year += 1  # the log goes on after New Year
         last = day
+        # The prompt: token ids, or text, which has more.
         values: dict[str, Any] = _params(match["params"])
         input_tokens = None
         if match["ids"] not in ("None", "[]"):
@@ -245,9 +247,11 @@ def _dynamo(options: ReadOptions) -> ParseRow:
         if kind != "request_end":
             raise NotARequestError(f"records of type {kind}")
         arrival_s = _received(row)
+        # Lengths and blocks.
         size = row.whole_or(0, "request.replay.trace_block_size") or 512
         tokens = row.whole("request.replay.input_length", "request.input_tokens", least=1)
         hashes = row.get("request.replay.input_sequence_hashes")
+        # The turn before, or for the first turn of a sub-agent the turn that started it.
         session = row.text("agent_context.session_id")
         name = row.text("request.request_id") or f"dynamo-{row.number}"
         before = last.get(session) if session else None

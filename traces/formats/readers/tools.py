@@ -108,6 +108,7 @@ def _aiperf(options: ReadOptions) -> ParseRow:
     def parse(row: SourceRow) -> TraceRequest:
         if row.get("metadata.benchmark_phase") == "warmup":
             raise NotARequestError("warm-up requests")
+        # Turns of a conversation follow one another.
         session = row.text("metadata.x_correlation_id", "metadata.conversation_id")
         turn = row.whole_or(0, "metadata.turn_index") or 0
         name = row.text("metadata.x_request_id") or f"aiperf-{row.number}"

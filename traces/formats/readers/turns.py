@@ -107,6 +107,7 @@ class _MooncakeSessions:
             arrival_s = before.last.arrival_s + (think_s or 0.0)
         else:
             arrival_s = self._last_s
+        # The prompt, without its body's limit: the row has the length of the answer.
         values = self._prompt(row)
         values.pop("output_tokens", None)
         waits = row.get("wait_for") or ()
