@@ -35,7 +35,7 @@ class RowError(ValueError):
 SHAPE_ERRORS: Final = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError,
                        RecursionError)  # fmt: skip
 """Raised by a reader that meets a list where its format has text, and the like. A reader, also one
-of a plug-in, gets whatever JSON holds; the callers of readers turn these errors into RowErrors."""
+of a plug-in, gets any JSON value. The callers of readers turn these errors into RowErrors."""
 
 
 def shape_error(error: Exception) -> RowError:
@@ -169,7 +169,7 @@ class SourceRow:
         """Read a point in time: seconds from any fixed origin.
 
         Args:
-            unit: s, ms, us or ns for numbers; iso8601 for dates; auto finds it in the first row.
+            unit: s, ms, us or ns for numbers, iso8601 for dates. auto finds it in the first row.
 
         Raises:
             RowError: the value is not a time, or its unit or kind of time zone differs from the

@@ -32,7 +32,7 @@ class TraceRequest:
         tenant: customer the request is billed to.
         document: document the prompt is about.
         service_class: how urgent it is: interactive, standard (also when None) or batch.
-        parent: id of the turn before, which is earlier in the trace; this prompt extends its prompt
+        parent: id of the turn before, which is earlier in the trace. This prompt extends its prompt
             and answer.
         waits_for: ids of other earlier requests whose answers come first. A turn waits for the
             last requests of its sub-agents. The first request of a sub-agent waits for the turn

@@ -4,9 +4,9 @@ Each profile is a Poisson process with a known rate at every moment. Unit-rate a
 through the inverse of the integrated rate (E. Cinlar, Introduction to Stochastic Processes, 1975,
 4.7).
 
-    onoff:ON/OFF        Poisson for ON, no arrival for OFF, and so on; --rate is the mean
+    onoff:ON/OFF        Poisson for ON, no arrival for OFF, and so on. --rate is the mean
     ramp:A-B/TIME       from A to B requests a second within TIME, then B
-    steps:A,B,.../TIME  A requests a second for TIME, then B, ...; ends after the last
+    steps:A,B,.../TIME  A requests a second for TIME, then B, ... and ends after the last
     diurnal:PEAK/TIME   a sine with period TIME and a peak of PEAK times (1 to 2) the mean
 """
 

@@ -96,7 +96,7 @@ class TraceSource:
             self._rows = trace
         elif trace.is_file():
             self._path = trace
-        else:  # standard input and pipes can be read only once; a missing file fails here
+        else:  # standard input and pipes can be read only once, and a missing file fails here
             reader = open_trace(trace, format_name=format_name, skip_bad=skip_bad)
             self._rows = list(reader)
             self._skipped = reader.skipped

@@ -29,7 +29,7 @@ def cache_warnings(
     """Make the `warnings` of a run's summary: one line if the caches were warm, else no line.
 
     Args:
-        sent: number of requests sent, the first ones of `source`.
+        sent: number of requests sent, the first requests of `source`.
         input_tokens: the trace's count of the prompts whose tokens the servers counted.
     """
     prompt, cached = summary["prompt_tokens"], summary["cached_tokens"]

@@ -1,6 +1,6 @@
 """Add up the rows of a run and make its `summary.json` at the end.
 
-Pure: rows and histograms in, one dict out. Every percentile comes from a HdrHistogram; undefined
+Pure: rows and histograms in, one dict out. Every percentile is from a HdrHistogram. Undefined
 values are null, never 0. `analysis` compares runs by these keys alone. A percentile is there from
 the first sample on. Code that prints a percentile must check `is_firm` first.
 """
@@ -122,7 +122,7 @@ class RunTotals:
         self._missing: Counter[str] = Counter()
         self._prompt_tokens = 0
         self._cached_tokens = 0
-        self._done_prompt_tokens = self._done_output_tokens = 0  # of completed requests
+        self._done_prompt_tokens = self._done_output_tokens = 0  # completed requests only
         self._cached_known = False
         # The trace's count of the prompts whose tokens `_prompt_tokens` counts.
         self.counted_input_tokens = 0

@@ -115,7 +115,7 @@ def guess(path: str | Path) -> Mapping:
     """Guess the mapping of a table from names and values of its first rows.
 
     Raises:
-        InputError: no column can be a time or a prompt; the message lists the columns.
+        InputError: no column can be a time or a prompt. The message lists the columns.
     """
     refuse_totals(path)
     columns = sample(path)
