@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from forebay.traces.errors import InputError
 
-# Names become response headers, metric labels and histogram tags, where none needs quoting.
+# Names become response headers, metric labels and histogram tags, where no name needs quotes.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -25,7 +25,7 @@ DEFAULT_BUCKETS = (LengthBucket("chat", 5_000), LengthBucket("document", 131_072
 
 
 def bucket_of(tokens: int, buckets: Sequence[LengthBucket] = DEFAULT_BUCKETS) -> str | None:
-    """Return the name of the first bucket that fits `tokens`; None if no bucket does.
+    """Return the name of the first bucket that fits `tokens`, or None.
 
     `buckets` are in ascending order of `up_to`, as `parse_buckets` ensures.
     """

@@ -1,11 +1,11 @@
-"""Define the one exception for bad input, and what makes its text safe to print."""
+"""Define the only exception for bad input, and make its text safe to print."""
 
 
 class InputError(Exception):
     """Input that cannot be used.
 
     The message names the file, line or option, and the fix. Commands print it as one line and exit
-    with status 2. Its text has no control characters, whatever a file or its name holds.
+    with status 2. Its text has no control characters, even if a file or its name has some.
     """
 
     def __str__(self) -> str:
@@ -13,9 +13,10 @@ class InputError(Exception):
 
 
 def escaped(text: str) -> str:
-    """Escape what a terminal would act on or cannot show, such as ESC and half a surrogate pair."""
+    """Escape characters that a terminal obeys or cannot show, such as ESC or a lone surrogate."""
     if text.isprintable():
         return text
     return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
     )

@@ -1,7 +1,7 @@
-"""Hold one row of a table: its values by column, read as whole numbers, times or text.
+"""Read one row of a table: its values by column, as whole numbers, times or text.
 
-A reader of a format sees rows only. A value that is wrong names its column. The unit of time and
-the kind of time zone are the same in all rows of a file.
+A reader of a format gets rows only. The error of a wrong value names its column. The unit of time
+and the kind of time zone are the same in all rows of a file.
 """
 
 import re
@@ -21,10 +21,10 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 
 
 class RowError(ValueError):
-    """An error in one row, with its fix; the reader adds file and line.
+    """An error in one row, with its fix. The reader adds file and line.
 
     A `fatal` error (a wrong header) concerns the whole file and cannot be skipped. Long words are
-    shortened, for they come from the file.
+    shortened, because they are from the file.
     """
 
     def __init__(self, what: str, *, fatal: bool = False) -> None:
@@ -35,7 +35,7 @@ class RowError(ValueError):
 SHAPE_ERRORS: Final = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError,
                        RecursionError)  # fmt: skip
 """Raised by a reader that meets a list where its format has text, and the like. A reader, also one
-of a plug-in, gets whatever JSON holds; the callers of readers turn these errors into RowErrors."""
+of a plug-in, gets any JSON value. The callers of readers turn these errors into RowErrors."""
 
 
 def shape_error(error: Exception) -> RowError:
@@ -47,20 +47,20 @@ def shape_error(error: Exception) -> RowError:
 
 
 class NotARequestError(Exception):
-    """A row that is no LLM request, such as a health check; the reader counts it by its reason."""
+    """A row that is not an LLM request, such as a health check. The reader counts it by reason."""
 
 
 @dataclass(slots=True)
 class FileFacts:
-    """Properties of one file that its rows share, found on the way.
+    """Properties of one file that its rows share, filled in while it is read.
 
     Attributes:
         path: the file as given.
         decimal_comma: numbers may be written as 0,5 (CSV with semicolons).
         units: the unit of each column of times, as its first row has it.
-        zoned: whether times carry a UTC offset, once one was seen.
-        notes: what is not kept or not known of some rows, with the number of rows.
-        last_input_tokens: prompt length of the last row that tells it.
+        zoned: True if times have a UTC offset, None before the first time.
+        notes: missing or dropped values, each with its number of rows.
+        last_input_tokens: prompt length of the last row that has it.
     """
 
     path: str = ""
@@ -76,8 +76,8 @@ class SourceRow:
 
     Attributes:
         number: line or index in the file, from 1.
-        values: the columns; for a line of text, its one column is `line`.
-        facts: of the whole file.
+        values: the columns. A line of text has the one column `line`.
+        facts: properties of the whole file.
     """
 
     __slots__ = ("facts", "number", "values")
@@ -92,12 +92,12 @@ class SourceRow:
         return SourceRow(self.number, values, self.facts)
 
     def inside(self, column: str) -> "SourceRow":
-        """Return the object under `column` as a row, or this row if there is none."""
+        """Return the object under `column` as a row, or this row if it has no such object."""
         value = self.values.get(column)
         return self.with_values(value) if isinstance(value, dict) else self
 
     def note(self, what: str) -> None:
-        """Say what is not kept or known of this row; the command prints it with the number."""
+        """Count a missing or dropped value, which the command prints with its number of rows."""
         self.facts.notes[what] += 1
 
     def get(self, *columns: str) -> Any:
@@ -111,14 +111,14 @@ class SourceRow:
         return None
 
     def required(self, *columns: str) -> Any:
-        """Return what `get` does; RowError if there is nothing."""
+        """Return the value that `get` returns (RowError: no value)."""
         value = self.get(*columns)
         if value is None:
             raise RowError(f"{columns[0]}: no such column in this row, or nothing in it")
         return value
 
     def whole(self, *columns: str, least: int = 0) -> int:
-        """Read a whole number of `least` or more; RowError if there is none."""
+        """Read a whole number of `least` or more (RowError: another value, or no value)."""
         value = self.values.get(columns[0])
         if type(value) is int and value >= least:  # nearly always: long traces take less time
             return value
@@ -136,11 +136,11 @@ class SourceRow:
         )
 
     def whole_or(self, default: int | None, *columns: str, least: int = 0) -> int | None:
-        """As `whole`, with `default` where no column has a value."""
+        """Read a whole number like `whole`, or return `default` if no column has a value."""
         return default if self.get(*columns) is None else self.whole(*columns, least=least)
 
     def number_of(self, *columns: str) -> float:
-        """Read a finite number; RowError if there is none."""
+        """Read a finite number (RowError: another value, or no value)."""
         value = self.required(*columns)
         if type(value) is str:
             text = value.strip()
@@ -152,27 +152,28 @@ class SourceRow:
         raise RowError(f"{_named(self, columns)}: {shown(value)} is not a number")
 
     def seconds(self, *columns: str, unit: str = "s") -> float:
-        """Read a time or duration of 0 or more, in `unit`; returns seconds."""
-        found: Any = self.values.get(columns[0])
-        if type(found) in (int, float) and 0 <= found < inf:
-            return _in_seconds(float(found), unit)
-        found = self.required(*columns)
+        """Read a time or duration of 0 or more in `unit`, and return seconds."""
+        raw: Any = self.values.get(columns[0])
+        if type(raw) in (int, float) and 0 <= raw < inf:
+            return _in_seconds(float(raw), unit)
+        raw = self.required(*columns)
         try:
             value = self.number_of(*columns)
         except RowError:
             value = -1.0
         if value < 0:
-            raise RowError(f"{_named(self, columns)}: {shown(found)} is not a time of 0 or more")
+            raise RowError(f"{_named(self, columns)}: {shown(raw)} is not a time of 0 or more")
         return _in_seconds(value, unit)
 
     def moment(self, *columns: str, unit: str = "auto") -> float:
         """Read a point in time: seconds from any fixed origin.
 
         Args:
-            unit: s, ms, us or ns for numbers; iso8601 for dates; auto finds it in the first row.
+            unit: s, ms, us or ns for numbers, iso8601 for dates. auto finds it in the first row.
 
         Raises:
-            RowError: neither, or another unit or kind of time zone than in the rows before.
+            RowError: the value is not a time, or its unit or kind of time zone differs from the
+                rows before.
         """
         value = self.required(*columns)
         column = _named(self, columns)
@@ -189,12 +190,12 @@ class SourceRow:
         return _in_seconds(number, unit if unit in UNITS else self._unit(column, number))
 
     def text(self, *columns: str) -> str | None:
-        """Return the first of `columns` as text, None if there is none."""
+        """Return the first of `columns` that has a value as text, or None."""
         value = self.get(*columns)
         return None if value is None else value if type(value) is str else str(value)
 
     def object(self, *columns: str) -> dict[str, Any]:
-        """Return the first of `columns` that is an object or the JSON of one, else {}."""
+        """Return the first of `columns` that is an object or its JSON, else {}."""
         for column in columns:
             value = decoded(self.get(column))
             if isinstance(value, dict):
@@ -214,12 +215,12 @@ class SourceRow:
         return (when if zoned else when.replace(tzinfo=UTC)).timestamp()
 
     def _unit(self, column: str, number: float) -> str:
-        """Find the unit of an epoch time, which must be that of the rows before."""
-        found = unit_of(number)
-        before = self.facts.units.setdefault(column, found)
-        if found != before and (number > 1e8 or "s" not in (found, before)):
+        """Return the unit of an epoch time (RowError: another unit than in the rows before)."""
+        unit = unit_of(number)
+        before = self.facts.units.setdefault(column, unit)
+        if unit != before and (number > 1e8 or "s" not in (unit, before)):
             raise RowError(
-                f"{column}: {number:.15g} looks like {found}, the rows before are in {before}; "
+                f"{column}: {number:.15g} looks like {unit}, the rows before are in {before}; "
                 "convert them to one unit"
             )
         return before
@@ -240,7 +241,7 @@ def decoded(value: Any) -> Any:
 
 
 def unit_of(number: float) -> str:
-    """Tell the unit of an epoch time by its size; a smaller number is seconds."""
+    """Return the unit of an epoch time by its size. A smaller number is seconds."""
     for unit, least in (("ns", 1e17), ("us", 1e14), ("ms", 1e11)):
         if abs(number) >= least:
             return unit
@@ -248,7 +249,7 @@ def unit_of(number: float) -> str:
 
 
 class _ShortRepr(Repr):
-    """Writes any value in a line, however long its numbers are and however deep it is nested."""
+    """Writes any value in one line, even with long numbers or deep nesting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -272,7 +273,7 @@ def shown(value: object) -> str:
 
 
 def _named(row: SourceRow, columns: tuple[str, ...]) -> str:
-    return next((one for one in columns if row.get(one) is not None), columns[0])
+    return next((column for column in columns if row.get(column) is not None), columns[0])
 
 
 def _dotted(values: Any, path: str) -> Any:

@@ -13,7 +13,7 @@ class TraceRequest:
 
     The prompt is `text`, or the chat `messages`, or `blocks`: ids of runs of `block_tokens` tokens.
     Ids are prefix-chained: two prompts share exactly the tokens of their equal leading ids. The
-    last block has the remaining tokens of `input_tokens`. With none of them, only the lengths are
+    last block has the remaining tokens of `input_tokens`. Without all three, only the lengths are
     known and the prompt shares nothing. A prompt is always whole: a later turn holds its history.
 
     A request with `parent` or `waits_for` is due `think_s` after the last of their answers. If
@@ -32,15 +32,16 @@ class TraceRequest:
         tenant: customer the request is billed to.
         document: document the prompt is about.
         service_class: how urgent it is: interactive, standard (also when None) or batch.
-        parent: id of the turn before, which is earlier in the trace; this prompt extends its prompt
+        parent: id of the turn before, which is earlier in the trace. This prompt extends its prompt
             and answer.
-        waits_for: ids of other earlier requests whose answers come first: the last ones of
-            sub-agents, or for the first one of a sub-agent the turn that started it.
-        think_s: seconds from the last answer it waits for to this request, of a user or a tool.
-        messages: the messages of the chat API, as they were sent.
-        tools: the tools that were sent with them.
-        model: the model that was asked for.
-        stream: False if the answer was asked for in one piece.
+        waits_for: ids of other earlier requests whose answers come first. A turn waits for the
+            last requests of its sub-agents. The first request of a sub-agent waits for the turn
+            that started it.
+        think_s: seconds from the last answer it waits for to this request: time of a user or tool.
+        messages: the messages of the chat API, as the client sent them.
+        tools: the tools in the same request.
+        model: the model that the client named.
+        stream: False if the client wanted the answer in one piece.
         parameters: other fields of the request body: `stop`, `temperature`, `response_format`, ...
         deadline_s: seconds after arrival when the client gave up, or would have.
         status: HTTP status of the original answer, or None if it is not known.

@@ -76,14 +76,14 @@ def run_text(block_ids: tuple[int, ...], tokens: int, salt: str) -> bytes:
     """Make the text of several blocks of `tokens` tokens each, which prompts share."""
     global _made
     _made += 1
-    return b"".join(block_text(one, tokens, salt) for one in block_ids)
+    return b"".join(block_text(block, tokens, salt) for block in block_ids)
 
 
 _made = 0
 
 
 def texts_made() -> int:
-    """Return how often a text was not in a cache so far."""
+    """Return the number of texts made so far, without texts from a cache."""
     return _made
 
 
@@ -107,17 +107,17 @@ def prompt_text(request: TraceRequest, salt: str) -> str:
             f"request {request.id!r}: {len(request.blocks)} blocks of {full} tokens do not make "
             f"{request.input_tokens} tokens"
         )
-    parts = [block_text(one, full, salt) for one in islice(request.blocks, last)]
+    parts = [block_text(block, full, salt) for block in islice(request.blocks, last)]
     parts.append(block_text(request.blocks[last], tail, salt))
     return b"".join(parts).decode("ascii")
 
 
 def messages_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return what the model reads of a chat, without the template of the model.
+    """Return the text of a chat that a model reads, without the model's template.
 
     Equal leading messages give equal leading text, so this text finds shared prefixes.
     """
-    return "".join(f"{one.get('role', '')}: {_content_text(one)}\n" for one in messages)
+    return "".join(f"{message.get('role', '')}: {_content_text(message)}\n" for message in messages)
 
 
 def _content_text(message: Mapping[str, Any]) -> str:
@@ -136,12 +136,12 @@ def _content_text(message: Mapping[str, Any]) -> str:
 
 
 def shared_text(request: TraceRequest) -> str | None:
-    """Return the text of the prompt if the trace holds it: `text` or `messages`."""
+    """Return the text of the prompt if the trace has it: `text` or `messages`."""
     return messages_text(request.messages) if request.messages is not None else request.text
 
 
 def _expand(kind: bytes, name: bytes, count: int, salt: str) -> bytes:
-    """Make at least `count` bytes from `name` and `salt`; `kind` separates blocks and requests."""
+    """Make at least `count` bytes from `name` and `salt`. `kind` separates uses."""
     key = _key(salt)
     chunks = range(-(-max(count, 0) // 64))
     return b"".join(

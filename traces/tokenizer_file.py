@@ -15,15 +15,18 @@ if TYPE_CHECKING:
     import tiktoken
 
 FILE = "tokenizer.json"
-GPT2 = (  # what a ByteLevel pre-tokenizer splits by, unless the file has a pattern of its own
+GPT2 = (  # the pattern of a ByteLevel pre-tokenizer, unless the file has a pattern of its own
     r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 )
 
 
 def read_tokenizer(path: Path) -> "tuple[tiktoken.Encoding, bool]":
-    """Read a tokenizer.json, or the folder of one; raises InputError.
+    """Read a tokenizer.json, or the file of that name in a folder.
 
-    Returns the encoding, and whether texts are normalised to NFC before.
+    Returns the encoding, and True if texts are normalised to NFC first.
+
+    Raises:
+        InputError: the file cannot be read, or is not a byte-level BPE.
     """
     import tiktoken
 
@@ -31,7 +34,7 @@ def read_tokenizer(path: Path) -> "tuple[tiktoken.Encoding, bool]":
     try:
         body = json.loads(file.read_bytes())
         ranks, levels = dict[str, int](body["model"]["vocab"]), _steps(body["pre_tokenizer"])
-        made = [ranks.get(whole, -1) for whole in _merged(body["model"]["merges"])]
+        merge_ranks = [ranks.get(whole, -1) for whole in _merged(body["model"]["merges"])]
     except OSError as error:
         raise InputError(f"--tokens {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -39,10 +42,10 @@ def read_tokenizer(path: Path) -> "tuple[tiktoken.Encoding, bool]":
     normal = body.get("normalizer")
     if normal not in (None, {"type": "NFC"}) or not any(s["type"] == "ByteLevel" for s in levels):
         raise _refused(path)
-    if any(later < earlier for earlier, later in pairwise([0, *made])):
+    if any(later < earlier for earlier, later in pairwise([0, *merge_ranks])):
         raise _refused(path)  # merges are not in the order of ids
     try:
-        plain = _in_bytes(ranks, {one["content"] for one in body.get("added_tokens", ())})
+        plain = _in_bytes(ranks, {token["content"] for token in body.get("added_tokens", ())})
         encoding = tiktoken.Encoding(
             str(path), pat_str=_pattern(levels), mergeable_ranks=plain, special_tokens={}
         )
@@ -52,10 +55,10 @@ def read_tokenizer(path: Path) -> "tuple[tiktoken.Encoding, bool]":
 
 
 def _in_bytes(ranks: dict[str, int], added: set[str]) -> dict[bytes, int]:
-    """The vocabulary as byte strings, without added tokens; raises KeyError for other letters."""
+    """Return the vocabulary as byte strings, without added tokens (KeyError: other letters)."""
     letters = {letter: byte for byte, letter in enumerate(_letters())}
     return {
-        bytes(letters[one] for one in token): rank
+        bytes(letters[letter] for letter in token): rank
         for token, rank in ranks.items()
         if token not in added
     }
@@ -69,16 +72,20 @@ def _refused(path: Path) -> InputError:
 
 
 def _merged(merges: list[str | list[str]]) -> list[str]:
-    """The token that each merge makes; older files have `a b`, newer ones `["a", "b"]`."""
-    return [one.replace(" ", "") if isinstance(one, str) else "".join(one) for one in merges]
+    """Return the token that each merge makes. Older files have `a b`, newer files `["a", "b"]`."""
+    return [
+        merge.replace(" ", "") if isinstance(merge, str) else "".join(merge) for merge in merges
+    ]
 
 
-def _steps(given: dict[str, Any]) -> list[dict[str, Any]]:
-    return given["pretokenizers"] if given["type"] == "Sequence" else [given]
+def _steps(pre_tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
+    return (
+        pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
+    )
 
 
 def _pattern(levels: list[dict[str, Any]]) -> str:
-    """The pattern of the file, or that of ByteLevel; raises ValueError for several."""
+    """Return the file's pattern, else ByteLevel's (ValueError: several patterns)."""
     splits = [step["pattern"]["Regex"] for step in levels if step["type"] == "Split"]
     if len(splits) > 1 or any(step["type"] not in ("Split", "ByteLevel") for step in levels):
         raise ValueError("other splits")
@@ -86,7 +93,7 @@ def _pattern(levels: list[dict[str, Any]]) -> str:
 
 
 def _letters() -> list[str]:
-    """The letter that stands for each byte in the vocabulary, as GPT-2 chose them."""
+    """Return the letter that stands for each byte in the vocabulary, as GPT-2 chose them."""
     shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in shown else chr(next(others)) for byte in range(256)]

@@ -46,7 +46,7 @@ _SAME_VOCABULARY = {"o200k_harmony": "o200k_base", "p50k_edit": "p50k_base"}
 
 
 class TokenCounter(Protocol):
-    """Counts tokens of text; `name` is the method, `exact` is False for an estimate."""
+    """Counts tokens of text. `name` is the method, and `exact` is False for an estimate."""
 
     @property
     def name(self) -> str: ...
@@ -58,7 +58,7 @@ class TokenCounter(Protocol):
 
 
 class ByteEstimate:
-    """Counts four UTF-8 bytes as a token, as the simulated engine does; close for English prose."""
+    """Counts four UTF-8 bytes as a token, like the simulated engine. It is close for English."""
 
     exact = False
 
@@ -73,7 +73,7 @@ class ByteEstimate:
 
 
 class VocabularyCount:
-    """Counts with tiktoken and a local vocabulary; special-token text counts as plain text."""
+    """Counts with tiktoken and a local vocabulary. Special tokens count as plain text."""
 
     exact = True
 
@@ -85,9 +85,9 @@ class VocabularyCount:
         return len(self._tokens(text))
 
     def head(self, text: str, tokens: int) -> str:
-        kept = self._tokens(text)[: max(tokens, 0)]
-        # A token may end inside a character: leave out the incomplete one.
-        return self._encoding.decode(kept, errors="ignore")
+        ids = self._tokens(text)[: max(tokens, 0)]
+        # A token may end inside a character: leave out the incomplete character.
+        return self._encoding.decode(ids, errors="ignore")
 
     def _tokens(self, text: str) -> list[int]:
         return self._encoding.encode_ordinary(normalize("NFC", text) if self._nfc else text)
@@ -96,8 +96,11 @@ class VocabularyCount:
 def counter(model_or_encoding: str = DEFAULT_ENCODING) -> TokenCounter:
     """Make the counter for an encoding, a model of tiktoken, a tokenizer.json, or `estimate`.
 
-    A path is the file or its folder; raises InputError if it is of another kind. Without a local
-    vocabulary it is the estimate, with the reason in its name.
+    A path names the file or its folder. Without a local vocabulary, the counter is the estimate,
+    and its name has the reason.
+
+    Raises:
+        InputError: the tokenizer.json is not a byte-level BPE.
     """
     if model_or_encoding == "estimate":
         return ByteEstimate()
@@ -149,7 +152,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _load(encoding: str, folder: Path) -> "tiktoken.Encoding":
-    """Load the encoding from `folder`; tiktoken reads the folder from the environment only."""
+    """Load the encoding from `folder`, which tiktoken reads from the environment only."""
     import tiktoken
 
     before = os.environ.get("TIKTOKEN_CACHE_DIR")

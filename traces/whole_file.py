@@ -1,6 +1,6 @@
 """Write files completely or not at all, never over existing ones unless asked.
 
-Beside a trace `T.jsonl`, `T.jsonl.meta.json` records the command's settings, seed and counts,
+Next to a trace `T.jsonl`, `T.jsonl.meta.json` records the command's settings, seed and counts,
 enough to make the trace again. A trace on standard output has no such file.
 """
 
@@ -24,7 +24,7 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
     (`-`), pipes and devices are written to directly.
 
     Raises:
-        InputError: the file cannot be written, such as to a disk that is full.
+        InputError: the file cannot be written, for example because the disk is full.
     """
     if str(path) == "-":
         yield sys.stdout.buffer
@@ -50,7 +50,7 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def is_stream(path: str | Path) -> bool:
-    """Tell whether `path` is standard output (`-`), a pipe or a device."""
+    """True if `path` is standard output (`-`), a pipe or a device."""
     return str(path) == "-" or (Path(path).exists() and not Path(path).is_file())
 
 
@@ -75,7 +75,7 @@ def refuse_existing(paths: Iterable[str | Path], *, force: bool) -> None:
 
 
 def write_meta(trace: str, facts: dict[str, Any]) -> None:
-    """Write `facts` beside `trace`, unless it is standard output, a pipe or a device."""
+    """Write `facts` next to `trace`, unless that is standard output, a pipe or a device."""
     if not is_stream(trace):
         with whole_file(meta_path(trace)) as file:
             file.write(json_bytes(facts))

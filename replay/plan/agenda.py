@@ -1,8 +1,8 @@
-"""Plan turns that wait for answers: which request is due when, as answers come in. Pure.
+"""Plan turns that wait for answers: which request is due when, as answers arrive. Pure.
 
-A request without `parent` and `waits_for` is a root: its due time comes from the schedule. Any
-other is due `think_s` after the last of the answers it waits for. Without `think_s` it keeps its
-distance from its root in the trace, but comes after these answers. A turn whose predecessor was
+A request without `parent` and `waits_for` is a root: the schedule sets its due time. Any other
+request is due `think_s` after the last of the answers it waits for. Without `think_s` it keeps its
+distance from its root in the trace, but is due after these answers. A turn whose predecessor was
 rejected or failed is still sent: a service must not look better because it answers fewer.
 """
 
@@ -20,8 +20,8 @@ class Turn:
 
     Attributes:
         root: index of the request whose due time the schedule sets.
-        missing: answers that have not come.
-        after_s: end of the last of them so far.
+        missing: number of answers that it still waits for.
+        after_s: end of the last answer so far.
     """
 
     root: int
@@ -35,9 +35,9 @@ class Agenda:
 
     Attributes:
         rows: the whole trace.
-        roots: indices of requests that wait for none, in order of arrival.
-        turns: the others, by index.
-        pace: how much faster than in the trace the roots come; think times stay as they are.
+        roots: indices of requests that wait for no answer, in order of arrival.
+        turns: the other requests, by index.
+        pace: factor of the rate of the roots in the trace. Think times stay the same.
     """
 
     rows: Sequence[TraceRequest]
@@ -50,7 +50,7 @@ class Agenda:
     _root_due_s: dict[int, float] = field(default_factory=dict)
 
     def start(self, root: int, due_s: float) -> None:
-        """Record when a root is due."""
+        """Record the due time of a root."""
         self._root_due_s[root] = due_s
 
     def followers(self, index: int) -> Sequence[int]:
@@ -58,18 +58,18 @@ class Agenda:
         return self._next.get(index, ())
 
     def ended(self, index: int, at_s: float) -> list[tuple[float, int]]:
-        """Record the end of an answer; returns the turns that are due now, with their times."""
-        found = []
+        """Record the end of an answer, and return the turns that are due now, with their times."""
+        due = []
         for follower in self._next.get(index, ()):
             turn = self.turns[follower]
             turn.missing -= 1
             turn.after_s = max(turn.after_s, at_s)
             if not turn.missing:
-                found.append((self._due_s(follower, turn), follower))
-        return found
+                due.append((self._due_s(follower, turn), follower))
+        return due
 
     def session_over(self, index: int) -> bool:
-        """Record that a request has ended; True if it was the last of all that its root began."""
+        """Record that a request has ended. True if it was the last request of its root."""
         root = self.root_of(index)
         self._left[root] = self._left.get(root, self._size[root]) - 1
         return not self._left[root]
@@ -87,25 +87,25 @@ class Agenda:
 
 
 def link(rows: Sequence[TraceRequest], name: str, *, lenient: bool = False) -> Agenda:
-    """Link the turns of `rows`; `name` is the trace, for messages.
+    """Link the turns of `rows`. `name` is the name of the trace, for messages.
 
     Args:
-        lenient: a row that waits for one that is not there does not wait for it.
+        lenient: ignore that a row waits for a row that is not there.
 
     Raises:
         InputError: a row waits for a request that is not earlier in the trace.
     """
     agenda, places = Agenda(rows), dict[str, int]()
     for index, row in enumerate(rows):
-        wanted = () if row.parent is None else (row.parent,)
+        parents = () if row.parent is None else (row.parent,)
         before = []
-        for one in dict.fromkeys((*wanted, *row.waits_for)):
-            place = places.get(one)
+        for identity in dict.fromkeys((*parents, *row.waits_for)):
+            place = places.get(identity)
             if place is not None:
                 before.append(place)
             elif not lenient:
                 raise InputError(
-                    f"{name}: row {index + 1} (id {row.id!r}) waits for {one!r}, which is no "
+                    f"{name}: row {index + 1} (id {row.id!r}) waits for {identity!r}, which is no "
                     "earlier row; sort the rows by arrival, or give --turns trace"
                 )
         places[row.id] = index

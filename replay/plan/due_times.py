@@ -1,4 +1,4 @@
-"""Plan the due times of a replay: of all requests, or of those whose turns wait for answers."""
+"""Plan the due times of a replay, for traces with and without turns that wait for answers."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,10 @@ def plan_schedule(
 ) -> tuple[Schedule, Agenda | None]:
     """Plan the due times of all requests, or of the roots of a trace whose turns wait.
 
-    A rate counts all requests; think times stay as they are. Raises InputError.
+    A rate counts all requests. Think times stay the same.
+
+    Raises:
+        InputError: a wrong option, or a trace that cannot be linked.
     """
     if not (scan.linked and options.turns == "wait"):
         return _schedule(options, scan.arrivals_s, options.rate_per_s), None

@@ -1,9 +1,9 @@
 """Put the answers that a server really gave into the history of later turns.
 
-A turn's prompt in the trace extends the prompt and the answer of the turn before. Here that answer
-is replaced by the real one: in chat messages it is the assistant's message behind the prompt, in a
-prompt of block ids the text between the last prompt and what the user or a tool added. A turn that
-does not extend the one before, as after a compaction, keeps the trace's prompt.
+A turn's prompt in the trace extends the prompt and the answer of the turn before. Here the real
+answer replaces it. In chat messages it is the assistant's message after the prompt. In a prompt of
+block ids it is the text between the last prompt and the new text of the user or a tool. A turn that
+does not extend the turn before, for example after a compaction, keeps the trace's prompt.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from forebay.traces.text import BYTES_PER_TOKEN, prompt_text
 
 
 class History:
-    """The prompts and answers that later turns need; others are dropped."""
+    """The prompts and answers that later turns need. Others are dropped."""
 
     def __init__(self, agenda: Agenda, salt: str) -> None:
         self._agenda = agenda
@@ -26,12 +26,12 @@ class History:
         self._answers: dict[int, str] = {}
 
     def ended(self, index: int, answer: str | None) -> None:
-        """Record the answer to a request; None if there was none."""
+        """Record the answer to a request, None if it got no answer."""
         if answer is not None and self._agenda.followers(index):
             self._answers[index] = answer
 
     def row_to_send(self, index: int) -> tuple[TraceRequest, bytes | None]:
-        """Return a row as it is to be sent, and the text of its prompt if that is not its own."""
+        """Return the row to send, and the text of its prompt if it is not the row's own."""
         row = self._agenda.rows[index]
         before = self._places.get(row.parent or "")
         answer = None if before is None else self._answers.get(before)

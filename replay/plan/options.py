@@ -1,4 +1,4 @@
-"""Define all options of a replay with their defaults, and check them; no I/O."""
+"""Define all options of a replay with their defaults, and check them, without I/O."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,22 +26,22 @@ class ReplayOptions:
 
     Attributes:
         trace: a file, or the requests themselves (in order of arrival).
-        targets: base URLs; several get requests in turn.
+        targets: base URLs. Several targets get requests in turn.
         out: folder of the run.
-        slos: None takes the defaults for these buckets.
-        ask_models: ask targets which models they serve; False accepts `model` unchecked, for
-            routers that list it under another name.
+        slos: latency targets. None uses the defaults for these buckets.
+        ask_models: ask targets for their models. False accepts `model` unchecked, for routers that
+            list it under another name.
         warmup: small unmeasured requests to each target beforehand.
         drain_timeout_s: time after the last arrival in which running answers may end.
         keys: API key of each tenant.
-        lengths: "exact": as many tokens as in the trace; "free": the model ends its answers.
-        turns: "wait": a turn is due after the answers it waits for; "trace": at its time.
-        history: of later turns: "trace": as it is there; "answers": with what the server answered.
+        lengths: "exact": answers have the lengths of the trace. "free": the model ends them.
+        turns: "wait": a turn is due after the answers it waits for. "trace": at its time.
+        history: later turns have the answers of the trace ("trace") or of the server ("answers").
         keep_answers: write the text of each complete answer to answers.jsonl.
         metrics: URLs of /metrics pages to sample each second into metrics.parquet.
-        think_s: time from an answer (or session) to the next one of a closed loop.
-        processes: that send, each a part of the sessions.
-        ray: address of a Ray cluster, each machine of which runs so many processes.
+        think_s: time from an answer (or session) to the next request of a closed loop.
+        processes: number of sending processes, each with a part of the sessions.
+        ray: address of a Ray cluster, on which each machine runs `processes` processes.
     """
 
     trace: Path | Sequence[TraceRequest]

@@ -1,12 +1,12 @@
-"""Arrivals whose rate changes with time: bursts, ramps, steps and days. Pure.
+"""Make arrivals whose rate changes with time: bursts, ramps, steps and days. Pure.
 
-Each is a Poisson process with a rate that is known at every moment. Unit-rate arrivals are mapped
+Each profile is a Poisson process with a known rate at every moment. Unit-rate arrivals are mapped
 through the inverse of the integrated rate (E. Cinlar, Introduction to Stochastic Processes, 1975,
 4.7).
 
-    onoff:ON/OFF        Poisson for ON, nothing for OFF, and so on; the mean is the rate asked for
+    onoff:ON/OFF        Poisson for ON, no arrival for OFF, and so on. --rate is the mean
     ramp:A-B/TIME       from A to B requests a second within TIME, then B
-    steps:A,B,.../TIME  A requests a second for TIME, then B, ...; ends after the last
+    steps:A,B,.../TIME  A requests a second for TIME, then B, ... and ends after the last
     diurnal:PEAK/TIME   a sine with period TIME and a peak of PEAK times (1 to 2) the mean
 """
 
@@ -18,7 +18,7 @@ from random import Random
 from forebay.traces.command_line.quantities import seconds
 from forebay.traces.errors import InputError
 
-CELLS = 1000  # of a period or ramp, within which the rate is taken as constant
+CELLS = 1000  # parts of a period or ramp, each with a constant rate
 FORMS = {
     "onoff": "onoff:10s/50s",
     "ramp": "ramp:1-10/5m",
@@ -29,7 +29,7 @@ FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class RateProfile:
-    """A rate over time; `times_s` are durations and `levels` rates, as the kind needs them."""
+    """A rate over time. The kind decides the meaning of durations `times_s` and rates `levels`."""
 
     kind: str
     levels: tuple[float, ...]
@@ -37,11 +37,11 @@ class RateProfile:
 
     @property
     def absolute(self) -> bool:
-        """Whether it states requests a second, so that no other rate can be given."""
+        """True if it has its own rates, so that no other rate can be set."""
         return self.kind in ("ramp", "steps")
 
     def cells(self, mean_per_s: float) -> Iterator[tuple[float, float]]:
-        """Yield durations and their rates, one after another; endless except for steps."""
+        """Yield durations with their rates, endlessly except for steps."""
         if self.kind == "steps":
             yield from ((self.times_s[0], level) for level in self.levels)
             return
@@ -64,24 +64,24 @@ class RateProfile:
 
     def arrival_times(self, count: int, mean_per_s: float, dice: Random) -> Iterator[float]:
         """Make at most `count` ascending times in seconds from 0."""
-        wanted, passed, now_s = dice.expovariate(1.0), 0.0, 0.0
-        made = 0
+        target, passed, now_s = dice.expovariate(1.0), 0.0, 0.0
+        yielded = 0
         for length_s, rate in self.cells(mean_per_s):
             more = length_s * rate
-            while wanted <= passed + more:
-                if made == count:
+            while target <= passed + more:
+                if yielded == count:
                     return
-                yield now_s + (wanted - passed) / rate
-                made += 1
-                wanted += dice.expovariate(1.0)
+                yield now_s + (target - passed) / rate
+                yielded += 1
+                target += dice.expovariate(1.0)
             passed += more
             now_s += length_s
-            if made == count:
+            if yielded == count:
                 return
 
 
 def parse_profile(kind: str, value: str, text: str) -> RateProfile:
-    """Read what follows the colon of `--arrivals`; raises InputError."""
+    """Read the part of `--arrivals` after the colon (InputError: another form)."""
     left, _, right = value.partition("/")
     try:
         if kind == "onoff":
@@ -89,7 +89,7 @@ def parse_profile(kind: str, value: str, text: str) -> RateProfile:
         if kind == "ramp":
             low, _, high = left.partition("-")
             return _checked(RateProfile(kind, (float(low), float(high)), (_time(right),)))
-        levels = tuple(float(one) for one in left.split(","))
+        levels = tuple(float(level) for level in left.split(","))
         return _checked(RateProfile(kind, levels, (_time(right),)))
     except ValueError as error:
         why = f" ({error})" if str(error).startswith("the ") else ""
@@ -97,10 +97,10 @@ def parse_profile(kind: str, value: str, text: str) -> RateProfile:
 
 
 def _time(text: str) -> float:
-    found = float(seconds(text))
-    if not found > 0:
+    time_s = float(seconds(text))
+    if not time_s > 0:
         raise ValueError("the times must be above 0")
-    return found
+    return time_s
 
 
 def _checked(profile: RateProfile) -> RateProfile:

@@ -1,15 +1,15 @@
-"""Plan when each request is due: one list of due times, made before anything is sent.
+"""Plan when each request is due: one list of due times, made before the first request.
 
     trace      the trace's own times, divided by a speed
     constant   equal gaps
     poisson    exponential gaps
     gamma:CV   gamma gaps with that coefficient of variation (1 is poisson, more is burstier)
-    closed:N   no times: N requests in flight, the next one when one ends
+    closed:N   no times: N requests in flight, and a new request when a request ends
     onoff, ramp, steps, diurnal   Poisson with a rate that changes (rate_profile.py)
 
-A rate scales time and never drops rows; a duration cuts off the end. Equal seeds give equal times
-in every process (from Python's own generator; numpy's streams may change). Pure: no clock, no
-global randomness.
+A rate scales time and never drops rows. A duration cuts off the end. Equal seeds give equal times
+in every process, from Python's own generator, because numpy's streams may change. Pure: no clock,
+no global randomness.
 """
 
 import hashlib
@@ -31,9 +31,9 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """The kind of arrivals; `parameter` is the CV of gamma, the N of closed, else 0.
+    """The kind of arrivals. `parameter` is the CV of gamma, the N of closed, else 0.
 
-    `profile` is the rate over time of a kind whose rate changes, and `text` what was asked for.
+    `profile` is the rate over time of a kind whose rate changes, and `text` the option's text.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Arrivals:
 
     @property
     def closed(self) -> int:
-        """Number of requests kept in flight; 0 for an open loop."""
+        """Number of requests kept in flight, 0 for an open loop."""
         return int(self.parameter) if self.kind == "closed" else 0
 
 
@@ -55,7 +55,7 @@ TRACE_ARRIVALS = Arrivals("trace")
 
 
 def parse_arrivals(text: str) -> Arrivals:
-    """Read `--arrivals`; raises InputError."""
+    """Read `--arrivals` (InputError: another form)."""
     kind, colon, value = text.partition(":")
     if kind in ("trace", "constant", "poisson") and not colon:
         return Arrivals(kind)
@@ -70,13 +70,13 @@ def parse_arrivals(text: str) -> Arrivals:
     raise InputError(f"--arrivals: {text!r} is none of {KINDS}")
 
 
-def _positive(text: str, option: str, wanted: str) -> float:
+def _positive(text: str, option: str, meaning: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and 1e-3 <= value <= 1e3):
-        raise InputError(f"{option}: {text!r} is not {wanted} (0.001 to 1000)")
+        raise InputError(f"{option}: {text!r} is not {meaning} (0.001 to 1000)")
     return value
 
 
@@ -87,9 +87,9 @@ class Schedule:
     Attributes:
         arrivals: the kind of arrivals.
         count: number of scheduled requests (for a closed loop: the most).
-        times_s: due times from the start of the run, ascending; empty for a closed loop.
-        window_s: how long arrivals go on; 0 if that is not known beforehand. A closed loop may run
-            out of requests earlier.
+        times_s: due times from the start of the run, ascending. Empty for a closed loop.
+        window_s: seconds of arrivals, 0 if unknown beforehand. A closed loop may run out of
+            requests earlier.
         sha256: hash of the times as little-endian doubles, to distinguish schedules.
     """
 
@@ -113,8 +113,8 @@ def make_schedule(
 
     Args:
         trace_s: ascending arrival times of the trace, seconds.
-        rate_per_s: mean rate; by default the trace's own.
-        speed: pace as a multiple of the trace's own; not together with a rate.
+        rate_per_s: mean rate, by default the trace's own.
+        speed: pace as a multiple of the trace's own, not together with a rate.
         duration_s: keep only requests that are due before this second of the run.
         seed: seed of random gaps.
 
@@ -128,6 +128,7 @@ def make_schedule(
         if rate_per_s is not None or speed is not None:
             raise InputError("--arrivals closed:N has no rate; leave out --rate and --speed")
         return Schedule(arrivals, len(trace_s), (), duration_s or 0.0, _sha256(array("d")))
+    # An open loop: make the times, and cut them off at the duration.
     times = array("d", _times(trace_s, arrivals, rate_per_s, speed, seed))
     count = bisect_left(times, duration_s) if duration_s is not None else len(times)
     if not count:
@@ -183,7 +184,7 @@ def _times(
 def _rate(
     arrivals: Arrivals, rate_per_s: float | None, speed: float | None, own_rate: float | None
 ) -> float:
-    """Return the mean rate of times that are made; 0 for a profile with its own rates."""
+    """Return the mean rate of made times, 0 for a profile with its own rates."""
     if arrivals.profile is not None and arrivals.profile.absolute:
         if rate_per_s is not None or speed is not None:
             raise InputError(f"--arrivals {arrivals}: has its own rates; leave out --rate, --speed")

@@ -1,7 +1,7 @@
 """Print the schedule of a replay as CSV or JSON without sending anything: `--print-schedule`.
 
-A turn that waits for answers has no time of its own beforehand. Its line says which requests it
-waits for, and how long after the last answer it is due.
+A turn that waits for answers has no due time beforehand. Its line has the requests that it waits
+for, and the time from the last answer until it is due.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from forebay.replay.plan.source import TraceSource
 
 
 class ScheduleLine(NamedTuple):
-    """One request; `due_s` is None if it is due `think_s` after the answers it waits for."""
+    """One request. `due_s` is None if it is due `think_s` after the answers it waits for."""
 
     due_s: float | None
     id: str
@@ -24,8 +24,9 @@ class ScheduleLine(NamedTuple):
 
 
 def schedule_of(options: ReplayOptions) -> Iterator[ScheduleLine]:
-    """Return the requests in order; raises InputError at once for what a replay would not take."""
+    """Return the requests in order (InputError, at once: options that a replay would refuse)."""
     options.check()
+    # Plan like a replay, so that its errors appear here too.
     source = TraceSource(
         options.trace,
         format_name=options.format_name,
@@ -49,7 +50,7 @@ def schedule_of(options: ReplayOptions) -> Iterator[ScheduleLine]:
             if due_s is None and not closed:
                 if agenda is None:
                     return
-                continue  # beyond --duration, as are the turns that wait for it
+                continue  # beyond --duration, like the turns that wait for it
             yield ScheduleLine(due_s, row.id)
 
     return lines()
@@ -58,7 +59,9 @@ def schedule_of(options: ReplayOptions) -> Iterator[ScheduleLine]:
 def csv_lines(schedule: Iterable[ScheduleLine]) -> Iterator[str]:
     yield ",".join(ScheduleLine._fields) + "\n"
     for line in schedule:
-        due, think = ("" if one is None else f"{one:.6f}" for one in (line.due_s, line.think_s))
+        due, think = (
+            "" if time_s is None else f"{time_s:.6f}" for time_s in (line.due_s, line.think_s)
+        )
         yield f"{due},{_quoted(line.id)},{_quoted(' '.join(line.waits_for))},{think}\n"
 
 

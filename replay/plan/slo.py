@@ -34,7 +34,7 @@ class Slo:
 
 
 def parse_slos(text: str, buckets: Sequence[str]) -> tuple[Slo, ...]:
-    """Read `chat.ttft=2s,document.ttft=15s,tpot=100ms`; raises InputError."""
+    """Read `chat.ttft=2s,document.ttft=15s,tpot=100ms` (InputError: another form)."""
     slos: list[Slo] = []
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
@@ -76,7 +76,7 @@ def check_sessions(slos: Sequence[Slo], has_sessions: bool) -> None:
 
 
 def meets(slos: Sequence[Slo], bucket: str, values_s: Mapping[str, float | None]) -> bool:
-    """Tell whether a completed request met every target but that of its task.
+    """True if a completed request met every target but that of its task.
 
     Args:
         values_s: seconds by metric; None where undefined.

@@ -1,8 +1,8 @@
-"""Read the trace of a run twice: once before anything is sent, and again while sending.
+"""Read the trace of a run twice: before the first request, and again while sending.
 
-Two passes keep memory small: of a million rows only the arrival times are kept. Of a small file all
-rows are kept, which saves the second pass. The first pass also finds the rows that do not fit the
-model's context, so that no error comes up half way. A simulation keeps all rows and reads once.
+Two passes keep memory small: a trace of a million rows keeps only the arrival times. A small file
+keeps all rows, which saves the second pass. The first pass also finds the rows that do not fit the
+model's context, so that a run does not fail half way. A simulation keeps all rows and reads once.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from forebay.traces.reading.jsonl import row_bytes
 from forebay.traces.schema import TraceRequest
 
 TOO_LONG = ("error", "truncate", "drop")
-KEPT_BYTES = 4 << 20  # of a file whose rows stay in memory
+KEPT_BYTES = 4 << 20  # largest file whose rows stay in memory
 KEPT_ROWS = 20_000  # a compressed file may have many more
 
 
@@ -31,9 +31,9 @@ class Scan:
         arrivals_s: arrival times of the rows that will be sent, without dropped ones.
         needs: context that each of these rows needs, in tokens.
         first_too_long: number (from 1) of the first row beyond the context.
-        linked: some row waits for the answer to another.
-        sessions: some row has a session.
-        models, tenants: all that rows name; None in `models` for rows without one.
+        linked: True if a row waits for the answer to another row.
+        sessions: True if a row has a session.
+        models, tenants: all names in rows. `models` has None if a row names no model.
     """
 
     arrivals_s: "array[float]" = field(default_factory=lambda: array("d"))
@@ -48,23 +48,23 @@ class Scan:
     _truncated: "array[int]" = field(default_factory=lambda: array("q"))
 
     def truncated(self, count: int) -> int:
-        """Count the shortened ones among the first `count` requests."""
+        """Count the shortened requests among the first `count`."""
         return bisect_left(self._truncated, count)
 
     def limited(self, limit: int, *, drop: bool) -> "Scan":
-        """Return the scan for a model whose context is `limit` tokens."""
-        found = replace(self, arrivals_s=array("d"), needs=array("q"), _truncated=array("q"))
+        """Return the scan for a model with a context of `limit` tokens."""
+        scan = replace(self, arrivals_s=array("d"), needs=array("q"), _truncated=array("q"))
         for index, need in enumerate(self.needs):
             if need > limit:
-                if found.first_too_long is None:
-                    found.first_too_long = index + 1
+                if scan.first_too_long is None:
+                    scan.first_too_long = index + 1
                 if drop:
-                    found.dropped += 1
+                    scan.dropped += 1
                     continue
-                found._truncated.append(len(found.arrivals_s))
-            found.arrivals_s.append(self.arrivals_s[index])
-            found.needs.append(need)
-        return found
+                scan._truncated.append(len(scan.arrivals_s))
+            scan.arrivals_s.append(self.arrivals_s[index])
+            scan.needs.append(need)
+        return scan
 
 
 class TraceSource:
@@ -98,7 +98,7 @@ class TraceSource:
             self._rows = trace
         elif trace.is_file():
             self._path = trace
-        else:  # standard input and pipes can be read only once; a missing file fails here
+        else:  # standard input and pipes can be read only once, and a missing file fails here
             reader = open_trace(trace, format_name=format_name, skip_bad=skip_bad)
             self._rows = list(reader)
             self._skipped = reader.skipped
@@ -106,24 +106,24 @@ class TraceSource:
             raise InputError(f"{self.name}: no requests in this trace")
 
     def scan(self) -> Scan:
-        """Do the first pass; raises InputError for anything that cannot be read."""
+        """Do the first pass (InputError: unreadable)."""
         small = self._path is not None and self._path.stat().st_size <= KEPT_BYTES
-        kept: list[TraceRequest] = []
+        rows: list[TraceRequest] = []
 
         def keep(request: TraceRequest) -> None:
             nonlocal small
             if small:
-                kept.append(request)
-                small = len(kept) <= KEPT_ROWS
+                rows.append(request)
+                small = len(rows) <= KEPT_ROWS
 
-        found = self._scan(keep)
-        self._kept = kept if small else None
-        return found
+        result = self._scan(keep)
+        self._kept = rows if small else None
+        return result
 
     def rows(self, converted: Callable[[TraceRequest], TraceRequest]) -> list[TraceRequest]:
-        """Read all rows to send in one pass, each `converted`; raises InputError as the two do.
+        """Read all rows to send in one pass, each `converted`, with the errors of two passes.
 
-        A row is converted as soon as it is read, so texts that this replaces take no memory.
+        A row is converted at once, so texts that are replaced need no memory.
         """
         rows: list[TraceRequest] = []
 
@@ -132,53 +132,54 @@ class TraceSource:
             if fitted is not None:
                 rows.append(converted(fitted))
 
-        found = self._scan(keep)
-        self.check(found, len(rows))
+        scan = self._scan(keep)
+        self.check(scan, len(rows))
         return rows
 
     def _scan(self, keep: Callable[[TraceRequest], None]) -> Scan:
         """Read all rows and call `keep` with each."""
-        found = Scan()
+        scan = Scan()
         for request in self._read():
             keep(request)
-            found.arrivals_s.append(request.arrival_s)
-            found.needs.append(request.input_tokens + request.output_tokens)
-            found.linked = found.linked or bool(request.parent or request.waits_for)
-            found.sessions = found.sessions or request.session is not None
-            found.models.add(request.model)
+            scan.arrivals_s.append(request.arrival_s)
+            scan.needs.append(request.input_tokens + request.output_tokens)
+            scan.linked = scan.linked or bool(request.parent or request.waits_for)
+            scan.sessions = scan.sessions or request.session is not None
+            scan.models.add(request.model)
             if request.tenant is not None:
-                found.tenants.add(request.tenant)
-        found.skipped = self._skipped
-        return found if self.limit is None else self.limit_to(found, self.limit)
+                scan.tenants.add(request.tenant)
+        scan.skipped = self._skipped
+        return scan if self.limit is None else self.limit_to(scan, self.limit)
 
     def limit_to(self, scan: Scan, limit: int) -> Scan:
-        """Set the model's context; returns the scan of the rows that are then sent.
+        """Set the model's context, and return the scan of the rows to send.
 
-        Raises InputError if none is left.
+        Raises:
+            InputError: no row is short enough.
         """
         self.limit = limit
-        found = scan.limited(limit, drop=self._too_long == "drop")
-        if not found.arrivals_s:
+        fitting = scan.limited(limit, drop=self._too_long == "drop")
+        if not fitting.arrivals_s:
             raise InputError(
                 f"--too-long drop: every row of {self.name} is longer than the model's context of "
                 f"{limit} tokens; use --too-long truncate or another trace"
             )
-        return found
+        return fitting
 
     def requests(self) -> Iterator[TraceRequest]:
-        """Read the rows to send: the ones that `scan` counted, or `keep` kept of them."""
+        """Read the rows that `scan` counted, or the part of them that `keep` selected."""
         if self._parts is None:
             return self._fitted()
         numbered = zip(self._fitted(), self._parts, strict=False)
         return (request for request, part in numbered if part == self._part)
 
     def keep(self, parts: Sequence[int], part: int) -> None:
-        """Keep only the requests whose number in `parts`, one for each, is `part`."""
+        """Keep only requests with the number `part` in `parts`, which has a number for each."""
         self._parts, self._part = parts, part
 
     @property
     def rereadable(self) -> Path | Sequence[TraceRequest]:
-        """The trace as another process can read it: a file, or the rows of what was a pipe."""
+        """The trace for another process: a file, or the rows of a pipe."""
         return self._path or self._rows or ()
 
     def _fitted(self) -> Iterator[TraceRequest]:
@@ -192,11 +193,11 @@ class TraceSource:
 
     @property
     def may_lack_rows(self) -> bool:
-        """Whether rows of the file may be left out, so that links to them lead nowhere."""
+        """True if rows of the file may be left out, so that links to them are broken."""
         return self._skip_bad or self._too_long == "drop"
 
     def check(self, scan: Scan, count: int) -> None:
-        """Raise InputError if one of the first `count` rows is too long, unless that is allowed."""
+        """Raise InputError if any of the first `count` rows is too long, unless that is allowed."""
         if self._too_long != "error" or scan.first_too_long is None or self.limit is None:
             return
         number = scan.first_too_long
@@ -210,7 +211,7 @@ class TraceSource:
         )
 
     def sha256(self) -> str:
-        """Hash the file's bytes, or the rows as Forebay's own format writes them."""
+        """Hash the file's bytes, or the rows in Forebay's own format."""
         digest = hashlib.sha256()
         if self._path is None:
             for request in self._rows or ():
@@ -222,7 +223,7 @@ class TraceSource:
         return digest.hexdigest()
 
     def _read(self) -> Iterator[TraceRequest]:
-        """Read all rows; one that got no answer in production asks for one token of output."""
+        """Read all rows. A row without an answer in production gets one token of output."""
         for request in self._recorded():
             yield request if request.output_tokens else replace(request, output_tokens=1)
 
@@ -236,9 +237,9 @@ class TraceSource:
 
 
 def fit(request: TraceRequest, limit: int, too_long: str) -> TraceRequest | None:
-    """Return `request` itself if it fits `limit` tokens; else shortened, or None if dropped.
+    """Return `request` if it fits `limit` tokens, else a shortened request, or None if dropped.
 
-    Under "error" it is shortened, too, but `TraceSource.check` then stops the run. A shortened
+    Under "error" it is shortened, too, but `TraceSource.check` stops the run. A shortened
     prompt keeps its leading blocks, so it still shares them with other prompts. The answer keeps at
     most half of the context, and a prompt at least one token.
     """

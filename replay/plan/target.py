@@ -1,4 +1,4 @@
-"""Read the addresses of a run's targets, and ask the targets which models they serve.
+"""Read the addresses of a run's targets, and ask the targets for their models.
 
 A target that cannot be reached is bad input: without a server there is nothing to measure.
 """
@@ -20,7 +20,7 @@ MAX_ANSWER_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server; results show `name` for answers that do not name a backend."""
+    """A server. Results show `name` for answers that do not name a backend."""
 
     name: str
     base: str
@@ -31,10 +31,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The model of a run and the longest context that all targets take, None if unknown.
+    """The model of a run and the longest context of all targets, None if unknown.
 
-    With `own_models` each row of the trace asks for the model that it names. `random_weights`: a
-    target says that the answers of one of its models mean nothing, as the simulated engine does.
+    With `own_models` each row of the trace asks for its own model. `random_weights` is True if a
+    target reports a model whose answers mean nothing, like the simulated engine.
     """
 
     model: str
@@ -45,17 +45,17 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """One model as /v1/models describes it."""
+    """One model in /v1/models."""
 
     max_model_len: int | None
     random_weights: bool
 
 
 def parse_targets(urls: Sequence[str], or_else: str = "") -> tuple[Target, ...]:
-    """Read `--target`, with or without a trailing `/v1`; raises InputError.
+    """Read `--target`, with or without a trailing `/v1` (InputError: not a URL).
 
     Args:
-        or_else: what may be given instead of a URL, for the message.
+        or_else: words on the alternative to a URL, for the message.
     """
     if not urls:
         raise InputError("--target: give at least one, e.g. --target http://127.0.0.1:8080")
@@ -87,39 +87,39 @@ async def ask_served(
     model: str | None,
     wanted: Set[str | None] = frozenset(),
 ) -> Served:
-    """Ask every target's /v1/models; raises InputError when one is down or serves something else.
+    """Ask every target's /v1/models (InputError: a target is down, or serves another model).
 
-    A target without a model list is accepted when `model` is given. Otherwise the models that the
-    rows of the trace name are `wanted`, and None for rows that name none.
+    A target without a model list is accepted with `model`. Without `model`, `wanted` has the models
+    that rows of the trace name, and None for rows without a model.
     """
     lengths: list[int | None] = []
     random_weights = False
-    named = {one for one in wanted if one is not None} if model is None else set[str]()
+    named = {name for name in wanted if name is not None} if model is None else set[str]()
     for target in dict.fromkeys(targets):
-        listed = await _models(session, target)
-        models = {name: one.max_model_len for name, one in listed.items()}
-        random_weights |= any(one.random_weights for one in listed.values())
+        served = await _models(session, target)
+        models = {name: description.max_model_len for name, description in served.items()}
+        random_weights |= any(description.random_weights for description in served.values())
         if named:
             lengths += _lengths(named, target, models)
         if not named or None in wanted:
             model = _one_model(model, target, models)
             lengths.append(models.get(model))
-    known = [length for length in lengths if length is not None]
-    return Served(model or "", min(known, default=None), bool(named), random_weights)
+    limits = [length for length in lengths if length is not None]
+    return Served(model or "", min(limits, default=None), bool(named), random_weights)
 
 
 def _lengths(named: Set[str], target: Target, models: Mapping[str, int | None]) -> list[int | None]:
-    """Return the context lengths of the models that rows name; raises InputError."""
+    """Return the context lengths of the models that rows name (InputError: not served)."""
     if missing := sorted(named - set(models)):
         raise InputError(
             f"--target {target.base}: rows of the trace ask for {', '.join(missing)}, it serves "
             f"{', '.join(models) or 'none that it lists'}; --model sends all rows to one model"
         )
-    return [models[one] for one in named]
+    return [models[name] for name in named]
 
 
 def _one_model(model: str | None, target: Target, models: Mapping[str, int | None]) -> str:
-    """Return `model`, or the only one of the target; raises InputError."""
+    """Return `model`, or the only model of the target (InputError: not served, or no choice)."""
     if not models:
         if model is None:
             raise InputError(f"--target {target.base}: lists no model; name it with --model")
@@ -138,28 +138,28 @@ def _one_model(model: str | None, target: Target, models: Mapping[str, int | Non
 
 
 async def _models(session: aiohttp.ClientSession, target: Target) -> dict[str, _Listed]:
-    """Return the models by name; empty when the server has no usable list."""
+    """Return the models by name, empty if the server has no usable list."""
     try:
         raw = await _model_list(session, target)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         reason = str(error) or type(error).__name__
         raise InputError(f"--target {target.base}: cannot be reached ({reason})") from error
     try:
-        listed: Any = orjson.loads(raw)
+        answer: Any = orjson.loads(raw)
     except orjson.JSONDecodeError:
         return {}
-    data = listed.get("data") if isinstance(listed, dict) else None
+    data = answer.get("data") if isinstance(answer, dict) else None
     models: dict[str, _Listed] = {}
-    for one in data if isinstance(data, list) else ():
-        if isinstance(one, dict) and isinstance(one.get("id"), str):
-            length = one.get("max_model_len")
-            known = length if type(length) is int and length > 0 else None
-            models[one["id"]] = _Listed(known, one.get("random_weights") is True)
+    for entry in data if isinstance(data, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("id"), str):
+            length = entry.get("max_model_len")
+            limit = length if type(length) is int and length > 0 else None
+            models[entry["id"]] = _Listed(limit, entry.get("random_weights") is True)
     return models
 
 
 async def _model_list(session: aiohttp.ClientSession, target: Target) -> bytes:
-    """Fetch /v1/models; empty when the server does not have it or sends too much."""
+    """Fetch /v1/models, empty if the server does not have it or sends too much."""
     async with session.get(
         target.url("/v1/models"),
         timeout=aiohttp.ClientTimeout(total=ASK_TIMEOUT_S),

@@ -1,9 +1,9 @@
-"""Detect whether the servers' caches contained a run's prompts before it began.
+"""Detect if the servers' caches contained a run's prompts before it began.
 
 Replays of a trace with one salt send the same bytes, so that runs can be repeated. Against the same
-servers the second replay hits what the first one left in their caches. Cold caches can hit only
-what the prompts share with one another: in any order, and with any failures, each block must be
-computed once. More hits mean that the caches were warm.
+servers the second replay hits the blocks that the first replay left in their caches. Cold caches
+can hit only blocks that the prompts share with one another: in any order, and with any failures,
+each block must be computed once. More hits mean that the caches were warm.
 
 This works only for prompts that the replayer makes. Text of the trace is sent without a salt, and
 the tokenizer determines which of its blocks an engine shares.
@@ -19,17 +19,17 @@ from forebay.traces.edit.sharing import IdealCache
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
-CLEAR_SHARE = 0.02  # excess hits, as a share of prompt tokens; fewer may be one retried request
-MOST_BLOCKS = 1_000_000  # blocks that are checked, in 100 MB; larger traces get no warning
+CLEAR_SHARE = 0.02  # excess hits, as a share of prompt tokens. Fewer may be a retried request
+MOST_BLOCKS = 1_000_000  # most blocks to check, in 100 MB. A larger trace gets no warning
 
 
 def cache_warnings(
     source: TraceSource, sent: int, input_tokens: int, summary: Mapping[str, Any]
 ) -> list[str]:
-    """Make the `warnings` of a run's summary: one line if the caches were warm, else none.
+    """Make the `warnings` of a run's summary: one line if the caches were warm, else no line.
 
     Args:
-        sent: number of requests sent, the first ones of `source`.
+        sent: number of requests sent, the first requests of `source`.
         input_tokens: the trace's count of the prompts whose tokens the servers counted.
     """
     prompt, cached = summary["prompt_tokens"], summary["cached_tokens"]
@@ -37,7 +37,7 @@ def cache_warnings(
         return []
     try:
         shared = most_hits(islice(source.requests(), sent), input_tokens, prompt, cached)
-    except InputError:  # the file has changed; keep the measurements
+    except InputError:  # the file has changed: keep the measurements
         return []
     if shared is None:
         return []
@@ -53,9 +53,9 @@ def most_hits(
 ) -> int | None:
     """Return the most tokens that cold caches can hit, if `cached_tokens` is clearly more.
 
-    Returns None otherwise, and if this cannot be known. Reads no more requests than necessary.
+    Returns None otherwise, and if it is unknown. Reads no more requests than necessary.
     """
-    # Tokens beyond the trace's count come from a chat template, which all prompts share, or from a
+    # Tokens beyond the trace's count are from a chat template, which all prompts share, or from a
     # tokenizer that splits words. Both may be hits.
     shared = float(max(0, prompt_tokens - input_tokens))
     cache = IdealCache()

@@ -3,12 +3,12 @@
     latency.hlog      HdrHistogram interval log, one line a second and tag
     requests.parquet  one row for each request
     run.json          everything needed to repeat the run
-    summary.json      results; written last, so its presence marks a complete run
-    answers.jsonl     the text of each complete answer, only if asked for
-    metrics.parquet   what the servers' /metrics said each second, only if asked for
+    summary.json      results, written last, so that it marks a complete run
+    answers.jsonl     the text of each complete answer, if requested
+    metrics.parquet   the servers' /metrics each second, if requested
 
-During the run they are named `*.partial`. A folder that already holds a run is an error before
-anything is sent, and a run that fails leaves the old one unchanged.
+During the run they are named `*.partial`. A folder that already has a run is an error before
+any request is sent, and a failed run leaves the old run unchanged.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _DICTIONARY: Any = ["bucket", "tenant", "document", "outcome", "reason", "backen
 
 
 def check_folder(folder: Path, *, force: bool) -> None:
-    """Raise InputError when `folder` cannot take a run; creates nothing."""
+    """Raise InputError if `folder` cannot take a run. Creates nothing."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out: {folder} is a file; name a folder")
     if not force:
@@ -54,7 +54,7 @@ def check_folder(folder: Path, *, force: bool) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make `folder` if it does not exist; raises InputError if that fails."""
+    """Make `folder` if it does not exist (InputError: it cannot be made)."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -62,9 +62,9 @@ def make_folder(folder: Path) -> None:
 
 
 class RunFolder:
-    """The open files of a run; use it in `with`. Without `commit` it leaves no file behind.
+    """The open files of a run, for `with`. Without `commit` it leaves no file behind.
 
-    An OSError in the block becomes an InputError: a disk that is full is the usual one.
+    An OSError in the block becomes an InputError. Its usual cause is a full disk.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class RunFolder:
         options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
         self._partial(RUN).write_bytes(orjson.dumps(run, option=options))
         self._partial(SUMMARY).write_bytes(orjson.dumps(summary, option=options))
-        (self.path / SUMMARY).unlink(missing_ok=True)  # never a new table beside an old summary
+        (self.path / SUMMARY).unlink(missing_ok=True)  # never a new table next to an old summary
         for name in OPTIONAL:
             (self.path / name).unlink(missing_ok=True)
         self._close_answers()
@@ -148,7 +148,7 @@ async def _turn() -> None:
 
 
 class TableWriter:
-    """Writes `requests.parquet` in row groups; rows stay in memory until a group is full."""
+    """Writes `requests.parquet` in row groups. Rows stay in memory until a group is full."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow
@@ -172,8 +172,8 @@ class TableWriter:
     async def write_full_groups(self, turn: Callable[[], Awaitable[None]] = _turn) -> None:
         """Write all full row groups, with a turn of the event loop before each column.
 
-        Rows stay in memory until their group is written. So a cancellation loses none, and `close`
-        writes them.
+        Rows stay in memory until their group is written. So a cancellation loses no row, and
+        `close` writes them.
         """
         while len(self._rows) >= GROUP_ROWS:
             rows = self._rows[:GROUP_ROWS]
@@ -184,7 +184,7 @@ class TableWriter:
             await self._write_beside(columns)
 
     async def _write_beside(self, columns: list[Any]) -> None:
-        """Write the first row group in a thread: it takes 2 ms, in which nothing could be sent."""
+        """Write the first row group in a thread: in its 2 ms, no request could be sent."""
         loop = asyncio.get_running_loop()
         if isinstance(loop, VirtualClockLoop):  # time would stand still
             self._write(columns)
@@ -193,12 +193,12 @@ class TableWriter:
         writing = loop.run_in_executor(None, self._write, columns)
         try:
             await asyncio.shield(writing)
-        finally:  # a cancellation must leave no group half written, and none to be written twice
+        finally:  # a cancellation must leave no group half written or to be written twice
             await writing
             del self._rows[:GROUP_ROWS]
 
     def close(self) -> None:
-        """Write the rest and the footer; a second call does nothing."""
+        """Write the remaining rows and the footer. A second call does nothing."""
         if self._writer is None:
             return
         if self._rows:

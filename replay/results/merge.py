@@ -30,11 +30,11 @@ class Measured:
     """The measurements of a run whose rows are in its folder.
 
     Attributes:
-        histograms: of the whole run, by `metric.bucket`.
+        histograms: histograms of the whole run, by `metric.bucket`.
         ended: "complete", "interrupted" or "drain timeout".
         stopped_s: second of the run at which sending stopped.
         sent: number of requests sent.
-        nodes: machines that sent, each with what was found out about its clock.
+        nodes: machines that sent, each with facts about its clock.
     """
 
     histograms: Mapping[str, Total]
@@ -55,12 +55,12 @@ async def merge_parts(
     comments: Sequence[str],
     starts_s: Sequence[float] = (),
 ) -> Measured:
-    """Write the rows, the log and the answers of all parts to `folder`, and add up `totals`.
+    """Write rows, log and answers of all parts to `folder`, and add up `totals`.
 
     Args:
         places: folders of the parts.
         interval_s: length of an interval of the logs, in seconds of the run.
-        starts_s: second at which each part began, at a boundary of intervals; empty: all at 0.
+        starts_s: second at which each part began, at a boundary of intervals. Empty: all at 0.
     """
     summaries = [orjson.loads((place / SUMMARY).read_bytes()) for place in places]
     starts_s = starts_s or [0.0] * len(places)
@@ -89,7 +89,13 @@ def _join(files: Sequence[Path], out: BinaryIO) -> None:
             shutil.copyfileobj(answers, out)
 
 
-TIMES = ("intended_s", "sent_s", "first_s", "last_s", "done_s")  # those of a row since the start
+TIMES = (
+    "intended_s",
+    "sent_s",
+    "first_s",
+    "last_s",
+    "done_s",
+)  # columns that count from the start of the run
 
 
 def _rows(place: Path, start_s: float) -> Iterator[Row]:
@@ -112,7 +118,7 @@ def _end_s(row: Row) -> float:
 
 
 def _first_tokens(summary: Any) -> int | None:
-    """Return how many first tokens a summary counts; None if it does not say."""
+    """Return the number of first tokens in a summary, or None if it has no such count."""
     try:
         return int(summary["ttft_ms"]["all"]["count"])
     except (KeyError, TypeError, ValueError):
@@ -122,42 +128,42 @@ def _first_tokens(summary: Any) -> int | None:
 def _lines(
     place: Path, start_s: float, first_tokens: int | None
 ) -> Iterator[tuple[str, LogInterval]]:
-    """Yield the intervals of a part; raises InputError at their end if some are missing."""
-    found = 0
-    for tag, one in hlog_intervals(place / HLOG):
+    """Yield the intervals of a part (InputError, at their end: missing intervals)."""
+    first_token_count = 0
+    for tag, interval in hlog_intervals(place / HLOG):
         if tag.startswith("ttft_response."):
-            found += one.histogram.total_count
-        yield tag, one._replace(start_s=one.start_s + start_s)
-    if first_tokens not in (None, found):
+            first_token_count += interval.histogram.total_count
+        yield tag, interval._replace(start_s=interval.start_s + start_s)
+    if first_tokens not in (None, first_token_count):
         raise InputError(
-            f"{place / HLOG}: has {found:,} times of a first token, but {SUMMARY} counts "
-            f"{first_tokens:,}; it is damaged: repeat the run"
+            f"{place / HLOG}: has {first_token_count:,} times of a first token, but {SUMMARY} "
+            f"counts {first_tokens:,}; it is damaged: repeat the run"
         )
 
 
 def _merge_logs(
     logs: Sequence[Iterator[tuple[str, LogInterval]]], interval_s: float, writer: HlogWriter
 ) -> dict[str, Total]:
-    """Write one log from several; intervals that began at about the same time become one."""
+    """Write one log from several. Intervals that began at about the same time are merged."""
     totals: dict[str, Total] = {}
     current: dict[str, LogInterval] = {}
     turn = 0
 
     def write() -> None:
-        for tag, one in current.items():
-            writer.write(tag, one.start_s, one.length_s, one.histogram)
-            add_into(totals.setdefault(tag, Total()).histogram, one.histogram)
+        for tag, interval in current.items():
+            writer.write(tag, interval.start_s, interval.length_s, interval.histogram)
+            add_into(totals.setdefault(tag, Total()).histogram, interval.histogram)
         current.clear()
 
-    for tag, one in merge(*logs, key=lambda pair: pair[1].start_s):
-        if (begun := round(one.start_s / interval_s)) != turn:
+    for tag, interval in merge(*logs, key=lambda pair: pair[1].start_s):
+        if (begun := round(interval.start_s / interval_s)) != turn:
             write()
             turn = begun
-        known = current.get(tag)
-        if known is None:
-            known = LogInterval(one.start_s, one.length_s, new_histogram())
-        add_into(known.histogram, one.histogram)
-        end_s = max(known.start_s + known.length_s, one.start_s + one.length_s)
-        current[tag] = LogInterval(known.start_s, end_s - known.start_s, known.histogram)
+        merged = current.get(tag)
+        if merged is None:
+            merged = LogInterval(interval.start_s, interval.length_s, new_histogram())
+        add_into(merged.histogram, interval.histogram)
+        end_s = max(merged.start_s + merged.length_s, interval.start_s + interval.length_s)
+        current[tag] = LogInterval(merged.start_s, end_s - merged.start_s, merged.histogram)
     write()
     return totals

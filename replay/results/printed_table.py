@@ -19,6 +19,7 @@ def summary_table(summary: dict[str, Any]) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
+    # The tails of each bucket.
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("bucket", "requests", "done", "TTFT p50", "p99", "max", "stall p99", "goodput/s"):
         table.add_column(name, justify="left" if name == "bucket" else "right")
@@ -38,6 +39,7 @@ def summary_table(summary: dict[str, Any]) -> "RenderableType":
             _highest(stall, "p99"),
             _number(summary["goodput_per_s"] if of_all else goodput, 2),
         )
+    # The results of the whole run.
     lag = summary["schedule_lag_ms"]
     lines = [
         f"hit ratio {_number(summary['hit_ratio'], 3)}   "
@@ -80,7 +82,7 @@ def _rates(summary: dict[str, Any]) -> "Text":
 
 
 def _quantities(summary: dict[str, Any], buckets: list[str]) -> "Table":
-    """Make the table of each quantity of each bucket that has samples; see `is_firm`."""
+    """Make the table of each quantity of each bucket that has samples and firm values."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -98,9 +100,9 @@ def _quantities(summary: dict[str, Any], buckets: list[str]) -> "Table":
 
 
 def _highest(figures: dict[str, Any], name: str) -> str:
-    """Return a percentile, or with its name the highest one below it that the count allows.
+    """Return a percentile, or the highest lower percentile that the count allows, with its name.
 
-    With too few samples for any percentile it is unknown: the table has the maximum elsewhere.
+    With too few samples for any percentile it is unknown. The table has the maximum elsewhere.
     """
     allowed, value = highest_firm(figures, name)
     if allowed == "max":
@@ -109,17 +111,17 @@ def _highest(figures: dict[str, Any], name: str) -> str:
 
 
 def unanswered_lines(summary: dict[str, Any]) -> list[str]:
-    """Return one line for each kind of unanswered request of which the server said something."""
+    """Return one line for each kind of unanswered request that has words of the server."""
     return [
-        f"{_kind(one)}: {one['requests']:,} requests; the first one: {one['said']}"
-        for one in summary["unanswered"]
-        if one["said"]
+        f"{_kind(kind)}: {kind['requests']:,} requests; the first one: {kind['said']}"
+        for kind in summary["unanswered"]
+        if kind["said"]
     ]
 
 
-def _kind(one: dict[str, Any]) -> str:
-    status = "" if one["status"] in (None, 200) else f" (HTTP {one['status']})"
-    return f"{one['reason']}{status}"
+def _kind(kind: dict[str, Any]) -> str:
+    status = "" if kind["status"] in (None, 200) else f" (HTTP {kind['status']})"
+    return f"{kind['reason']}{status}"
 
 
 def _ms(value: float | None) -> str:
@@ -135,5 +137,5 @@ def _number(value: float | None, digits: int) -> str:
 def _counts(counts: dict[str, int]) -> str:
     if not counts:
         return "0"
-    listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-    return f"{sum(counts.values())} ({listed})"
+    pairs = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return f"{sum(counts.values())} ({pairs})"

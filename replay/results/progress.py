@@ -1,6 +1,6 @@
-"""Show on stderr how a replay runs: counts, requests in flight, TTFT so far.
+"""Show the progress of a replay on stderr: counts, requests in flight, TTFT so far.
 
-A terminal has one live line; a log file gets a line every ten seconds. The run's own event loop
+A terminal has one live line. A log file gets a line every ten seconds. The run's own event loop
 draws it. Rich's refresh thread would take the interpreter lock away from the sender at
 unpredictable moments.
 """
@@ -47,7 +47,7 @@ async def show_progress(live: Live, total: int, clock: Clock) -> None:
 
 
 async def print_progress(live: Live, total: int, clock: Clock) -> None:
-    """Print a line from time to time until cancelled."""
+    """Print a line every `PRINTED_EVERY_S` seconds until cancelled."""
     while True:
         await asyncio.sleep(PRINTED_EVERY_S)
         talk(describe(live, total, clock.now()))

@@ -21,7 +21,7 @@ _PACKAGES = ("forebay", "aiohttp", "uvloop", "hdrhistogram", "orjson", "pyarrow"
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Facts that a run found out on its way; `started_unix_s` is the wall clock at second 0."""
+    """Facts that a run collects on its way. `started_unix_s` is the wall clock at second 0."""
 
     targets: tuple[Target, ...]
     served: Served
@@ -38,7 +38,7 @@ def run_record(
     provenance: Provenance,
     ended: str,
 ) -> dict[str, Any]:
-    """Make the content of `run.json`; must be called inside the run's event loop."""
+    """Make the content of `run.json`, inside the run's event loop."""
     arrivals = schedule.arrivals
     started = datetime.fromtimestamp(provenance.started_unix_s, UTC)
     return {

@@ -1,7 +1,7 @@
 """Record every finished request in the log, the table, the totals and the live figures.
 
-The recorder measures (with `measure`) and stores; it never decides what is sent. Requests are
-recorded together, some times a second: one at a time takes several times as long.
+The recorder measures (with `measure`) and stores. It never decides on sending. Requests are
+recorded together, several times a second: singly, they would take several times as long.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ OF_ROW = {
     for metric in ("ttft_response", "ttft_service", "e2e_response", "e2e_service", "tpot", "stall")
 }
 LIVE_COUNTS = ("sent", "done", "rejected", "failed", "unread")
-LOGGED_TOGETHER = 64  # the garbage collector searches all that is not recorded yet
-RECORDED_TOGETHER = 4  # in a fifth of a millisecond, which delays no arrival by more
+LOGGED_TOGETHER = 64  # the garbage collector searches all unrecorded requests
+RECORDED_TOGETHER = 4  # a step takes a fifth of a millisecond, the most that it delays an arrival
 BEYOND = "other"  # bucket of a request that is longer than every bucket
 
 
@@ -50,7 +50,7 @@ class Live:
     done: int = 0
     rejected: int = 0
     failed: int = 0
-    unread: int = 0  # have ended and are not recorded yet
+    unread: int = 0  # ended, and not recorded yet
     ttft: Any = field(default_factory=lambda: HdrHistogram(1, HIGHEST_US, 2))
 
     @property
@@ -65,7 +65,7 @@ class Recorder:
         tasks: by request id, where a task has not the name of the session.
 
     Attributes:
-        many: set when so many requests have ended that they should be recorded.
+        many: set when `LOGGED_TOGETHER` requests have ended, to record them.
     """
 
     def __init__(
@@ -88,14 +88,14 @@ class Recorder:
         self._buckets = tuple(buckets)
         self._tags = {
             bucket: {metric: f"{metric}.{bucket}" for metric in LOGGED}
-            for bucket in (BEYOND, *(one.name for one in buckets))
+            for bucket in (BEYOND, *(bucket.name for bucket in buckets))
         }
 
     def count_sent(self) -> None:
         self.live.sent += 1
 
     def finished(self, request: TraceRequest, exchange: ClientExchange) -> None:
-        """Take one request that was sent and has ended, whatever its outcome."""
+        """Take a request that was sent and has ended, with any outcome."""
         self._ended.append((request, exchange))
         self.live.unread += 1
         if len(self._ended) == LOGGED_TOGETHER:
@@ -110,17 +110,17 @@ class Recorder:
     async def flush(self, now_s: float, spare: SpareTime) -> None:
         """Write the interval that ends now, in small steps between which requests can be sent.
 
-        A cancellation at any step loses nothing, and nothing is written twice.
+        A cancellation at any step loses no request and writes no request twice.
         """
         await _in_turns(chain(self._record_steps(), self.log.flush_steps(now_s)), spare)
         await self._table.write_full_groups(spare.turn)
 
     async def catch_up(self, spare: SpareTime) -> None:
-        """Record what has ended so far, in small steps as `flush` does."""
+        """Record the requests that have ended so far, in small steps like `flush`."""
         await _in_turns(self._record_steps(), spare)
 
     def close(self, now_s: float) -> None:
-        """Record what has ended since the last flush, and close the log."""
+        """Record the requests that have ended since the last flush, and close the log."""
         self._record_all()
         self.log.close(now_s)
 
@@ -141,12 +141,12 @@ class Recorder:
         firsts_s = array("d")
         for start in range(0, len(ended), LOGGED_TOGETHER):
             some: list[tuple[Row, Latency]] = []
-            for one in ended[start : start + LOGGED_TOGETHER]:
-                some.append(self._record(*one))
+            for pair in ended[start : start + LOGGED_TOGETHER]:
+                some.append(self._record(*pair))
                 if len(some) % RECORDED_TOGETHER == 0:
                     yield
             for bucket, tags in self._tags.items():
-                if logged := [one for one in some if one[0].bucket == bucket]:
+                if logged := [pair for pair in some if pair[0].bucket == bucket]:
                     self._log_ended(tags, logged)
             firsts_s += _known(row.ttft_response_s for row, _ in some if row.outcome == "ok")
             yield
@@ -168,8 +168,8 @@ class Recorder:
         self._table.add(row)
         self.totals.add(row)
         if self._answers is not None and exchange.answer is not None:
-            kept = {"id": request.id, "answer": exchange.answer}
-            self._answers.write(orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE))
+            line = {"id": request.id, "answer": exchange.answer}
+            self._answers.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
         live = self.live
         live.unread -= 1
         if row.outcome == "ok":
@@ -183,7 +183,7 @@ class Recorder:
     def _log_ended(self, tags: Mapping[str, str], ended: Sequence[tuple[Row, Latency]]) -> None:
         log = self.log
         log.record_each(
-            tags["sched_lag"], [kept.pacing_lag_s + kept.cap_wait_s for _, kept in ended]
+            tags["sched_lag"], [latency.pacing_lag_s + latency.cap_wait_s for _, latency in ended]
         )
         rejects = (row.reject_latency_s for row, _ in ended if row.outcome == "rejected")
         log.record_each(tags["reject"], _known(rejects))
@@ -212,8 +212,8 @@ async def _in_turns(steps: Iterator[None], spare: SpareTime) -> None:
         for _ in steps:
             await spare.turn()
     finally:
-        # The end of the run cancels this task, and nothing else has what a step was about to write:
-        # write the rest of it now. No request is left to send that this could delay.
+        # The end of the run cancels this task, and only this task has the rows of the next steps:
+        # write them now. All requests are sent, so this delays no request.
         for _ in steps:
             pass
 
@@ -230,8 +230,9 @@ def interval_s(scale: float) -> float:
 async def flush_every_interval(recorder: Recorder, clock: Clock, spare: SpareTime) -> None:
     """Flush once an interval until cancelled.
 
-    Garbage is collected then, in a turn in which nothing is due. Left to itself Python collects it
-    many times a second, and arrivals are late: 3 ms at 3,000/s. In virtual time nothing can be.
+    Garbage is collected then, in a turn in which no request is due. Python itself would collect it
+    many times a second, and arrivals would be late: 3 ms at 3,000/s. Virtual time has no
+    late arrivals.
     """
     if not clock.virtual:
         gc.disable()

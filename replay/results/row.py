@@ -7,9 +7,9 @@ from forebay.replay.send.http.measure import Latency
 from forebay.traces.schema import TraceRequest
 
 
-@dataclass(slots=True)  # frozen, it takes three times as long to make
+@dataclass(slots=True)  # frozen, a row would take three times as long to make
 class Row:
-    """The columns in order. Times are seconds from the start of the run; None is undefined.
+    """The columns in order. Times are seconds from the start of the run. None is undefined.
 
     id: of the request in the trace.
     bucket: length bucket of the prompt.
@@ -125,9 +125,9 @@ def row_of(
 def never_sent_row(
     request: TraceRequest, bucket: str, intended_s: float | None, task: str | None
 ) -> Row:
-    """Make the row of a request that was scheduled and never sent."""
+    """Make the row of a scheduled request that was never sent."""
     unset = dict.fromkeys(Row.__slots__)
-    known = {
+    values = {
         "id": request.id,
         "bucket": bucket,
         "session": request.session,
@@ -139,4 +139,4 @@ def never_sent_row(
         "reason": "never_sent",
         "task": task,
     }
-    return Row(**{**unset, **known})  # type: ignore[arg-type]
+    return Row(**{**unset, **values})  # type: ignore[arg-type]

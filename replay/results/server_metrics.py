@@ -1,7 +1,7 @@
 """Sample the /metrics pages of servers during a run, on the run's time axis.
 
-Any page in the text format of Prometheus can be sampled: vLLM's, that of the proxy's admin port,
-that of DCGM's exporter. Only the number of a line is read each time, because the loop that reads
+Any page in the text format of Prometheus can be sampled: of vLLM, of the proxy's admin port, of
+DCGM's exporter. Only the number of a line is read each time, because the loop that reads
 pages of a thousand lines also sends the requests.
 """
 
@@ -27,10 +27,10 @@ GROUP_ROWS = 4_000  # writing them takes about a millisecond
 _Problem = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
 
 
-def metrics_urls(given: Sequence[str]) -> tuple[str, ...]:
-    """Read `--metrics`, where /metrics is the default path; raises InputError."""
+def metrics_urls(texts: Sequence[str]) -> tuple[str, ...]:
+    """Read `--metrics`, where /metrics is the default path (InputError: not a URL)."""
     urls = []
-    for text in given:
+    for text in texts:
         try:
             parts = urlsplit(text.strip())
             usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -47,8 +47,8 @@ def metrics_urls(given: Sequence[str]) -> tuple[str, ...]:
 class MetricsTable:
     """Writes `metrics.parquet`: a row for each sample of each series.
 
-    Columns: `s`, seconds since the run's start; `source`, URL of the page; `name` of the series;
-    `labels`, a JSON object; `value`. The series `up` is 1, or 0 where the page could not be read.
+    Columns: `s` (seconds since the run's start), `source` (URL of the page), `name` of the series,
+    `labels` (a JSON object) and `value`. The series `up` is 1, or 0 if the page could not be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,7 +62,7 @@ class MetricsTable:
         text = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
         kinds = {"s": pyarrow.float64(), "source": text, "name": text, "labels": text}
         self._schema: Any = pyarrow.schema(
-            [pyarrow.field(*one, nullable=False) for one in kinds.items()]
+            [pyarrow.field(*column, nullable=False) for column in kinds.items()]
             + [pyarrow.field("value", pyarrow.float64(), nullable=False)]
         )
         self._writer: Any = pyarrow.parquet.ParquetWriter(
@@ -70,11 +70,12 @@ class MetricsTable:
         )
 
     def add(self, at_s: float, source: str, page: str | None) -> None:
-        """Add all series of a page, or `up 0` if there is none.
+        """Add all series of a page, or `up 0` without a page.
 
         Raises:
-            ValueError: the page is not in the text format; nothing of it is added.
+            ValueError: the page is not in the text format. No series of it is added.
         """
+        # Read the whole page first, so that a bad page adds nothing.
         read = []
         for line in (page or "").splitlines():
             if not line or line.startswith("#"):
@@ -96,7 +97,7 @@ class MetricsTable:
             self._write()
 
     def close(self) -> None:
-        """Write the rest and the footer; a second call does nothing."""
+        """Write the remaining rows and the footer. A second call does nothing."""
         if self._writer is not None:
             self._write()
             self.abandon()
@@ -108,7 +109,7 @@ class MetricsTable:
             writer.close()
 
     def _new_series(self, source: str, series: str, line: str) -> tuple[int, str]:
-        """Return the number of a series that was not seen yet, and its value in this line."""
+        """Return the number of a new series, and its value in this line."""
         from prometheus_client.parser import text_string_to_metric_families
 
         families = text_string_to_metric_families(f"{line}\n")
@@ -121,10 +122,10 @@ class MetricsTable:
         (sample,) = samples
         if sample.timestamp is not None:  # the line ends with it, and the value is before it
             series = f"{sample.name} {sorted(sample.labels.items())}"
-        known = self._series.get((source, series))
-        if known is None:
-            known = self._keep(source, series, sample.name, sample.labels)
-        return known, str(sample.value)
+        number = self._series.get((source, series))
+        if number is None:
+            number = self._keep(source, series, sample.name, sample.labels)
+        return number, str(sample.value)
 
     def _keep(self, source: str, series: str, name: str, labels: dict[str, str]) -> int:
         text = orjson.dumps(labels, option=orjson.OPT_SORT_KEYS).decode()
@@ -142,9 +143,9 @@ class MetricsTable:
 
 
 class MetricsSampler:
-    """Reads the pages once a second of the run, for as long as it is the body of `async with`.
+    """Reads the pages once a second of the run, inside `async with`.
 
-    It sends no API key: the pages belong to other servers than the targets.
+    It sends no API key, because the pages belong to other servers than the targets.
     """
 
     def __init__(self, urls: Sequence[str]) -> None:
@@ -153,7 +154,7 @@ class MetricsSampler:
         self._session = aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar())
 
     async def __aenter__(self) -> "MetricsSampler":
-        """Read each page once; raises InputError for one that cannot be read."""
+        """Read each page once (InputError: an unreadable page)."""
         for url in self._urls:
             try:
                 await self._page(url)
@@ -174,7 +175,7 @@ class MetricsSampler:
             await clock.sleep(every_s - clock.now() % every_s)
 
     async def sample(self, clock: Clock, table: MetricsTable | None) -> None:
-        """Read all pages at once, if there is a table; one that cannot be read has `up` 0."""
+        """Read all pages at once, if there is a table. An unreadable page has `up` 0."""
         if table is not None:
             await asyncio.gather(*(self._sample(url, clock, table) for url in self._urls))
 

@@ -1,8 +1,8 @@
 """Add up the rows of a run and make its `summary.json` at the end.
 
-Pure: rows and histograms in, one dict out. Every percentile comes from a HdrHistogram; undefined
+Pure: rows and histograms in, one dict out. Every percentile is from a HdrHistogram. Undefined
 values are null, never 0. `analysis` compares runs by these keys alone. A percentile is there from
-the first sample on; code that prints one must check `is_firm` first.
+the first sample on. Code that prints a percentile must check `is_firm` first.
 """
 
 import math
@@ -19,7 +19,7 @@ from forebay.replay.results.verdict import Lateness, judge_answers, lag_limit_s
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 LEAST_BEYOND = 10  # samples that must exceed a percentile before it is shown to people
-# For each key of the summary: the metric as the tags of the log name it.
+# {key of the summary: name of the metric in the tags of the log}
 METRICS = {
     "ttft_ms": "ttft_response",
     "ttft_service_ms": "ttft_service",
@@ -35,7 +35,7 @@ INFINITE = "inf"  # JSON has no infinity
 
 
 def distribution_ms(histogram: Any, failures: int = 0) -> dict[str, float | str | int | None]:
-    """Return count, percentiles and maximum; `failures` more samples count as infinite."""
+    """Return count, percentiles and maximum, with `failures` more samples that are infinite."""
     import numpy
 
     count = int(histogram.total_count)
@@ -63,9 +63,9 @@ def rank_of(percentile: float, count: int) -> int:
 
 
 def is_firm(name: str, count: int) -> bool:
-    """Tell whether enough of `count` samples exceed the percentile `name`, such as p99.9.
+    """True if enough of `count` samples exceed the percentile `name`, such as p99.9.
 
-    With fewer, one or two requests decide its value. Always true for other names, such as max.
+    With fewer samples, one or two requests decide its value. True for other names, such as max.
     """
     if not name.startswith("p"):
         return True
@@ -73,14 +73,14 @@ def is_firm(name: str, count: int) -> bool:
 
 
 def firm(figures: Mapping[str, Any], name: str) -> Any:
-    """Return a value of a distribution for display: None if it is not firm."""
+    """Return a value of a distribution for display, or None if it is not firm."""
     return figures[name] if is_firm(name, figures["count"]) else None
 
 
 def highest_firm(figures: Mapping[str, Any], name: str) -> tuple[str, Any]:
-    """Return the percentile `name` with its value, or the highest one below it that is firm.
+    """Return the percentile `name` with its value, or the highest lower percentile that is firm.
 
-    The maximum stands in where no percentile is firm.
+    If no percentile is firm, return the maximum.
     """
     for percentile in reversed(PERCENTILES):
         lower = f"p{percentile:g}"
@@ -137,7 +137,7 @@ class RunTotals:
         self._missing: Counter[str] = Counter()
         self._prompt_tokens = 0
         self._cached_tokens = 0
-        self._done_prompt_tokens = self._done_output_tokens = 0  # of completed requests
+        self._done_prompt_tokens = self._done_output_tokens = 0  # completed requests only
         self._cached_known = False
         # The trace's count of the prompts whose tokens `_prompt_tokens` counts.
         self.counted_input_tokens = 0
@@ -152,6 +152,7 @@ class RunTotals:
         self._said: dict[tuple[str, str, int | None], str] = {}
 
     def add(self, row: Row) -> None:
+        # Counts of all requests.
         self.requests += 1
         self._intended[row.bucket] += 1
         self._tasks.add(row.task, row.intended_s, _answered_s(row))
@@ -166,6 +167,7 @@ class RunTotals:
             if row.cached_tokens is not None:
                 self._cached_known = True
                 self._cached_tokens += row.cached_tokens
+        # Then the outcome: completed, or the reason why not.
         if row.outcome == "ok":
             self._completed(row)
             return
@@ -214,11 +216,12 @@ class RunTotals:
 
         Args:
             totals: histograms by `metric.bucket`.
-            window_s: how long arrivals went on; 0: until the last answer.
-            closed: a closed loop, in which requests are due when a slot is free.
+            window_s: seconds of arrivals. 0: until the last answer.
+            closed: True for a closed loop, in which requests are due when a slot is free.
             scale: seconds of the run in one wall second.
             ended: complete, interrupted or drain timeout.
         """
+        # A run that lost its requests is judged before its lateness.
         window_s = window_s or self.last_done_s
         lost = judge_answers(self.requests, self.completed, self.rejected, self.failed, ended)
         judged = lost or self.lateness.judge(closed=closed)
@@ -273,6 +276,7 @@ class RunTotals:
             "completed_without_output": self._without_output,
             "overflow": sum(total.overflow for total in totals.values()),
         }
+        # The distributions, from the histograms.
         for key, metric in METRICS.items():
             figures[key] = self._distributions(totals, metric)
         figures |= task_figures(tasks_s.values())

@@ -1,8 +1,8 @@
-"""Judge whether a run is valid: was it answered, and did requests leave when they were due? Pure.
+"""Judge if a run is valid: was it answered, and did requests leave when they were due? Pure.
 
 A client that is late, or that delays requests by its own in-flight limit, measures itself. One
-arrival in a hundred may be later than the limit, which is 10 ms or 1 % of the tightest TTFT target,
-whichever is more. An error that small cannot decide whether a target was met.
+arrival in a hundred may be later than the limit: 10 ms or 1 % of the tightest TTFT target, the
+larger of both. So small an error cannot decide if a target was met.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from forebay.replay.plan.slo import Slo
 LEAST_LIMIT_S = 0.010
 SLO_SHARE = 0.01
 LATE_SHARE = 0.01
-MOST_LOST = 0.5  # of the requests: with more failed or never sent, what is left shows little
+MOST_LOST = 0.5  # share of requests that may fail or stay unsent: the others then show little
 FAILED = "failed"
 INTERRUPTED = "interrupted"
 
@@ -27,7 +27,7 @@ def lag_limit_s(slos: Sequence[Slo]) -> float:
 class RunVerdict:
     """The verdict on a run: `word` is valid, failed, interrupted, client-limited or cap-limited.
 
-    `at_s` is the second of the run from which on it is not valid.
+    `at_s` is the second of the run from which it is not valid.
     """
 
     word: str
@@ -42,13 +42,13 @@ def judge_answers(
     failed: Mapping[str, int],
     ended: str = "complete",
 ) -> RunVerdict | None:
-    """Return the verdict on a run that lost its requests or was stopped, None for any other.
+    """Return the verdict on a run that lost its requests or was stopped, else None.
 
     Args:
-        rejected: rejections by admission, by code. They are what an overload test measures, so they
-            count as lost only if nothing was answered.
+        rejected: rejections by admission, by code. An overload test measures them, so they count
+            as lost only if no request was answered.
         failed: failures by reason, with never_sent.
-        ended: how the run ended.
+        ended: complete, interrupted or drain timeout.
     """
     unsent = failed.get("never_sent", 0)
     if ended == INTERRUPTED:
@@ -78,7 +78,7 @@ class Lateness:
 
     @property
     def late(self) -> int:
-        """Return the arrivals that left late for the cause that delayed more of them."""
+        """Return the number of late arrivals, for the cause that delayed more."""
         return max(self.client_late, self.cap_late)
 
     def add(self, intended_s: float, pacing_lag_s: float, cap_wait_s: float) -> None:
@@ -91,12 +91,13 @@ class Lateness:
             self.cap_from_s = _earlier(self.cap_from_s, intended_s)
 
     def judge(self, *, closed: bool = False) -> RunVerdict:
-        """Make the verdict; in a `closed` loop a request is due when its slot is free."""
+        """Make the verdict. In a `closed` loop a request is due when its slot is free."""
         if not self.arrivals:
             return RunVerdict("client-limited", "nothing was sent", 0.0)
         allowed = max(1.0, LATE_SHARE * self.arrivals)
         worst = self.late
         limit = f"{self.limit_s * 1e3:g} ms"
+        # In a closed loop the in-flight limit is the plan, so only the client can be late.
         if closed:
             late = f"{worst:,} of {self.arrivals:,} requests left more than {limit}"
             words = f"{late} after their slot was free"
@@ -113,6 +114,7 @@ class Lateness:
                 "valid",
                 f"{worst:,} of {self.arrivals:,} requests left more than {limit} late",
             )
+        # Name the larger cause, which has its own remedy.
         if self.cap_late >= self.client_late:
             return RunVerdict(
                 "cap-limited",
@@ -128,5 +130,5 @@ class Lateness:
         )
 
 
-def _earlier(known: float | None, when: float) -> float:
-    return when if known is None else min(known, when)
+def _earlier(before: float | None, when: float) -> float:
+    return when if before is None else min(before, when)

@@ -1,4 +1,4 @@
-"""Run the progress line and take samples of /metrics beside a replay, from its start on."""
+"""Run the progress line and sample /metrics during a replay, from its start."""
 
 import asyncio
 import sys
@@ -18,9 +18,9 @@ Progress = Callable[[Live, int, Clock], Coroutine[Any, Any, None]]
 def watching(
     options: ReplayOptions, report: Progress | None, sampler: MetricsSampler, folder: RunFolder
 ) -> Progress | None:
-    """Return what to run beside the replay until its end; None if nothing.
+    """Return the coroutine function to run during the replay, or None.
 
-    `report` is that of a part of a replay, which has no progress line of its own.
+    `report` replaces the progress line in a part of a replay.
     """
     progress = _progress(options, report)
     if not options.metrics:

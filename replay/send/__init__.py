@@ -1,7 +1,7 @@
 """Send the requests of a plan.
 
 In reading order: `dispatch` sends requests when they are due, `pacer` waits for that time,
-`bodies` makes what is sent, `session_loop` sends turns after the answers to those before, `drain`
+`bodies` renders requests, `session_loop` sends turns after the answers that they wait for, `drain`
 ends a run, `fast_loop` runs all of it on a faster event loop. `http` is the client. The room
 imports `plan` and `clock`.
 """

@@ -1,9 +1,9 @@
 """Render requests to bytes before they are due, into a bounded queue ahead of the sender.
 
 The send path makes no JSON and no text: each body is complete before its time. A long prompt is
-rendered in slices of a fraction of a millisecond. The event loop gets a turn after each slice that
-had to be made, so that rendering the next document does not delay reading the tokens of running
-requests. Text that prompts share is made once and held once: a body is a list of pieces.
+rendered in slices of a fraction of a millisecond. The event loop gets a turn after each new
+slice, so that rendering the next document does not delay reading the tokens of running requests.
+Text that prompts share is made once and stored once: a body is a list of pieces.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from forebay.traces.text import block_text, prompt_text, run_text, texts_made
 SLICE_TOKENS = 4096
 JOINED_BYTES = 32 << 10  # a smaller body is one piece
 ROWS_A_TURN = 4
-MAX_AHEAD = 16_384  # all of a short run is rendered before it begins
-REFILL = 128  # rows made together: the renderer is slow where it makes few
+MAX_AHEAD = 16_384  # a short run is rendered before it begins
+REFILL = 128  # rows made together: few rows at a time are slow
 MAX_AHEAD_BYTES = 64 << 20
-# Members of a body that the replay sets itself; the trace's `parameters` cannot change them.
+# Members of a body that the replay sets itself. The trace's `parameters` cannot change them.
 _OWN = frozenset(
     {"messages", "prompt", "model", "stream", "stream_options", "tools"}
     | {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos"}
@@ -35,16 +35,16 @@ _OWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RequestStyle:
-    """How the rows of a trace become HTTP requests.
+    """Settings that turn the rows of a trace into HTTP requests.
 
     Attributes:
         model: the model to ask for.
-        own_models: a row that names a model asks for that one instead.
-        endpoint: of rows without messages; messages always go to the chat endpoint.
-        salt: seeds the text of prompts that are made from block ids.
-        lengths: "exact": each answer has the trace's number of tokens; "free": the model ends it,
+        own_models: True if a row that names a model asks for its own model.
+        endpoint: endpoint of rows without messages. Messages always go to the chat endpoint.
+        salt: seed of the text of prompts that are made from block ids.
+        lengths: "exact": each answer has the trace's number of tokens. "free": the model ends it,
             within the trace's own limit.
-        keys: API key of each tenant; others use the client's own.
+        keys: API key of each tenant. Other tenants use the client's own key.
         scale: seconds of the run in one wall second.
     """
 
@@ -61,21 +61,21 @@ class RequestStyle:
 
     def headers(self, request: TraceRequest) -> dict[str, str]:
         """Return the headers that only this request has."""
-        found = {}
+        headers = {}
         if request.service_class is not None:
-            found["x-forebay-class"] = request.service_class
+            headers["x-forebay-class"] = request.service_class
         if request.deadline_s is not None:
-            found["x-request-timeout"] = f"{request.deadline_s / self.scale:.3f}"
+            headers["x-request-timeout"] = f"{request.deadline_s / self.scale:.3f}"
         if (key := self.keys.get(request.tenant or "")) is not None:
-            found["authorization"] = f"Bearer {key}"
+            headers["authorization"] = f"Bearer {key}"
         if not request.stream:
-            found["accept"] = "application/json"
-        return found
+            headers["accept"] = "application/json"
+        return headers
 
     def tail(self, request: TraceRequest) -> dict[str, Any]:
-        """Return the members of the body behind the prompt."""
-        given = request.parameters or {}
-        tail = {key: value for key, value in given.items() if key not in _OWN}
+        """Return the members of the body after the prompt."""
+        parameters = request.parameters or {}
+        tail = {key: value for key, value in parameters.items() if key not in _OWN}
         if request.tools is not None:
             tail["tools"] = list(request.tools)
         own = request.model if self.own_models else None
@@ -84,8 +84,8 @@ class RequestStyle:
         if self.lengths == "exact":
             tail |= {"max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True}
         else:
-            limits = [given.get(name) for name in ("max_completion_tokens", "max_tokens")]
-            tail["max_tokens"] = next((one for one in limits if type(one) is int), tokens)
+            limits = [parameters.get(name) for name in ("max_completion_tokens", "max_tokens")]
+            tail["max_tokens"] = next((limit for limit in limits if type(limit) is int), tokens)
         tail["stream"] = request.stream
         if request.stream:
             tail["stream_options"] = {"include_usage": True}
@@ -95,7 +95,7 @@ class RequestStyle:
 def body_slices(
     request: TraceRequest, style: RequestStyle, prompt: bytes | None = None
 ) -> Iterator[bytes]:
-    """Render the JSON body of `request` in slices; `prompt` replaces its own text."""
+    """Render the JSON body of `request` in slices. `prompt` replaces its own text."""
     chat = style.path(request) == PATHS["chat"]
     if request.messages is not None:
         yield b'{"messages":' + orjson.dumps(list(request.messages))
@@ -116,7 +116,7 @@ def _json_tail(request: TraceRequest, style: RequestStyle) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _plain_tail(model: str, lengths: str, output_tokens: int, stream: bool) -> bytes:
-    """Make the tail of a row that sets nothing of its own: most rows have the same ones."""
+    """Make the tail of a row without members of its own. Most rows have an equal tail."""
     row = TraceRequest("", 0.0, 1, output_tokens, stream=stream)
     return _json_tail(row, RequestStyle(model, lengths=lengths))
 
@@ -135,7 +135,7 @@ def _prompt(request: TraceRequest, salt: str, prompt: bytes | None) -> Iterator[
 def _prompt_slices(request: TraceRequest, blocks: tuple[int, ...], salt: str) -> Iterator[bytes]:
     full = request.block_tokens
     step = max(1, SLICE_TOKENS // full)
-    start, last = 0, len(blocks) - 1  # the last one may be filled up in part
+    start, last = 0, len(blocks) - 1  # the last block may be partial
     while start + step <= last:
         if full <= SLICE_TOKENS:
             yield run_text(blocks[start : start + step], full, salt)
@@ -150,7 +150,7 @@ def _prompt_slices(request: TraceRequest, blocks: tuple[int, ...], salt: str) ->
 
 @dataclass(slots=True)
 class PreparedRequest:
-    """A request ready to send; `index` is its position in the schedule, `size` that of its body."""
+    """A request ready to send, with its `index` in the schedule and the `size` of its body."""
 
     index: int
     request: TraceRequest
@@ -163,15 +163,15 @@ class PreparedRequest:
 async def prepare(
     index: int, request: TraceRequest, style: RequestStyle, prompt: bytes | None = None
 ) -> PreparedRequest:
-    """Render one request; the loop gets a turn after each slice of a long prompt that is made."""
+    """Render one request. The loop gets a turn after each new slice of a long prompt."""
     pieces = []
-    size, made = 0, texts_made()
+    size, texts = 0, texts_made()
     for piece in body_slices(request, style, prompt):
         pieces.append(piece)
         size += len(piece)
-        if len(piece) > SLICE_TOKENS and texts_made() != made:
+        if len(piece) > SLICE_TOKENS and texts_made() != texts:
             await asyncio.sleep(0)
-            made = texts_made()
+            texts = texts_made()
     if size < JOINED_BYTES:
         pieces = [b"".join(pieces)]
     return PreparedRequest(
@@ -194,7 +194,7 @@ class PreparedQueue:
         self._filled = asyncio.Event()
 
     async def put(self, item: PreparedRequest) -> None:
-        """Add `item`; a full queue must first have room for many (one item always fits)."""
+        """Add `item`. A full queue first waits for room for many items (one item always fits)."""
         if self._items and (
             len(self._items) >= self._most or self._bytes + item.size > self._most_bytes
         ):
@@ -216,7 +216,7 @@ class PreparedQueue:
         self._added.set()
 
     async def get(self) -> PreparedRequest | None:
-        """Return the next request, None after the last."""
+        """Return the next request, or None after the last."""
         while not self._items:
             if self._closed:
                 return None
@@ -230,11 +230,11 @@ class PreparedQueue:
 
     @property
     def plenty(self) -> bool:
-        """Rendering need not be quick."""
+        """True if the queue is so full that rendering need not be quick."""
         return len(self._items) > self._most // 4 or self._bytes > self._most_bytes // 4
 
     async def wait_filled(self) -> None:
-        """Wait until the queue was full once, or holds all requests."""
+        """Wait until the queue was full once, or has all requests."""
         await self._filled.wait()
 
 
@@ -245,7 +245,7 @@ async def render(
     style: RequestStyle,
     spare: SpareTime,
 ) -> None:
-    """Put the first `count` of `requests` into `prepared`; the loop gets turns between them."""
+    """Put the first `count` of `requests` into `prepared`, with turns of the loop between them."""
     try:
         for index in range(count):
             request = next(requests, None)

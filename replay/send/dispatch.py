@@ -1,8 +1,8 @@
 """Send each prepared request when it is due, in an open or a closed loop.
 
-No arrival waits for an answer to another. At most
-`max_in_flight` requests are in flight. An arrival that waits for this limit is late by `cap_wait`
-and is still sent: no request is skipped and no due time is moved.
+No arrival waits for an answer to another arrival. At most `max_in_flight` requests are in flight.
+An arrival that waits for this limit is late by `cap_wait`, and is still sent: no request is skipped
+and no due time is moved.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ class Dispatch:
     """Sends prepared requests to the targets in turn.
 
     Attributes:
-        sent: number of requests sent; always the first ones of the schedule.
+        sent: number of requests sent, always the first requests of the schedule.
         idle: set while no request is in flight.
-        spare: turns in which nothing is due.
+        spare: turns in which no request is due.
         on_end: called with the index of each request that has ended.
     """
 
@@ -57,9 +57,9 @@ class Dispatch:
             (target.name, {path: client.route(target.url(path)) for path in PATHS.values()})
             for target in targets
         ]
-        self._slots = max_in_flight  # free ones
+        self._slots = max_in_flight  # free slots
         self._freed = asyncio.Event()
-        self._freed_s: deque[float] = deque(maxlen=max_in_flight)  # when each free slot became free
+        self._freed_s: deque[float] = deque(maxlen=max_in_flight)  # times when slots became free
         self._blocked_until_s = 0.0  # end of the last wait for the in-flight limit
         self._run_id = run_id
         self._tasks = tasks
@@ -94,8 +94,8 @@ class Dispatch:
     async def closed_loop(self, duration_s: float | None, think_s: float = 0.0) -> None:
         """Send the next request `think_s` after a slot became free, up to `duration_s`.
 
-        If this client was busy when a request was due, or no body was ready, that is lag of the
-        client. Requests whose slots were always free are due at once.
+        If this client was busy when a request was due, or no body was ready, the delay counts as
+        lag of the client. Requests whose slots were always free are due at once.
         """
         async with Pacer(self.clock, self.spare) as pacer:
             while True:
@@ -111,7 +111,9 @@ class Dispatch:
                 if job is None:
                     return
                 self._start(job, due_s)
-                await asyncio.sleep(0)  # let it leave before the next one is due, to make no burst
+                await asyncio.sleep(
+                    0
+                )  # let it leave before the next request is due, to avoid a burst
 
     def give_up(self) -> None:
         """Cancel all requests in flight."""
@@ -121,7 +123,7 @@ class Dispatch:
     def _start(self, job: PreparedRequest, intended_s: float) -> None:
         self._slots -= 1
         name, routes = self._targets[self.sent % len(self._targets)]
-        # The limit also delayed arrivals that became due while an earlier one waited.
+        # The limit also delayed arrivals that became due while an earlier arrival waited.
         cap_wait_s = max(0.0, self._blocked_until_s - intended_s)
         exchange = ClientExchange(
             f"{self._run_id}-{job.index}", intended_s, cap_wait_s, backend=name
@@ -155,7 +157,7 @@ class Dispatch:
             if self.on_end is not None:
                 exchange.settle()
                 self.on_end(job.index, exchange)
-        except Exception as error:  # a mistake of ours ends the run, not only this callback
+        except Exception as error:  # a mistake in this code ends the run, not only this callback
             self._tasks.create_task(_raise(error))
 
 

@@ -26,7 +26,7 @@ async def drain(
     timeout_s: float,
     say: Callable[[str], None],
 ) -> str:
-    """Wait for running answers, up to `timeout_s` of the run; returns how the run ended."""
+    """Wait for running answers up to `timeout_s` of the run, and return how the run ended."""
     if not dispatch.idle.is_set():
         if ended == "interrupted":
             say("stopped sending; waiting for running answers, Ctrl-C again cancels them")

@@ -1,4 +1,4 @@
-"""Run a replay on the fastest event loop available; Ctrl-C stops sending."""
+"""Run a replay on the fastest event loop available. Ctrl-C stops sending."""
 
 import asyncio
 import signal
@@ -15,7 +15,7 @@ T = TypeVar("T")
 def run_on_fast_loop(work: Callable[[Stop], Coroutine[Any, Any, T]]) -> T:
     """Run `work`, on uvloop if installed.
 
-    The first Ctrl-C stops sending, the second one also stops waiting for answers.
+    The first Ctrl-C stops sending, the second Ctrl-C also stops waiting for answers.
     """
     _raise_file_limit()
 

@@ -3,7 +3,7 @@
 Event loops round timers up to whole milliseconds (both uvloop and epoll). At 2,000 arrivals a
 second that is two arrivals. On Linux a timerfd with the absolute deadline wakes the loop through
 its selector instead. Other systems, and virtual time, use a plain sleep. Deadlines are absolute: a
-late wake-up makes one arrival late and moves none of the others.
+late wake-up makes one arrival late and moves no other arrival.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class _Timer(ctypes.Structure):
 
 
 class Pacer:
-    """Lets one caller at a time wait; use it in `async with`, which closes the descriptor.
+    """Lets one caller at a time wait, inside `async with`, which closes the descriptor.
 
     While it waits, `spare` can give turns to other work.
     """
@@ -75,8 +75,8 @@ class Pacer:
     async def until(self, at_s: float) -> bool:
         """Return True at second `at_s` of the run, or at once if that is past.
 
-        In a burst the loop gets a turn now and then. Returns False at once when `wake` is called
-        before.
+        In a burst the loop gets a turn after each `MOST_IN_A_ROW` calls. Returns False at once when
+        `wake` is called before.
         """
         self._woken, waited = False, False
         while (left := at_s - self._clock.now()) > _CLOSE_ENOUGH_S:

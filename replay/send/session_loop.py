@@ -1,8 +1,8 @@
-"""Send a trace whose turns wait for answers: each request when its agenda says so.
+"""Send a trace whose turns wait for answers, each request at the due time of its agenda.
 
-Bodies are rendered before they are due: those of known times in order, and those of turns whose
-predecessor is under way. With `history="answers"` a turn holds the real answer of the one before,
-so its body is completed when that answer is there.
+Bodies are rendered before they are due: first requests with known due times, in order, then turns
+whose predecessor is in progress. With `history="answers"` a turn has the real answer of the turn
+before, so its body is completed after that answer.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ class SessionLoop:
     """Sends the requests of an agenda, in an open loop or with a fixed number of sessions.
 
     Args:
-        times_s: due time of each root; empty in a closed loop.
+        times_s: due time of each root, empty in a closed loop.
         sessions: sessions at once in a closed loop, else 0.
-        think_s: time from the end of a session to the next one of a closed loop.
-        until_s: nothing that is due at or after this second of the run is sent.
-        history: keeps real answers for later turns; None: prompts as they are in the trace.
+        think_s: time from the end of a session to the next session of a closed loop.
+        until_s: no request that is due at or after this second of the run is sent.
+        history: keeps real answers for later turns. None: prompts are as in the trace.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class SessionLoop:
         self._until_s = inf if until_s is None else until_s
         self._history = history
         self._think_s = think_s
+        # The two heaps: requests to send, and requests to render.
         self._due: list[tuple[float, int]] = []  # requests whose time is known
         self._to_render: list[tuple[float, int]] = []
         self._bodies: dict[int, PreparedRequest] = {}
@@ -64,6 +65,7 @@ class SessionLoop:
         self._rendered = asyncio.Event()
         self._pacer: Pacer | None = None
         self._roots = iter(agenda.roots)
+        # A closed loop starts its first sessions. An open loop knows the times of all roots.
         dispatch.on_end = self._ended
         if sessions:
             for _ in range(sessions):
@@ -77,7 +79,7 @@ class SessionLoop:
         self._closed = bool(sessions)
 
     async def run(self) -> None:
-        """Send every request; returns when none is left and none is under way."""
+        """Send every request, and return when no request is unsent or in progress."""
         rendering = asyncio.ensure_future(self._render())
         try:
             async with Pacer(self._clock, self._dispatch.spare) as self._pacer:
@@ -137,13 +139,13 @@ class SessionLoop:
             heappush(self._to_render, (due_s, root))
 
     async def _render(self, *, once: bool = False) -> None:
-        """Render what is due next, as far as there is room; the next request always has room."""
+        """Render the next due requests while there is room. The first request always has room."""
         while True:
             while self._to_render and self._has_room():
                 _, index = heappop(self._to_render)
                 if index not in self._bodies and index not in self.sent:
                     job = await self._prepare(index)
-                    if index not in self.sent:  # it may have become due meanwhile
+                    if index not in self.sent:  # it may have been sent during that
                         self._bodies[index] = job
                         self._bytes += job.size
                 await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The verbs of `forebay traces` that change a trace: `-` reads a pipe and writes one."""
+"""The verbs of `forebay traces` that change a trace. `-` is a pipe, for input and output."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -31,9 +31,9 @@ def _write(
     none = f"{verb}: no request is left; ask for more of the trace"
     totals = Totals(requests, if_none=none)
     facts = {"command": verb, "trace": trace, "parameters": parameters}
-    found = write_whole(output, totals, lambda: facts)
+    result = write_whole(output, totals, lambda: facts)
     line = f"{verb}: {totals.requests:,} requests over {totals.last_s:,.1f} s{to_file(output)}"
-    print_result(found, line, as_json)
+    print_result(result, line, as_json)
 
 
 def slice_trace(
@@ -79,11 +79,11 @@ def scale_trace(
         raise InputError("--speed, --rate: give one of them")
     rows = _read(trace)
     if rate is not None:
-        kept = list(rows)
-        span_s = kept[-1].arrival_s - kept[0].arrival_s
+        requests = list(rows)
+        span_s = requests[-1].arrival_s - requests[0].arrival_s
         if span_s <= 0:
             raise InputError("--rate: all requests arrive at once, so there is no rate to change")
-        rows, speed = kept, rate * span_s / len(kept)
+        rows, speed = requests, rate * span_s / len(requests)
     if speed is None or not 0 < speed < float("inf"):
         raise InputError(f"--speed, --rate: {rate or speed} is not more than 0")
     _write("scale", trace, output, force, as_json, scale(rows, speed), speed=speed, rate=rate)
@@ -122,7 +122,7 @@ def merge_traces(
 
     if len(traces) < 2:
         raise InputError("traces merge: give two traces or more")
-    rows = merge([_read(one) for one in traces], shared=shared)
+    rows = merge([_read(trace) for trace in traces], shared=shared)
     _write("merge", traces, output, force, as_json, rows, shared=shared)
 
 

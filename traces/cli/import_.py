@@ -135,11 +135,13 @@ def import_trace(given: ImportArguments) -> None:
     """
     from forebay.traces.synth.ticks import spread_ticks
 
+    # Check all options before a file is opened.
     if given.spread_ticks and given.format_name != "mooncake":
         raise InputError(f"--spread-ticks: {given.format_name} has no ticks; leave it out")
     if not given.dry_run:
         beside = meta_path(given.output)
         check_output(given.output, beside, force=given.force, as_json=given.as_json)
+    # Open the file, and only show it in a dry run.
     reader, name, mapping = _open(given)
     if given.dry_run:
         _show(given, reader, name, mapping)
@@ -147,6 +149,7 @@ def import_trace(given: ImportArguments) -> None:
     guessed = bool(mapping) and given.columns is None
     if guessed:
         talk(f"guessed:  --map {mapping}")
+    # Convert as a stream. The facts are read after the last row.
     rows = spread_ticks(reader, seed=given.seed, name=given.file) if given.spread_ticks else reader
     drawn = given.spread_ticks or name in ("servegen", "kv-cache-tester")
 
@@ -163,8 +166,8 @@ def import_trace(given: ImportArguments) -> None:
             "notes": dict(reader.notes),
         }
 
-    told = _first_told(rows) if guessed else rows
-    report(write_whole(given.output, Totals(told), facts), given.output, given.as_json)
+    stream = _first_told(rows) if guessed else rows
+    report(write_whole(given.output, Totals(stream), facts), given.output, given.as_json)
     _tell_losses(reader)
 
 
@@ -180,6 +183,7 @@ def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
     from forebay.traces.formats.columns import map_text, mapped_format, parse_map
     from forebay.traces.formats.guess import guess
 
+    # The settings of a reader, as the options give them.
     one_or_more(
         {
             "--input-tokens": given.input_tokens,
@@ -201,11 +205,13 @@ def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
         duration_s=given.duration,
         seed=given.seed,
     )
+    # A given mapping needs no format.
     if given.columns is not None:
         if given.format_name != "auto":
             raise InputError(f"--map: {given.format_name} has set columns; use traces import auto")
-        found = parse_map(given.columns)
-        return mapped_format(found).open(given.file, options), "map", map_text(found)
+        columns = parse_map(given.columns)
+        return mapped_format(columns).open(given.file, options), "map", map_text(columns)
+    # Else find the format: by its name, by the first bytes, or by a guess at the columns.
     name = given.format_name
     if name == "auto":
         detected = detect(given.file)
@@ -213,13 +219,15 @@ def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
             if given.file == "-":
                 raise InputError("standard input: format not recognised; name it or give --map")
             if Path(given.file).is_dir():
-                folders = " or ".join(one.name for one in formats().values() if one.folder)
+                folders = " or ".join(
+                    candidate.name for candidate in formats().values() if candidate.folder
+                )
                 raise InputError(
                     f"{given.file}: no folder that auto knows by its files; give one file of it, "
                     f"or the name of its format ({folders}) in place of auto"
                 )
-            found = guess(given.file)
-            return mapped_format(found).open(given.file, options), "map", map_text(found)
+            columns = guess(given.file)
+            return mapped_format(columns).open(given.file, options), "map", map_text(columns)
         name = detected
     if name != FOREBAY:
         trace_format(name)  # an unknown name is an error even for an empty pipe
@@ -227,7 +235,7 @@ def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
 
 
 def _show(given: ImportArguments, reader: TraceReader, name: str, mapping: str | None) -> None:
-    """Print what would be imported; the first rows also prove that they can be read."""
+    """Print format, mapping and first rows, which proves that the file can be read."""
     rows = list(islice(reader, SHOWN_ROWS))
     reader.close()
     if given.as_json:
@@ -255,7 +263,7 @@ def _shown_row(row: TraceRequest) -> str:
 
 
 def _first_told(rows: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
-    """Pass rows on, and print the first one, so that a wrong guess is seen."""
+    """Pass rows on, and print the first row, so that a wrong guess is seen."""
     for index, row in enumerate(rows):
         if not index:
             talk(f"first row:  {_shown_row(row)}")
@@ -304,13 +312,15 @@ def list_formats(as_json: AsJson = False) -> None:
     """
     from forebay.traces.formats import formats
 
-    found = formats().values()
+    all_formats = formats().values()
     if as_json:
-        rows = [{"name": one.name, "what": one.what, "keeps": one.keeps} for one in found]
+        rows = [
+            {"name": entry.name, "what": entry.what, "keeps": entry.keeps} for entry in all_formats
+        ]
         print_json(rows)
         return
-    for one in found:
-        print(f"{one.name:<18} {one.what}\n{'':<18} keeps: {one.keeps}")
+    for entry in all_formats:
+        print(f"{entry.name:<18} {entry.what}\n{'':<18} keeps: {entry.keeps}")
 
 
 def fit_model(

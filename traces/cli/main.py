@@ -86,25 +86,25 @@ def fetch(
     from forebay.traces.synth import fetch as fetching
 
     if name is None:
-        known = fetching.PUBLISHED.items()
+        files = fetching.PUBLISHED.items()
         if as_json:
-            print_json({one: of.url for one, of in known})
+            print_json({title: file.url for title, file in files})
             return
-        for one, of in known:
-            size = "" if of.bytes is None else f"{of.bytes / 1e6:,.1f} MB"
-            checked = "" if of.sha256 is None else "SHA-256 known"
-            print(f"{one:<26} {size:>9}  {checked:<13}  {of.url}")
+        for title, file in files:
+            size = "" if file.bytes is None else f"{file.bytes / 1e6:,.1f} MB"
+            checked = "" if file.sha256 is None else "SHA-256 known"
+            print(f"{title:<26} {size:>9}  {checked:<13}  {file.url}")
         return
-    wanted = fetching.published(name)
-    target = output or wanted.file_name
+    source = fetching.published(name)
+    target = output or source.file_name
     if target == "-":
         raise InputError("--out -: the file is checked before you get it; name a file")
     refuse_existing([target], force=force)
-    facts = fetching.fetch(wanted, target, url=url)
+    facts = fetching.fetch(source, target, url=url)
     line = f"{facts['bytes']:,} bytes, licence {facts['licence']} -> {target}"
     print_result(facts, line, as_json)
     if not as_json:
-        talk(f"next:  {wanted.then.format(target).replace(' T', ' trace.jsonl')}")
+        talk(f"next:  {source.then.format(target).replace(' T', ' trace.jsonl')}")
 
 
 @app.command()
@@ -185,8 +185,10 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
     )
     from forebay.traces.tokens import counter
 
+    # Check all options before the long read.
     one_or_more({"--context": given.context, "--limit": given.limit})
     check_output(given.output, meta_path(given.output), force=given.force, as_json=given.as_json)
+    # Read the tasks, and put their samples in order.
     files = [
         read_task(path, task=given.task, split=given.split, skip_bad=given.skip_bad)
         for path in given.paths
@@ -196,10 +198,12 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
     count = counter(given.tokens)
     everything = [sample for file in files for sample in file.samples]
     samples = ordered(everything, given.order, seed=given.seed, zipf_s=given.zipf)[: given.limit]
+    # A file of reference answers, if there are any.
     answered = given.output != "-" and has_references(samples)
     answers = (answers_path(given.output), reference_lines(samples)) if answered else None
     if answers is not None:
         refuse_existing([answers[0]], force=given.force)
+    # Write the trace with the facts that are needed to make it again.
     requests = to_trace(
         samples,
         count,
@@ -234,11 +238,11 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
         "seed": given.seed,
     }
     totals = Totals(requests, IdealCache())
-    found = write_whole(given.output, totals, lambda: facts, answers)
+    result = write_whole(given.output, totals, lambda: facts, answers)
     if answers is not None:
         talk(f"reference answers in {answers[0]}")
     talk(f"tokens counted by {count.name}")
-    report(found, given.output, given.as_json)
+    report(result, given.output, given.as_json)
 
 
 @app.command()
@@ -285,19 +289,21 @@ def needle(
 
     if output == "-" and answers is None:
         raise InputError("--answers: a trace on standard output has no file beside it; name a file")
+    # Check the files and the numbers.
     beside = Path(answers) if answers else answers_path(output)
     check_output(output, meta_path(output), beside, force=force, as_json=as_json)
-    wanted = _numbers(lengths, "--lengths", int)
+    prompt_lengths = _numbers(lengths, "--lengths", int)
     shares = _numbers(depths, "--depths", float)
+    # Take the haystack from files, or make one that is long enough.
     count = counter(tokens)
     if haystack:
         text = load_haystack(haystack)
     else:  # a third more than needed: with some vocabularies a word is less than a token
-        text = generated_haystack(max(wanted, default=0) * 4 // 3, seed)
-    made = needle_requests(
+        text = generated_haystack(max(prompt_lengths, default=0) * 4 // 3, seed)
+    pairs = needle_requests(
         text,
         count,
-        lengths=wanted,
+        lengths=prompt_lengths,
         depths=shares,
         questions=questions,
         output_tokens=output_tokens,
@@ -305,17 +311,18 @@ def needle(
         rate_per_s=rate,
         seed=seed,
     )
+    # Collect the expected answers while the trace is written.
     expected: list[bytes] = []
 
     def prompts() -> Iterator[TraceRequest]:
-        for request, answer in made:
+        for request, answer in pairs:
             expected.append(answer_line(answer))
             yield request
 
     facts = {
         "command": "needle",
         "haystack": haystack,
-        "lengths": wanted,
+        "lengths": prompt_lengths,
         "depths": shares,
         "questions": questions,
         "answers": str(beside),
@@ -324,9 +331,9 @@ def needle(
         "rate_per_s": rate,
         "seed": seed,
     }
-    found = write_whole(output, Totals(prompts()), lambda: facts, (beside, expected))
+    result = write_whole(output, Totals(prompts()), lambda: facts, (beside, expected))
     talk(f"tokens counted by {count.name}; expected answers in {beside}")
-    report(found, output, as_json)
+    report(result, output, as_json)
 
 
 def _numbers(text: str, option: str, kind: type[Any]) -> list[Any]:

@@ -15,9 +15,9 @@ from forebay.traces.whole_file import json_bytes, refuse_existing, whole_file, w
 
 
 class Totals:
-    """Passes requests on and adds them up; with a cache, also computes their ideal hit ratio.
+    """Passes requests on and adds them up, with a cache also their ideal hit ratio.
 
-    `if_none` is the error that is raised after the last request if there was none.
+    `if_none` is the error text for a trace without requests.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ def write_whole(
     facts: Callable[[], dict[str, Any]],
     answers: tuple[Path, Iterable[bytes]] | None = None,
 ) -> dict[str, Any]:
-    """Write a trace, its answers and its facts, all or none; returns the facts with the totals.
+    """Write a trace, its answers and its facts, and return the facts with the totals.
 
-    A file appears when its block ends. All was written to the disk by then, so that one which is
-    full leaves no file behind. `facts` and answers are asked for after the last request.
+    Files appear at the end, after all bytes are on the disk. So a full disk leaves no file behind.
+    `facts` and answers are read after the last request.
     """
     from forebay.traces.reading.jsonl import write_rows
 
@@ -93,7 +93,7 @@ def write_whole(
 
 
 def report(facts: dict[str, Any], output: str, as_json: bool) -> None:
-    """Print what `write_whole` returned as one line or as JSON."""
+    """Print the result of `write_whole` as one line or as JSON."""
     skipped = f", {facts['skipped']} bad rows skipped" if facts.get("skipped") else ""
     line = (
         f"{facts['requests']:,} requests, {facts['input_tokens']:,} input and "
@@ -126,6 +126,7 @@ def print_description(trace: str, result: Description) -> None:
     def number(value: float | None, digits: int = 2) -> str:
         return "-" if value is None else f"{value:,.{digits}f}"
 
+    # One table for the arrivals, and one for the lengths.
     rates = Table()
     rates.add_column("arrivals and sharing")
     rates.add_column("", justify="right")
@@ -146,8 +147,9 @@ def print_description(trace: str, result: Description) -> None:
     lengths.add_column("tokens")
     for name in ("mean", "p50", "p90", "p99", "max"):
         lengths.add_column(name, justify="right")
-    for name, one in (("input", result.input_tokens), ("output", result.output_tokens)):
-        lengths.add_row(name, *_length_cells(one))
+    for name, summary in (("input", result.input_tokens), ("output", result.output_tokens)):
+        lengths.add_row(name, *_length_cells(summary))
+    # Print the file name without markup, because it may have brackets.
     console = Console()
     console.print(f"{escaped(trace)}: {result.requests:,} requests", markup=False, soft_wrap=True)
     console.print(rates)
@@ -157,11 +159,11 @@ def print_description(trace: str, result: Description) -> None:
 
 
 def _not_steady(result: Description) -> str:
-    """Say where the rate is lowest and highest."""
+    """Return a line with the spans of lowest and highest rate."""
     parts = (
-        f"{one.rate_per_s:,.3g}/s from {one.from_s:,.0f} s to {one.to_s:,.0f} s"
-        for one in (result.slowest_tenth, result.fastest_tenth)
-        if one is not None
+        f"{span.rate_per_s:,.3g}/s from {span.from_s:,.0f} s to {span.to_s:,.0f} s"
+        for span in (result.slowest_tenth, result.fastest_tenth)
+        if span is not None
     )
     return f"the rate is not steady: {', '.join(parts)}; traces slice keeps a span"
 

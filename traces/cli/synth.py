@@ -110,8 +110,8 @@ def documents(given: DocumentsArguments) -> None:
         tenants=given.tenants,
         seed=given.seed,
     )
-    made = workload(spec)
-    _write(given.output, given.force, given.as_json, made, "documents", asdict(spec))
+    requests = workload(spec)
+    _write(given.output, given.force, given.as_json, requests, "documents", asdict(spec))
 
 
 @app.command("shared-document")
@@ -209,8 +209,10 @@ def chat_and_documents(given: ChatBesideDocumentsArguments) -> None:
         instruction_tokens=given.instruction_tokens,
         seed=given.seed,
     )
-    made = chat_beside_documents(spec)
-    _write(given.output, given.force, given.as_json, made, "chat-beside-documents", asdict(spec))
+    requests = chat_beside_documents(spec)
+    _write(
+        given.output, given.force, given.as_json, requests, "chat-beside-documents", asdict(spec)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,8 +267,8 @@ def sessions_of_agents(given: AgentSessionsArguments) -> None:
         duration_s=given.duration,
         seed=given.seed,
     )
-    made = agent_sessions(spec)
-    _write(given.output, given.force, given.as_json, made, "agent-sessions", asdict(spec))
+    requests = agent_sessions(spec)
+    _write(given.output, given.force, given.as_json, requests, "agent-sessions", asdict(spec))
 
 
 def _write(
@@ -309,9 +311,9 @@ def fitted(
 
     if not 0 < speed < float("inf"):
         raise InputError(f"--speed {speed:g}: give more than 0")
-    made = Made(read_model(model), speed)
+    totals = Made(read_model(model), speed)
     rows = synthesise(
-        made.model, duration_s=duration, requests=requests, speed=speed, seed=seed, made=made
+        totals.model, duration_s=duration, requests=requests, speed=speed, seed=seed, made=totals
     )
     settings = {
         "model": model,
@@ -321,5 +323,5 @@ def fitted(
         "seed": seed,
     }
     _write(output, force, as_json, rows, "model", settings)
-    for line in made.differences():
+    for line in totals.differences():
         print(f"warning: {line}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""Help, options and messages that the commands of all four packages share; nothing about traces.
+"""Help, options and messages that the commands of all four packages share.
 
-It stands in this package because every other package may import it. In reading order: `messages`
-writes to the standard error, `help_text` shapes the pages of `--help`, `options` turns dataclasses
-into options, `quantities` reads durations and sizes, `plain_words` writes lists and numbers,
-`plugins` loads entry points. It imports only `forebay.traces.errors`.
+Nothing here is about traces. It is in this package because every other may import it. In reading
+order: `messages` writes to the standard error, `help_text` shapes the pages of `--help`, `options`
+turns dataclasses into options, `quantities` reads durations and sizes, `plain_words` rewrites
+pydantic's messages, `plugins` loads entry points. It imports only `forebay.traces.errors`.
 """

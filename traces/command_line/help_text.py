@@ -1,8 +1,8 @@
-"""Print `--help` as plain text: no boxes, no colours, no option that is cut off.
+"""Print `--help` as plain text: no boxes, no colours, no shortened options.
 
-Rich's tables cut long option names at 80 columns, so that nobody can learn them, and swallow text
-in brackets. A paragraph of the help that has an indented line, such as an example, is printed as it
-is. A command with many options has headings for them.
+Rich's tables cut long option names at 80 columns, so that no user can learn them, and swallow text
+in brackets. A paragraph with an indented line, such as an example, is printed unchanged. A command
+with many options has headings for them.
 """
 
 import inspect
@@ -21,8 +21,8 @@ from forebay.traces.command_line.messages import be_quiet
 EXAMPLE = re.compile(r"[Ee]xample: *(forebay .*)")
 QUIET = "--quiet"
 RENAMED = {"--output": "--out", "--seconds": "--duration", "--length": "--lengths"}
-"""Names that options had before 0.2, by what they are called now; they work and are not shown."""
-NAME_WIDTH = 26  # of option names; a longer one has a line of its own
+"""{old name: present name} of options renamed in 0.2. Old names work and are not shown."""
+NAME_WIDTH = 26  # a longer option name has a line of its own
 LAST = ("Output", "Options")  # headings that come after all others
 
 
@@ -30,7 +30,7 @@ class PlainCommand(TyperCommand):
     """A command with plain help.
 
     Attributes:
-        headings: of the options that do not stand under `Options`, by their Python names.
+        headings: {Python name of an option: heading}, for options that are not under `Options`.
     """
 
     headings: Mapping[str, str] = {}
@@ -46,7 +46,7 @@ class PlainCommand(TyperCommand):
 
 
 class PlainGroup(TyperGroup):
-    """A command with sub-commands and plain help; see `PlainCommand`."""
+    """A command with sub-commands and plain help, like `PlainCommand`."""
 
     headings: Mapping[str, str] = {}
 
@@ -79,7 +79,7 @@ class PlainTyper(typer.Typer):
     def command(
         self, name: str | None = None, headings: Mapping[str, str] | None = None, **options: Any
     ) -> Callable[[CommandFunctionType], CommandFunctionType]:
-        """As Typer's; `headings`: {heading: names of options}."""
+        """Register a command like Typer, with `headings`: {heading: names of options}."""
         command = type("PlainCommand", (PlainCommand,), {"headings": _by_option(headings or {})})
         return super().command(name, cls=command, **options)
 
@@ -96,15 +96,15 @@ def _take_quiet(command: TyperCommand | TyperGroup, args: list[str]) -> list[str
 
 def _renamed(command: TyperCommand | TyperGroup, args: list[str]) -> list[str]:
     """Return the arguments with the present names of renamed options."""
-    known = {name for param in command.params for name in param.opts}
-    found: list[str] = []
+    names = {name for param in command.params for name in param.opts}
+    words: list[str] = []
     for at, word in enumerate(args):
         if word == "--":
-            return [*found, *args[at:]]
+            return [*words, *args[at:]]
         name, equals, value = word.partition("=")
         now = RENAMED.get(name)
-        found.append(f"{now}{equals}{value}" if now in known and name not in known else word)
-    return found
+        words.append(f"{now}{equals}{value}" if now in names and name not in names else word)
+    return words
 
 
 def _by_option(headings: Mapping[str, str]) -> dict[str, str]:
@@ -122,7 +122,9 @@ def _write_text(text: str | None, formatter: HelpFormatter) -> None:
         elif words.startswith("forebay "):
             commands = re.split(r"\n(?=\s*forebay )", paragraph)
             lines = [
-                line for one in commands for line in _command_lines(" ".join(one.split()), width)
+                line
+                for command in commands
+                for line in _command_lines(" ".join(command.split()), width)
             ]
         elif not any(line.startswith("  ") for line in lines):
             lines = _wrapped(words, width)
@@ -161,7 +163,7 @@ def _write_options(
 
 
 def _row(name: str, text: str, param: Any) -> tuple[str, str]:
-    """Return the name and the text of an option, in fewer words than Click's."""
+    """Return the name and the text of an option, in fewer words than Click does."""
     name = re.sub(r"<list\[(\w+)\]>", r"<\1> (repeatable)", name)
     name = re.sub(r"<(int|float) range>", r"<\1>", name)
     if param.secondary_opts:

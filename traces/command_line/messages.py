@@ -1,6 +1,6 @@
-"""Messages beside the result of a command: standard error, and nothing after `--quiet`.
+"""Messages of a command, apart from its result: on standard error, and off with `--quiet`.
 
-Warnings and errors are not talk: they are always printed. Text that others chose (names of models,
+Warnings and errors are not talk: they are always printed. Text from outside (names of models,
 of files) is cleaned before it is printed or logged.
 """
 
@@ -17,7 +17,7 @@ _quiet = False
 
 
 def printable(text: str) -> str:
-    """Replace what could forge a line or steer a terminal: control and format characters."""
+    """Replace control and format characters, which could forge a line or steer a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
@@ -29,7 +29,7 @@ def printable_lines(text: str) -> str:
 
 
 def all_printable(value: Any) -> Any:
-    """Return a value of JSON with every text in it cleaned, keys included."""
+    """Return a value of JSON with every text in it cleaned, also its keys."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
@@ -40,15 +40,15 @@ def all_printable(value: Any) -> Any:
 
 
 def shortlist(names: Iterable[str]) -> str:
-    """Return the first names, cleaned, and how many more there are: `a, b and 4,000 more`."""
-    listed = list(names)
-    shown = [printable(name[:NAME_LENGTH]) for name in listed[:SHOWN]]
-    more = f" and {len(listed) - SHOWN:,} more" if len(listed) > SHOWN else ""
+    """Return the first names, cleaned, and the number of the others: `a, b and 4,000 more`."""
+    all_names = list(names)
+    shown = [printable(name[:NAME_LENGTH]) for name in all_names[:SHOWN]]
+    more = f" and {len(all_names) - SHOWN:,} more" if len(all_names) > SHOWN else ""
     return ", ".join(shown) + more
 
 
 def be_quiet(quiet: bool) -> None:
-    """Leave out all talk of this process from now on, or print it again."""
+    """Stop all messages of this process from now on, or print them again."""
     global _quiet
     _quiet = quiet
 

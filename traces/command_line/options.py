@@ -1,4 +1,4 @@
-"""Options that several commands share, and commands that take their options as one object."""
+"""Options that several commands share, and commands that get their options as one object."""
 
 import inspect
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def time_option(text: str) -> float:
-    """Parse an option such as `90`, `3m` or `500ms`, in seconds; for Typer."""
+    """Parse a time option of Typer, such as `90`, `3m` or `500ms`, as seconds."""
     try:
         return float(seconds(text))
     except ValueError:
@@ -23,20 +23,20 @@ def time_option(text: str) -> float:
 
 
 def a_time(help_text: str, *names: str, least_s: float = 0.0) -> Any:
-    """Make an option that takes a time of at least `least_s`."""
+    """Make an option for a time of at least `least_s`."""
 
     def parse(text: str) -> float:
-        given = time_option(text)
-        if given < least_s:
+        value_s = time_option(text)
+        if value_s < least_s:
             raise typer.BadParameter(f"give at least {least_s:g} s")
-        return given
+        return value_s
 
     return typer.Option(*names, parser=parse, metavar="<time>", help=help_text)
 
 
-def one_or_more(given: dict[str, int | None]) -> None:
-    """Raise InputError for an option that is given and is less than 1."""
-    for option, value in given.items():
+def one_or_more(counts: dict[str, int | None]) -> None:
+    """Raise InputError for an option whose value is less than 1. None is no value."""
+    for option, value in counts.items():
         if value is not None and value < 1:
             raise InputError(f"{option} {value}: give 1 or more")
 
@@ -59,22 +59,24 @@ def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
     """
     signature = inspect.signature(command, eval_str=True)
     kinds: dict[str, Any] = {
-        name: one.annotation
-        for name, one in signature.parameters.items()
-        if is_dataclass(one.annotation)
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if is_dataclass(parameter.annotation)
     }
 
     @wraps(command)
-    def called(**given: Any) -> Result:
+    def called(**arguments: Any) -> Result:
         for name, kind in kinds.items():
-            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
-        return command(**given)
+            arguments[name] = kind(
+                **{field.name: arguments.pop(field.name) for field in fields(kind)}
+            )
+        return command(**arguments)
 
     shown: list[inspect.Parameter] = []
-    for name, one in signature.parameters.items():
+    for name, parameter in signature.parameters.items():
         kind = kinds.get(name)
-        group = inspect.signature(kind, eval_str=True).parameters.values() if kind else [one]
+        group = inspect.signature(kind, eval_str=True).parameters.values() if kind else [parameter]
         shown += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in group]
     called.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    called.__annotations__ = {one.name: one.annotation for one in shown}
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     return called

@@ -1,4 +1,4 @@
-"""Say what a value should be, in the words of a user rather than those of pydantic."""
+"""Replace pydantic's messages about wrong values by the words of a user."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Find what installed packages add to Forebay: entry points, by group and name."""
+"""Find the parts that installed packages add to Forebay: entry points, by group and name."""
 
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -12,9 +12,10 @@ def plugin_names(group: str) -> list[str]:
 
 
 def load_plugin(group: str, name: str) -> Any | None:
-    """Load the object of that name; None if no installed package defines it.
+    """Load the object of that name, or return None if no installed package defines it.
 
-    Raises InputError if it cannot be loaded, or if two packages define it.
+    Raises:
+        InputError: it cannot be loaded, or two packages define it.
     """
     points = list(entry_points(group=group, name=name))
     if not points:

@@ -9,12 +9,12 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 
 
 def seconds(value: Any) -> Any:
-    """Parse `300ms`, `2s`, `1m`, `1h` or a plain number of seconds; raises ValueError."""
+    """Parse `300ms`, `2s`, `1m`, `1h` or a number of seconds (ValueError: another text)."""
     return _quantity(value, _SECONDS, "a duration such as 2s or 300ms")
 
 
 def size_bytes(value: Any) -> Any:
-    """Parse `16KiB`, `16MiB`, `1GiB`, `10MB` or a plain number of bytes; raises ValueError."""
+    """Parse `16KiB`, `16MiB`, `1GiB`, `10MB` or a number of bytes (ValueError: another text)."""
     size = _quantity(value, _BYTES, "a size such as 16MiB")
     return int(size) if isinstance(size, float) and size.is_integer() else size
 
@@ -25,7 +25,7 @@ def seconds_text(value: float) -> str:
 
 
 def bytes_text(value: int) -> str:
-    """Format bytes so that `size_bytes` reads them again, such as 16MiB; others as a number."""
+    """Format bytes so that `size_bytes` reads them again: in units such as 16MiB, or plain."""
     for unit in ("GiB", "MiB", "KiB"):
         if value and value % _BYTES[unit.lower()] == 0:
             return f"{value // _BYTES[unit.lower()]}{unit}"
@@ -35,9 +35,9 @@ def bytes_text(value: int) -> str:
 def _quantity(value: Any, units: dict[str, float] | dict[str, int], right: str) -> Any:
     if not isinstance(value, str):
         return value
-    found = _QUANTITY.fullmatch(value)
-    if found and found.group(2).lower() in units:
-        return float(found.group(1)) * units[found.group(2).lower()]
+    match = _QUANTITY.fullmatch(value)
+    if match and match.group(2).lower() in units:
+        return float(match.group(1)) * units[match.group(2).lower()]
     try:
         return float(value)
     except ValueError:
@@ -45,14 +45,14 @@ def _quantity(value: Any, units: dict[str, float] | dict[str, int], right: str) 
 
 
 def short_time(seconds: float | None) -> str:
-    """Return a latency; `-` where there is none."""
+    """Format a latency in ms or s, or None as `-`."""
     if seconds is None:
         return "-"
     return f"{seconds * 1e3:.0f} ms" if seconds < 0.0995 else f"{seconds:.2f} s"
 
 
 def long_time(seconds: float) -> str:
-    """Return an age or a span in whole seconds, minutes or hours."""
+    """Format an age or a span in whole seconds, minutes or hours."""
     if seconds < 100.0:
         return f"{seconds:.0f} s"
     return f"{seconds / 60.0:.0f} min" if seconds < 6_000.0 else f"{seconds / 3_600.0:.0f} h"

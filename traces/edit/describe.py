@@ -15,12 +15,12 @@ from forebay.traces.schema import TraceRequest
 
 _WINDOWS = 1024
 _TENTHS = 10
-_ENOUGH = 50  # requests of a tenth: chance halves one of ten such counts in 1 of 5,000 traces
+_ENOUGH = 50  # requests in a tenth: chance halves one of ten such counts in 1 of 5,000 traces
 
 
 @dataclass(frozen=True, slots=True)
 class LengthSummary:
-    """Mean, quantiles and maximum of lengths in tokens; a quantile is one of the lengths."""
+    """Mean, quantiles and maximum of lengths in tokens. Each quantile is an observed length."""
 
     mean: float
     p50: int
@@ -40,18 +40,18 @@ class RateSpan:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The result of `forebay traces describe`; None if the trace does not define a value.
+    """The result of `forebay traces describe`. A value that the trace does not define is None.
 
     Attributes:
         duration_s: seconds from the first arrival to the last.
         rate_per_s: requests / duration_s.
-        interarrival_cv: standard deviation / mean of the gaps; 1 for Poisson arrivals.
-        peak_rate_1s, peak_rate_60s: requests a second in the busiest of the windows of 1 s and
-            60 s, which follow one another from the first arrival.
-        dispersion_60s: variance / mean of requests in full 60 s windows; 1 for Poisson.
+        interarrival_cv: standard deviation / mean of the gaps. It is 1 for Poisson arrivals.
+        peak_rate_1s, peak_rate_60s: requests a second in the busiest window of 1 s and of
+            60 s. The windows are consecutive from the first arrival.
+        dispersion_60s: variance / mean of requests in full 60 s windows. It is 1 for Poisson.
         slowest_tenth, fastest_tenth: the tenths of the duration with the fewest and the most
-            requests; None where a tenth has fewer than 50 on average.
-        steady: whether the two are at most a factor of 2 from the mean rate.
+            requests. None if a tenth has fewer than 50 on average.
+        steady: True if both are at most a factor of 2 from the mean rate.
         ideal_hit_ratio: share of input tokens that an infinite prefix cache would hit.
         reuse_share: share of requests that hit more than the blocks common to all requests.
         sessions, documents: number of distinct names.
@@ -79,7 +79,7 @@ class Description:
 
 
 def describe(requests: Iterable[TraceRequest]) -> Description:
-    """Read every request once; ValueError if there is none (a reader raises before that)."""
+    """Read every request once (ValueError: no request, for which a reader raises before)."""
     cache = IdealCache()
     gaps = _Gaps()
     seconds, minutes, profile = _Windows(1.0), _Windows(60.0), _Profile()
@@ -91,6 +91,7 @@ def describe(requests: Iterable[TraceRequest]) -> Description:
     hit_tokens = 0.0
     first_s: float | None = None
     last_s = 0.0
+    # One pass: a trace may be longer than memory.
     for request in requests:
         if first_s is None:
             first_s = request.arrival_s
@@ -111,6 +112,7 @@ def describe(requests: Iterable[TraceRequest]) -> Description:
             documents.add(hash(request.document))
     if first_s is None:
         raise ValueError("no requests to describe")
+    # The rest is arithmetic over the counters.
     count = inputs.total()
     duration_s = last_s - first_s
     total_tokens = sum(tokens * times for tokens, times in inputs.items())
@@ -139,15 +141,15 @@ def describe(requests: Iterable[TraceRequest]) -> Description:
 def _lengths(counts: Counter[int]) -> LengthSummary:
     count = counts.total()
     ordered = sorted(counts)
-    wanted = [ceil(quantile * count) for quantile in (0.5, 0.9, 0.99)]
-    found: list[int] = []
+    ranks = [ceil(quantile * count) for quantile in (0.5, 0.9, 0.99)]
+    quantiles: list[int] = []
     below = 0
     for tokens in ordered:
         below += counts[tokens]
-        while len(found) < len(wanted) and below >= wanted[len(found)]:
-            found.append(tokens)
+        while len(quantiles) < len(ranks) and below >= ranks[len(quantiles)]:
+            quantiles.append(tokens)
     mean = sum(tokens * times for tokens, times in counts.items()) / count
-    return LengthSummary(mean, found[0], found[1], found[2], ordered[-1])
+    return LengthSummary(mean, quantiles[0], quantiles[1], quantiles[2], ordered[-1])
 
 
 class _Gaps:
@@ -196,7 +198,7 @@ class _Windows:
         return self._peak / self._width_s
 
     def dispersion(self) -> float | None:
-        """Return variance / mean over full windows; the last window may be cut short."""
+        """Return variance / mean over full windows, which leaves out the last window."""
         if self._full < 2 or not self._sum:
             return None
         mean = self._sum / self._full
@@ -218,7 +220,7 @@ class _Profile:
         self._counts[int(time_s / self._width_s)] += 1
 
     def extremes(self, duration_s: float) -> tuple[RateSpan | None, RateSpan | None, bool | None]:
-        """Return the slowest and the fastest tenth, and whether both are near the mean."""
+        """Return the slowest tenth, the fastest tenth, and True if both are near the mean."""
         total = sum(self._counts)
         if not duration_s or total < _TENTHS * _ENOUGH:
             return None, None, None
@@ -228,8 +230,8 @@ class _Profile:
             # A window on an edge belongs to both sides in part.
             count = self._until((index + 1) * tenth_s) - self._until(index * tenth_s)
             spans.append(RateSpan(index * tenth_s, (index + 1) * tenth_s, count / tenth_s))
-        slowest = min(spans, key=lambda one: one.rate_per_s)
-        fastest = max(spans, key=lambda one: one.rate_per_s)
+        slowest = min(spans, key=lambda span: span.rate_per_s)
+        fastest = max(spans, key=lambda span: span.rate_per_s)
         mean = total / duration_s
         steady = slowest.rate_per_s >= mean / 2 and fastest.rate_per_s <= mean * 2
         return slowest, fastest, steady

@@ -1,7 +1,7 @@
-"""Change a trace on its way through a pipe: each verb takes requests and gives requests.
+"""Change a trace on its way through a pipe: each verb turns requests into requests.
 
 Verbs stream and keep the order of arrival. A verb that leaves requests out also removes references
-to them, so that no turn waits for an answer that never comes.
+to them, so that no turn waits for an answer that never arrives.
 """
 
 import secrets
@@ -30,7 +30,7 @@ def cut(
     to_s: float | None = None,
     first: int | None = None,
 ) -> Iterator[TraceRequest]:
-    """Keep requests that arrive in [from_s, to_s), at most `first`; time starts at 0 again."""
+    """Keep at most `first` requests that arrive in [from_s, to_s), counted from `from_s`."""
 
     def inside() -> Iterator[TraceRequest]:
         for request in requests:
@@ -50,7 +50,7 @@ def scale(requests: Requests, speed: float) -> Iterator[TraceRequest]:
 
 
 def shift(requests: Requests, by_s: float) -> Iterator[TraceRequest]:
-    """Move all arrivals by `by_s` seconds; InputError if one would be before 0."""
+    """Move all arrivals by `by_s` seconds (InputError: an arrival before 0)."""
     for request in requests:
         arrival_s = round(request.arrival_s + by_s, 6)
         if arrival_s < 0:
@@ -62,7 +62,7 @@ def shift(requests: Requests, by_s: float) -> Iterator[TraceRequest]:
 
 
 def merge(traces: Sequence[Requests], *, shared: bool = False) -> Iterator[TraceRequest]:
-    """Merge traces in order of arrival; all but the first get names and block ids of their own.
+    """Merge traces in order of arrival. All but the first get names and block ids of their own.
 
     Args:
         shared: equal block ids of different traces mean equal text.
@@ -107,7 +107,7 @@ def _renamed(requests: Requests, number: int, shared: bool) -> Iterator[TraceReq
     for request in requests:
         blocks = request.blocks
         if blocks is not None and not shared:
-            blocks = tuple((one + number * _STEP) % 2**64 for one in blocks)
+            blocks = tuple((block + number * _STEP) % 2**64 for block in blocks)
         yield replace(
             request,
             id=f"{number + 1}/{request.id}",
@@ -115,28 +115,27 @@ def _renamed(requests: Requests, number: int, shared: bool) -> Iterator[TraceReq
             session=name(request.session),
             document=name(request.document),
             parent=name(request.parent),
-            waits_for=tuple(f"{number + 1}/{one}" for one in request.waits_for),
+            waits_for=tuple(f"{number + 1}/{identity}" for identity in request.waits_for),
         )
 
 
 def thin(requests: Requests, keep: float, seed: int) -> Iterator[TraceRequest]:
-    """Keep a share of the sessions, each whole; a request without one is its own session."""
+    """Keep a share of the sessions, each whole. A request without a session counts as a session."""
     least = int(keep * 2**64)
-    kept = (one for one in requests if _hash(f"{seed}:{group(one)}") < least)
-    return whole(kept)
+    return whole(request for request in requests if _hash(f"{seed}:{group(request)}") < least)
 
 
 def sample(requests: Sequence[TraceRequest], count: int, seed: int) -> Iterator[TraceRequest]:
-    """Keep `count` whole sessions, drawn at random; InputError if there are fewer."""
+    """Keep `count` whole sessions, drawn at random (InputError: the trace has fewer)."""
     names = list(dict.fromkeys(map(group, requests)))
     if count > len(names):
         raise InputError(f"--sessions {count}: the trace has {len(names)}; give fewer")
     chosen = set(Random(f"{seed}:sample").sample(names, count))
-    return whole(one for one in requests if group(one) in chosen)
+    return whole(request for request in requests if group(request) in chosen)
 
 
 def group(request: TraceRequest) -> str:
-    """Return the name of what belongs together: the session, or the request alone."""
+    """Return the name of the group of a request: its session, or its own id."""
     return f"id {request.id}" if request.session is None else request.session
 
 
@@ -148,7 +147,7 @@ def cap(
     context: int | None = None,
     drop: bool = False,
 ) -> Iterator[TraceRequest]:
-    """Shorten prompts and answers to limits, or drop what is beyond them.
+    """Shorten prompts and answers to limits, or drop longer requests.
 
     A shortened prompt keeps its beginning, so it still shares it. With `context`, the answer keeps
     at most half of it.
@@ -166,7 +165,7 @@ def cap(
             return None
         return shortened(request, most, tokens_out)
 
-    return whole(one for request in requests if (one := fitted(request)) is not None)
+    return whole(result for request in requests if (result := fitted(request)) is not None)
 
 
 def shortened(request: TraceRequest, input_tokens: int, output_tokens: int) -> TraceRequest:
@@ -190,13 +189,14 @@ def shortened(request: TraceRequest, input_tokens: int, output_tokens: int) -> T
 
 
 def anonymise(requests: Requests, salt: str | None = None) -> Iterator[TraceRequest]:
-    """Replace names and text by keyed hashes; equal beginnings stay equal, and nothing is readable.
+    """Replace names and text by keyed hashes. Equal beginnings stay equal.
 
-    Numbers and flags of `parameters` are kept, its texts and the tools are not.
+    No text is readable. Numbers and flags of `parameters` are kept, texts and tools are not.
 
     Args:
-        salt: the key; without one, a random key that nobody knows.
+        salt: the key. Without it, the key is random and not kept.
     """
+    # One key for all names and texts, so that equal ones stay equal.
     key = blake2b((salt or secrets.token_hex()).encode(), digest_size=32).digest()
 
     def hashed(data: bytes) -> int:
@@ -207,6 +207,7 @@ def anonymise(requests: Requests, salt: str | None = None) -> Iterator[TraceRequ
 
     for request in requests:
         blocks, block_tokens = request.blocks, request.block_tokens
+        # Text becomes block ids, which keep only the sharing.
         text = shared_text(request)
         if text is not None:
             blocks, block_tokens = text_blocks(text, request.input_tokens), BLOCK_TOKENS
@@ -217,10 +218,10 @@ def anonymise(requests: Requests, salt: str | None = None) -> Iterator[TraceRequ
             tenant=name("t", request.tenant),
             document=name("d", request.document),
             parent=name("r", request.parent),
-            waits_for=tuple(str(name("r", one)) for one in request.waits_for),
+            waits_for=tuple(str(name("r", identity)) for identity in request.waits_for),
             blocks=None
             if blocks is None
-            else tuple(hashed(one.to_bytes(8, "little")) for one in blocks),
+            else tuple(hashed(block.to_bytes(8, "little")) for block in blocks),
             block_tokens=block_tokens,
             text=None,
             messages=None,
@@ -230,16 +231,16 @@ def anonymise(requests: Requests, salt: str | None = None) -> Iterator[TraceRequ
 
 
 def _numbers(parameters: dict[str, Any] | None) -> dict[str, Any] | None:
-    kept = {
+    numbers = {
         key: value
         for key, value in (parameters or {}).items()
         if isinstance(value, int | float | bool)
     }
-    return kept or None
+    return numbers or None
 
 
 def text_blocks(text: str, input_tokens: int) -> tuple[int, ...]:
-    """Make prefix-chained block ids from a text, one for each full or begun block of its tokens."""
+    """Make a prefix-chained block id for each full or partial block of a text's tokens."""
     data = text.encode()
     count = -(-input_tokens // BLOCK_TOKENS)
     # Equal beginnings have equal blocks only if every text is cut at the same bytes.
@@ -258,7 +259,7 @@ def whole(requests: Requests) -> Iterator[TraceRequest]:
     for request in requests:
         seen.add(request.id)
         parent = request.parent if request.parent in seen else None
-        waits_for = tuple(one for one in request.waits_for if one in seen)
+        waits_for = tuple(identity for identity in request.waits_for if identity in seen)
         if (parent, waits_for) == (request.parent, request.waits_for):
             yield request
             continue

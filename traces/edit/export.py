@@ -1,6 +1,6 @@
 """Write a trace in the formats of other tools.
 
-| format | rows | what it cannot hold |
+| format | rows | lost |
 | --- | --- | --- |
 | mooncake | timestamp in ms, lengths, block ids of 512 tokens | text, sessions, models |
 | aiperf | Mooncake's rows with sessions, delays, text or messages | tenants, classes, documents |
@@ -24,13 +24,13 @@ from forebay.traces.text import prompt_text, shared_text
 
 
 def mooncake(requests: Iterable[TraceRequest]) -> Iterator[bytes]:
-    """Write the published form; a prompt without blocks gets ids of its own."""
+    """Write the published form. A prompt without blocks gets ids of its own."""
     for request in requests:
         yield _line(_lengths(request, _milliseconds(request.arrival_s)))
 
 
 def aiperf(requests: Iterable[TraceRequest]) -> Iterator[bytes]:
-    """Write the form with sessions; a turn with a think time has `delay` instead of a time."""
+    """Write the form with sessions. A turn with a think time has `delay` instead of a time."""
     for request in requests:
         row: dict[str, Any] = {"timestamp": _milliseconds(request.arrival_s)}
         if request.parent is not None and request.think_s is not None:
@@ -51,7 +51,7 @@ def aiperf(requests: Iterable[TraceRequest]) -> Iterator[bytes]:
 
 
 def guidellm(requests: Iterable[TraceRequest]) -> Iterator[bytes]:
-    """Write prompts; block ids become the text that `forebay replay` would send."""
+    """Write prompts. Block ids become the text that `forebay replay` would send."""
     for request in requests:
         yield _line(
             {
@@ -82,7 +82,7 @@ EXPORTS: Final[dict[str, Callable[[Iterable[TraceRequest]], Iterator[bytes]]]] =
 
 
 def export(name: str) -> Callable[[Iterable[TraceRequest]], Iterator[bytes]]:
-    """Return the writer called `name`; InputError lists the names."""
+    """Return the writer called `name` (InputError: unknown, with the list of names)."""
     if name not in EXPORTS:
         raise InputError(f"no export format {name!r}; one of: {', '.join(EXPORTS)}")
     return EXPORTS[name]
@@ -98,7 +98,7 @@ def _lengths(request: TraceRequest, timestamp: float) -> dict[str, Any]:
 
 
 def mooncake_blocks(request: TraceRequest) -> list[int]:
-    """Return ids of 512-token blocks; smaller blocks are joined, which keeps their sharing.
+    """Return ids of 512-token blocks. Smaller blocks are joined, which keeps their sharing.
 
     Raises:
         InputError: the trace's blocks do not divide 512 tokens.
@@ -114,7 +114,7 @@ def mooncake_blocks(request: TraceRequest) -> list[int]:
             f"of {BLOCK_TOKENS}; export csv or guidellm"
         )
     step = BLOCK_TOKENS // request.block_tokens
-    last = len(request.blocks) - 1  # ids are chained: the last of a run stands for all of it
+    last = len(request.blocks) - 1  # ids are chained: the last id of a run stands for the run
     return [request.blocks[min(at + step - 1, last)] for at in range(0, last + 1, step)]
 
 

@@ -28,7 +28,7 @@ class IdealHit:
 
 
 class IdealCache:
-    """An infinite prefix cache; `look_up` every request in order of arrival.
+    """An infinite prefix cache, for which `look_up` is called in order of arrival.
 
     Attributes:
         root_blocks: leading blocks that all requests so far share.
@@ -40,7 +40,7 @@ class IdealCache:
         self.root_blocks = 0
 
     def look_up(self, request: TraceRequest) -> IdealHit:
-        """Return the hit of `request` on earlier ones; then its blocks are cached, too."""
+        """Return the hit of `request` on earlier requests, and cache its blocks."""
         text = shared_text(request)
         if text is not None:
             data = text.encode()

@@ -1,4 +1,4 @@
-"""Take from the body of an OpenAI request, and from its answer, what a trace record holds."""
+"""Read the fields of a trace record from the body of an OpenAI request and its answer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,33 +24,33 @@ _TAKEN = frozenset(
 
 
 def of_body(body: Mapping[str, Any], options: ReadOptions) -> dict[str, Any]:
-    """Return the fields of a `TraceRequest` that a body of any OpenAI endpoint gives.
+    """Return the fields of a `TraceRequest` from the body of any OpenAI endpoint.
 
-    `output_tokens` is there if the body has a limit. Other fields become `parameters`.
+    `output_tokens` is among them if the body has a limit. Other fields become `parameters`.
 
     Raises:
-        RowError: a field has another type than the API's.
+        RowError: a field has another type than in the API.
     """
-    found = _prompt(body)
+    fields = _prompt(body)
     if tools := body.get("tools"):
-        found["tools"] = _tools(tools)
+        fields["tools"] = _tools(tools)
     for key, name in (("model", "model"), ("user", "tenant")):
         if isinstance(body.get(key), str) and body[key]:
-            found[name] = body[key]
+            fields[name] = body[key]
     if "stream" in body:
-        found["stream"] = bool(body["stream"])
+        fields["stream"] = bool(body["stream"])
     for key in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         if type(body.get(key)) is int and body[key] > 0:
-            found["output_tokens"] = body[key]
+            fields["output_tokens"] = body[key]
             break
     rest = {key: value for key, value in body.items() if key not in _TAKEN and value is not None}
     if rest:
-        found["parameters"] = rest
-    return found
+        fields["parameters"] = rest
+    return fields
 
 
 def _tools(tools: Any) -> tuple[dict[str, Any], ...]:
-    if not isinstance(tools, list) or not all(isinstance(one, dict) for one in tools):
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RowError(f"tools: {shown(tools)} is not a list of objects")
     return tuple(tools)
 
@@ -61,21 +61,21 @@ def _prompt(body: Mapping[str, Any]) -> dict[str, Any]:
     if messages is None and isinstance(text, list) and text and isinstance(text[0], dict):
         messages, text = text, None  # the responses API
     if messages is not None:
-        listed = message_list(messages)
+        chat = message_list(messages)
         if isinstance(body.get("system"), str):  # Anthropic's API
-            listed = ({"role": "system", "content": body["system"]}, *listed)
-        return {"messages": listed}
+            chat = ({"role": "system", "content": body["system"]}, *chat)
+        return {"messages": chat}
     if isinstance(text, str):
         return {"text": text}
     return _of_list(text) if isinstance(text, list) and text else {}
 
 
 def _of_list(prompt: list[Any]) -> dict[str, Any]:
-    if all(isinstance(one, str) for one in prompt):
+    if all(isinstance(part, str) for part in prompt):
         if len(prompt) > 1:
             raise RowError(f"prompt: {len(prompt)} prompts in one request; split them into rows")
         return {"text": prompt[0]}
-    if all(type(one) is int for one in prompt):
+    if all(type(token) is int for token in prompt):
         return {
             "blocks": token_blocks(prompt),
             "block_tokens": ID_BLOCK_TOKENS,
@@ -99,9 +99,9 @@ def message_list(messages: Any) -> tuple[dict[str, Any], ...]:
     messages = decoded(messages)
     if not isinstance(messages, list) or not messages:
         raise RowError(f"messages: {shown(messages)} is not a list of at least one message")
-    for one in messages:
-        if not isinstance(one, dict) or not isinstance(one.get("role"), str):
-            raise RowError(f"messages: {shown(one)} is not an object with a role")
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise RowError(f"messages: {shown(message)} is not an object with a role")
     return tuple(messages)
 
 
@@ -110,19 +110,19 @@ def text_tokens(text: str, options: ReadOptions) -> int:
     return max(1, options.counter.count(text))
 
 
-def prompt_tokens(found: Mapping[str, Any], options: ReadOptions) -> int | None:
-    """Count the tokens of the prompt that `of_body` found, None if there is none."""
-    if "input_tokens" in found:
-        return int(found["input_tokens"])
-    if "messages" in found:
-        return text_tokens(messages_text(found["messages"]), options)
-    return text_tokens(found["text"], options) if "text" in found else None
+def prompt_tokens(fields: Mapping[str, Any], options: ReadOptions) -> int | None:
+    """Count the tokens of the prompt in `fields`, or return None without a prompt."""
+    if "input_tokens" in fields:
+        return int(fields["input_tokens"])
+    if "messages" in fields:
+        return text_tokens(messages_text(fields["messages"]), options)
+    return text_tokens(fields["text"], options) if "text" in fields else None
 
 
 def answer_tokens(answer: Any, options: ReadOptions) -> int | None:
-    """Count the tokens of an answer: its usage if it has one, else its text; None without both.
+    """Return the tokens of an answer from its usage, else count its text. None without both.
 
-    An HTML page, as a gateway answers when the server is down, counts as no answer: 0 tokens.
+    An HTML page, which a gateway sends when the server is down, counts as 0 tokens.
     """
     answer = decoded(answer)
     if isinstance(answer, str):
@@ -146,7 +146,7 @@ def is_html(text: str) -> bool:
 
 def build(
     row: SourceRow,
-    found: dict[str, Any],
+    fields: dict[str, Any],
     options: ReadOptions,
     *,
     name: str,
@@ -154,25 +154,27 @@ def build(
     input_tokens: int | None,
     output_tokens: int | None,
 ) -> TraceRequest:
-    """Make the request of a log row; lengths that are missing come from the text or the options.
+    """Make the request of a log row. Missing lengths are from the text or the options.
 
-    Many logs have no prompt length of a request that was rejected or failed. It is an arrival all
-    the same: with the length of the row before it.
+    Many logs have no prompt length of a rejected or failed request. It is still an arrival, and
+    gets the length of the row before it.
 
     Raises:
-        RowError: a length is nowhere; the message says how to give it.
+        RowError: a length is missing. The message says how to give it.
     """
-    found = {key: value for key, value in found.items() if value is not None}
-    failed = found.get("status", 200) >= 400
-    known = input_tokens or prompt_tokens(found, options) or options.input_tokens
-    if known is None and failed:
-        known = row.facts.last_input_tokens
+    # The prompt: its logged length, else its text, else an option.
+    fields = {key: value for key, value in fields.items() if value is not None}
+    failed = fields.get("status", 200) >= 400
+    length = input_tokens or prompt_tokens(fields, options) or options.input_tokens
+    if length is None and failed:
+        length = row.facts.last_input_tokens
         row.note("failed requests without a prompt length, which got that of the row before")
-    if known is None:
+    if length is None:
         raise RowError(
             "no number of input tokens and no prompt; log them, or give --input-tokens for all rows"
         )
-    output = output_tokens if output_tokens is not None else found.get("output_tokens")
+    # The answer: its logged length, else the limit in the body, else an option.
+    output = output_tokens if output_tokens is not None else fields.get("output_tokens")
     if output is None:
         output = options.output_tokens
     if output is None:
@@ -182,15 +184,15 @@ def build(
                 "for all rows"
             )
         output = 0
-    row.facts.last_input_tokens = known
-    if "blocks" in found and known != found.get("input_tokens"):
-        del found["blocks"], found["block_tokens"]  # ids for another number of tokens
-    found |= {"input_tokens": known, "output_tokens": output}
-    return TraceRequest(id=name, arrival_s=arrival_s, **found)
+    row.facts.last_input_tokens = length
+    if "blocks" in fields and length != fields.get("input_tokens"):
+        del fields["blocks"], fields["block_tokens"]  # ids for another number of tokens
+    fields |= {"input_tokens": length, "output_tokens": output}
+    return TraceRequest(id=name, arrival_s=arrival_s, **fields)
 
 
 def ended(row: SourceRow, request: TraceRequest, ends: tuple[str, ...]) -> Ended:
-    """Add the time when the answer ended: one of `ends`, or the start and the duration."""
+    """Add the end of the answer: the first of the columns `ends`, or start and duration."""
     for column in ends:
         if row.get(column) is not None:
             return Ended(request, row.moment(column))

@@ -1,8 +1,8 @@
-"""Read a table of any service by a mapping of its columns; `guess` finds one.
+"""Read a table of any service by a mapping of its columns. `guess` finds a mapping.
 
-A mapping is written as `arrival=ts:iso8601,input=usage.prompt_tokens,output==128`. A target stands
-left of the sign. Right of it stands a column, which may be a dotted path, and the unit of a time. A
-constant has two signs.
+A mapping is written as `arrival=ts:iso8601,input=usage.prompt_tokens,output==128`. Left of
+the sign is a target. Right of it is a column, which may be a dotted path, with the unit of a time.
+A constant has two signs.
 """
 
 import re
@@ -43,7 +43,7 @@ TIME_UNITS: Final = (*UNITS, "iso8601", "epoch", "auto")
 
 @dataclass(frozen=True, slots=True)
 class MappedColumn:
-    """A column with the unit of its times; or a constant."""
+    """A column with the unit of its times, or a constant."""
 
     path: str
     unit: str = "auto"
@@ -54,8 +54,8 @@ Mapping = dict[str, MappedColumn]
 
 
 def parse_map(text: str) -> Mapping:
-    """Read a mapping; InputError names the part that is wrong."""
-    found: Mapping = {}
+    """Read a mapping (InputError: a wrong part, which the message names)."""
+    mapping: Mapping = {}
     for part in text.split(","):
         target, sign, column = part.strip().partition("=")
         if target not in TARGETS or not sign or column in ("", "="):
@@ -64,7 +64,7 @@ def parse_map(text: str) -> Mapping:
                 f"{', '.join(TARGETS)}"
             )
         if column.startswith("="):
-            found[target] = MappedColumn(column[1:], constant=True)
+            mapping[target] = MappedColumn(column[1:], constant=True)
             continue
         path, colon, unit = column.rpartition(":")
         if not colon or unit not in TIME_UNITS:
@@ -74,67 +74,70 @@ def parse_map(text: str) -> Mapping:
                     f"{', '.join(TIME_UNITS)}"
                 )
             path, unit = column, "auto"
-        found[target] = MappedColumn(path, "auto" if unit == "epoch" else unit)
-    check_map(found, "--map")
-    return found
+        mapping[target] = MappedColumn(path, "auto" if unit == "epoch" else unit)
+    check_map(mapping, "--map")
+    return mapping
 
 
-def check_map(found: Mapping, source: str) -> None:
-    if not {"arrival", "end"} & found.keys():
+def check_map(mapping: Mapping, source: str) -> None:
+    if not {"arrival", "end"} & mapping.keys():
         raise InputError(f"{source}: no time; add arrival=COLUMN or end=COLUMN")
-    if not {"input", "usage", "text", "messages"} & found.keys():
+    if not {"input", "usage", "text", "messages"} & mapping.keys():
         raise InputError(f"{source}: no prompt length; add input=COLUMN, text=COLUMN or input==N")
 
 
-def map_text(found: Mapping) -> str:
+def map_text(mapping: Mapping) -> str:
     """Write a mapping as `--map` reads it."""
     parts = []
-    for target, one in found.items():
-        unit = f":{one.unit}" if one.unit != "auto" else ""
-        parts.append(f"{target}={'=' if one.constant else ''}{one.path}{unit}")
+    for target, column in mapping.items():
+        unit = f":{column.unit}" if column.unit != "auto" else ""
+        parts.append(f"{target}={'=' if column.constant else ''}{column.path}{unit}")
     return ",".join(parts)
 
 
-def mapped_format(found: Mapping) -> TraceFormat:
+def mapped_format(mapping: Mapping) -> TraceFormat:
     """Make the reader of a mapping."""
     return TraceFormat(
         name="map",
         what="any table, by a mapping of columns",
         recognise=lambda head: True,
-        parser=lambda options: _parser(found, options),
+        parser=lambda options: _parser(mapping, options),
         order=COMPLETION,
-        own_ids="id" in found,
+        own_ids="id" in mapping,
     )
 
 
-def _parser(found: Mapping, options: ReadOptions) -> ParseRow:
+def _parser(mapping: Mapping, options: ReadOptions) -> ParseRow:
     def parse(row: SourceRow) -> Ended:
+        # Fields that are plain text.
         values: dict[str, Any] = {
-            key: _text(row, found, target)
+            key: _text(row, mapping, target)
             for key, target in (
                 ("session", "session"), ("parent", "parent"), ("tenant", "tenant"),
                 ("document", "document"), ("model", "model"), ("text", "text"),
             )
         }  # fmt: skip
-        service_class = _text(row, found, "class")
+        # Fields that need a check.
+        service_class = _text(row, mapping, "class")
         if service_class not in (None, "interactive", "standard", "batch"):
             raise RowError(
-                f"{found['class'].path}: {shown(service_class)} is not interactive, standard or "
+                f"{mapping['class'].path}: {shown(service_class)} is not interactive, standard or "
                 "batch"
             )
         values["service_class"] = service_class
-        if "messages" in found:
-            values["messages"] = message_list(row.get(found["messages"].path))
+        if "messages" in mapping:
+            values["messages"] = message_list(row.get(mapping["messages"].path))
             values["text"] = None
-        if "stream" in found:
-            values["stream"] = _flag(row, found["stream"].path)
-        status = _whole(row, found, "status")
+        if "stream" in mapping:
+            values["stream"] = _flag(row, mapping["stream"].path)
+        status = _whole(row, mapping, "status")
         values["status"] = status if status is not None and 100 <= status < 600 else None
-        if "deadline" in found:
-            values["deadline_s"] = _seconds(row, found["deadline"])
-        name = _text(row, found, "id") or f"row-{row.number}"
-        input_tokens, output = _counted(row, found)
-        arrival_s, end_s = _times(row, found)
+        if "deadline" in mapping:
+            values["deadline_s"] = _seconds(row, mapping["deadline"])
+        # Lengths and times, of which a table may have several forms.
+        name = _text(row, mapping, "id") or f"row-{row.number}"
+        input_tokens, output = _counted(row, mapping)
+        arrival_s, end_s = _times(row, mapping)
         request = build(
             row,
             values,
@@ -149,33 +152,33 @@ def _parser(found: Mapping, options: ReadOptions) -> ParseRow:
     return parse
 
 
-def _counted(row: SourceRow, found: Mapping) -> tuple[int | None, int | None]:
-    """Read the lengths of prompt and answer, None where no column tells."""
-    input_tokens = _whole(row, found, "input")
-    output = _whole(row, found, "output")
-    total = _whole(row, found, "total")
+def _counted(row: SourceRow, mapping: Mapping) -> tuple[int | None, int | None]:
+    """Read the lengths of prompt and answer, None where no column has them."""
+    input_tokens = _whole(row, mapping, "input")
+    output = _whole(row, mapping, "output")
+    total = _whole(row, mapping, "total")
     if output is None and total is not None and input_tokens is not None:
         if total < input_tokens:
-            raise RowError(f"{found['total'].path}: {total} is less than the {input_tokens} in")
+            raise RowError(f"{mapping['total'].path}: {total} is less than the {input_tokens} in")
         output = total - input_tokens
-    if "usage" in found:
-        path = found["usage"].path
+    if "usage" in mapping:
+        path = mapping["usage"].path
         usage = usage_of(row) if path == "*" else usage_of(row, path, flat=False)
         input_tokens = usage.prompt if input_tokens is None else input_tokens
         output = usage.answer if output is None else output
     return input_tokens, output
 
 
-def _times(row: SourceRow, found: Mapping) -> tuple[float, float | None]:
-    """Read arrival and, if the table has it, the end."""
-    duration_s = _seconds(row, found["duration"]) if "duration" in found else None
+def _times(row: SourceRow, mapping: Mapping) -> tuple[float, float | None]:
+    """Read the arrival, and the end if the table has it."""
+    duration_s = _seconds(row, mapping["duration"]) if "duration" in mapping else None
     end_s = None
-    if "end" in found:
-        end_s = row.moment(found["end"].path, unit=found["end"].unit)
-    if "arrival" in found:
-        arrival_s = row.moment(found["arrival"].path, unit=found["arrival"].unit)
+    if "end" in mapping:
+        end_s = row.moment(mapping["end"].path, unit=mapping["end"].unit)
+    if "arrival" in mapping:
+        arrival_s = row.moment(mapping["arrival"].path, unit=mapping["arrival"].unit)
         return arrival_s, arrival_s + duration_s if duration_s is not None else end_s
-    assert end_s is not None  # `check_map` asks for one of the two
+    assert end_s is not None  # `check_map` demands an arrival or an end
     return end_s - (duration_s or 0.0), end_s
 
 
@@ -183,17 +186,17 @@ def _seconds(row: SourceRow, column: MappedColumn) -> float:
     return row.seconds(column.path, unit=column.unit if column.unit in UNITS else "s")
 
 
-def _text(row: SourceRow, found: Mapping, target: str) -> str | None:
-    if target not in found:
+def _text(row: SourceRow, mapping: Mapping, target: str) -> str | None:
+    if target not in mapping:
         return None
-    column = found[target]
+    column = mapping[target]
     return column.path if column.constant else row.text(column.path)
 
 
-def _whole(row: SourceRow, found: Mapping, target: str) -> int | None:
-    if target not in found:
+def _whole(row: SourceRow, mapping: Mapping, target: str) -> int | None:
+    if target not in mapping:
         return None
-    column = found[target]
+    column = mapping[target]
     if column.constant:
         if not column.path.isdecimal():
             raise RowError(f"--map: {target}=={column.path} is not a whole number", fatal=True)

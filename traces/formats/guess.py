@@ -1,4 +1,4 @@
-"""Guess which columns of a table hold times and lengths, from names and values of first rows."""
+"""Guess which columns of a table have times and lengths, from names and values of first rows."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +28,7 @@ STARTS: Final = {"timestamp", "ts", "time", "start", "started", "created", "rece
                  "arrived", "date", "datetime", "begin", "submitted", "enqueued", "requested",
                  "when", "at"}  # fmt: skip
 ENDS: Final = {"end", "ended", "finish", "finished", "complete", "completed", "logged", "done"}
-# What is counted over many requests or over time is no length and no time of one request.
+# Words of totals and rates, which are not a length or a time of one request.
 NOT_OF_ONE: Final = {*AGGREGATES, "rate", "per", "second", "sum", "count", "min", "max",
                      "concurrency"}  # fmt: skip
 NOT_STARTS: Final = {*NOT_OF_ONE, "num", "requests", "tokens", "total",
@@ -58,21 +58,21 @@ class Sampled:
 
     @property
     def numbers(self) -> list[float] | None:
-        """Return the values as numbers, None if one is not a finite one."""
-        found = []
+        """Return the values as numbers, or None if a value is not a finite number."""
+        numbers = []
         for value in self.values:
             try:
-                found.append(float(value))
+                numbers.append(float(value))
             except (TypeError, ValueError, OverflowError):
                 return None
-        return found if all(map(isfinite, found)) else None
+        return numbers if all(map(isfinite, numbers)) else None
 
     def all(self, test: Callable[[Any], bool]) -> bool:
         return all(map(test, self.values))
 
 
 def sample(path: str | Path) -> list[Sampled]:
-    """Read the columns of the first rows of a table; InputError if it is none."""
+    """Read the columns of the first rows of a table (InputError: not a table)."""
     columns: dict[str, list[Any]] = {}
     why: object = "no table in it; name its format (forebay traces formats)"
     try:
@@ -115,56 +115,56 @@ def guess(path: str | Path) -> Mapping:
     """Guess the mapping of a table from names and values of its first rows.
 
     Raises:
-        InputError: no column can be a time or a prompt; the message lists the columns.
+        InputError: no column can be a time or a prompt. The message lists the columns.
     """
     refuse_totals(path)
     columns = sample(path)
-    found: Mapping = {}
+    mapping: Mapping = {}
     taken: set[str] = set()
-    _guess_times(columns, found, taken)
+    _guess_times(columns, mapping, taken)
     for target, candidates in _candidates(columns):
-        if target in REPLACED_BY and REPLACED_BY[target] in found:
+        if target in REPLACED_BY and REPLACED_BY[target] in mapping:
             continue
-        best = next((one for one in candidates if one.path not in taken), None)
+        best = next((column for column in candidates if column.path not in taken), None)
         if best is not None:
             taken.add(best.path)
-            found[target] = MappedColumn(best.path)
-    _add_up(columns, found)
+            mapping[target] = MappedColumn(best.path)
+    _add_up(columns, mapping)
     try:
-        check_map(found, str(path))
+        check_map(mapping, str(path))
     except InputError as error:
-        if sum(bool(AGGREGATES & set(one.words)) for one in columns) > 1:
+        if sum(bool(AGGREGATES & set(column.words)) for column in columns) > 1:
             remedy = "give the file of the same run that has a row for each request"
             raise InputError(f"{path}: {only_totals('', remedy)}") from None
-        listed = ", ".join(one.path for one in columns)[:300]
-        raise InputError(f"{error} with --map; the columns are {listed}") from None
-    return found
+        paths = ", ".join(column.path for column in columns)[:300]
+        raise InputError(f"{error} with --map; the columns are {paths}") from None
+    return mapping
 
 
-def _add_up(columns: list[Sampled], found: Mapping) -> None:
-    """Take the whole usage where cached tokens stand beside the column that was found."""
-    prompt = found.get("input")
+def _add_up(columns: list[Sampled], mapping: Mapping) -> None:
+    """Map the whole usage object if cached tokens are in it next to the input column."""
+    prompt = mapping.get("input")
     if prompt is None:
         return
     above, _, name = prompt.path.rpartition(".")
-    beside = (one.path.rpartition(".") for one in columns)
+    beside = (column.path.rpartition(".") for column in columns)
     if name in PARTS_OF_PROMPT and any(
         place == above and BESIDE.fullmatch(last) for place, _, last in beside
     ):
         for target in ("input", "output", "total"):
-            found.pop(target, None)
-        found["usage"] = MappedColumn(above or "*")
+            mapping.pop(target, None)
+        mapping["usage"] = MappedColumn(above or "*")
 
 
 def _candidates(columns: list[Sampled]) -> Iterator[tuple[str, Iterable[Sampled]]]:
-    """List the columns that fit each target, the best first."""
+    """Yield each target with the columns that fit it, the best first."""
     yield "input", _lengths(columns, IN)
     yield "output", _lengths(columns, OUT)
     yield "total", _lengths(columns, {"total"})
-    yield "messages", (one for one in columns if one.all(_is_messages))
+    yield "messages", (column for column in columns if column.all(_is_messages))
     yield "text", filter(_is_prompt, columns)
     yield "id", _by_names(columns, ("request", "req", "call", "trace", "event", ""), _unique)
-    yield "parent", (one for one in columns if {"parent", "previous"} & set(one.words))
+    yield "parent", (column for column in columns if {"parent", "previous"} & set(column.words))
     for target, words in NAMED.items():
         yield target, _by_names(columns, words, _is_name)
     yield "status", filter(_is_status, columns)
@@ -172,51 +172,53 @@ def _candidates(columns: list[Sampled]) -> Iterator[tuple[str, Iterable[Sampled]
     yield (
         "stream",
         (
-            one
-            for one in columns
-            if {"stream", "streaming", "streamed"} & set(one.words)
-            and one.all(lambda value: str(value).lower() in flags)
+            column
+            for column in columns
+            if {"stream", "streaming", "streamed"} & set(column.words)
+            and column.all(lambda value: str(value).lower() in flags)
         ),
     )
     classes = ("interactive", "standard", "batch")
-    yield "class", (one for one in columns if one.all(lambda value: value in classes))
+    yield "class", (column for column in columns if column.all(lambda value: value in classes))
 
 
-def _guess_times(columns: list[Sampled], found: Mapping, taken: set[str]) -> None:
-    """Find an arrival, or else an end; and the duration, which also orders turns of a session."""
-    times = [one for one in columns if not NOT_STARTS & set(one.words) and _is_time(one)]
-    ends = [one for one in times if ENDS & set(one.words)]
-    starts = [one for one in times if STARTS & set(one.words) and one not in ends]
+def _guess_times(columns: list[Sampled], mapping: Mapping, taken: set[str]) -> None:
+    """Map an arrival, or else an end. Map a duration too, which also orders turns of a session."""
+    times = [
+        column for column in columns if not NOT_STARTS & set(column.words) and _is_time(column)
+    ]
+    ends = [column for column in times if ENDS & set(column.words)]
+    starts = [column for column in times if STARTS & set(column.words) and column not in ends]
     for target, ranked in (("arrival", starts), ("end", ends)):
-        if ranked and not found:
-            best = min(ranked, key=lambda one: (not _ascends(one), _rank(one)))
+        if ranked and not mapping:
+            best = min(ranked, key=lambda column: (not _ascends(column), _rank(column)))
             taken.add(best.path)
-            found[target] = MappedColumn(best.path, _time_unit(best))
-    if found:
-        _guess_duration(columns, found, taken)
+            mapping[target] = MappedColumn(best.path, _time_unit(best))
+    if mapping:
+        _guess_duration(columns, mapping, taken)
 
 
-def _guess_duration(columns: list[Sampled], found: Mapping, taken: set[str]) -> None:
-    for one in columns:
-        if one.path not in taken and _is_duration(one):
-            taken.add(one.path)
-            found["duration"] = MappedColumn(one.path, _duration_unit(one))
+def _guess_duration(columns: list[Sampled], mapping: Mapping, taken: set[str]) -> None:
+    for column in columns:
+        if column.path not in taken and _is_duration(column):
+            taken.add(column.path)
+            mapping["duration"] = MappedColumn(column.path, _duration_unit(column))
             return
 
 
-def _rank(one: Sampled) -> tuple[int, int]:
+def _rank(column: Sampled) -> tuple[int, int]:
     """Prefer words of an arrival over words of any time, and short names over long ones."""
     first = {"arrival", "arrived", "received", "start", "started", "request", "requested"}
-    return (0 if first & set(one.words) else 1, len(one.path))
+    return (0 if first & set(column.words) else 1, len(column.path))
 
 
-def _is_time(one: Sampled) -> bool:
-    numbers = one.numbers
+def _is_time(column: Sampled) -> bool:
+    numbers = column.numbers
     if numbers is not None:
-        return min(numbers) >= 0 and not any(isinstance(value, bool) for value in one.values)
+        return min(numbers) >= 0 and not any(isinstance(value, bool) for value in column.values)
     row = SourceRow(1, {}, FileFacts())
     try:
-        for value in one.values:
+        for value in column.values:
             row.values["t"] = value
             row.moment("t", unit="auto" if not isinstance(value, str) else "iso8601")
     except RowError:
@@ -224,53 +226,55 @@ def _is_time(one: Sampled) -> bool:
     return True
 
 
-def _ascends(one: Sampled) -> bool:
-    values: list[Any] = one.numbers or [str(value) for value in one.values]
+def _ascends(column: Sampled) -> bool:
+    values: list[Any] = column.numbers or [str(value) for value in column.values]
     steps = list(pairwise(values))
     return sum(1 for a, b in steps if a <= b) >= 0.6 * len(steps)
 
 
-def _time_unit(one: Sampled) -> str:
-    numbers = one.numbers
+def _time_unit(column: Sampled) -> str:
+    numbers = column.numbers
     if numbers is None:
         return "iso8601"
-    by_name = next((SUFFIXES[word] for word in reversed(one.words) if word in SUFFIXES), None)
+    by_name = next((SUFFIXES[word] for word in reversed(column.words) if word in SUFFIXES), None)
     by_size = unit_of(numbers[0])
     return by_size if numbers[0] > 1e8 else by_name or by_size
 
 
-def _is_duration(one: Sampled) -> bool:
-    words = set(one.words)
+def _is_duration(column: Sampled) -> bool:
+    words = set(column.words)
     named = DURATIONS & words or {"total", "time"} <= words or {"response", "time"} <= words
-    return bool(named) and one.numbers is not None and not {"first", "ttft", "queue"} & words
+    return bool(named) and column.numbers is not None and not {"first", "ttft", "queue"} & words
 
 
-def _duration_unit(one: Sampled) -> str:
-    by_name = next((SUFFIXES[word] for word in reversed(one.words) if word in SUFFIXES), None)
+def _duration_unit(column: Sampled) -> str:
+    by_name = next((SUFFIXES[word] for word in reversed(column.words) if word in SUFFIXES), None)
     if by_name is not None:
         return by_name
-    numbers = sorted(one.numbers or [0.0])
+    numbers = sorted(column.numbers or [0.0])
     return "ms" if numbers[len(numbers) // 2] > 100 else "s"
 
 
 def _lengths(columns: list[Sampled], side: set[str]) -> Iterator[Sampled]:
-    """Rank the columns of whole numbers whose name says this side and a size."""
+    """Rank the columns of whole numbers whose name has a word of this side and of a size."""
     ranked = []
-    for one in columns:
-        words = set(one.words)
-        glued = "".join(one.words)
+    for column in columns:
+        words = set(column.words)
+        glued = "".join(column.words)
         over_many = NOT_OF_ONE - SIZES | (set() if "total" in side else {"total"})
         if (NOT_SIZES | over_many) & words or not side & (words | _split_glued(glued)):
             continue
         if "total" in side and (IN | OUT) & words:
             continue
-        numbers = one.numbers
+        numbers = column.numbers
         if numbers is None or any(n < 0 or n != int(n) for n in numbers):
             continue
         named = SIZES & (words | _split_glued(glued))
-        ranked.append((0 if {"tokens", "token", "tok", "toks"} & named else 1 if named else 2, one))
+        ranked.append(
+            (0 if {"tokens", "token", "tok", "toks"} & named else 1 if named else 2, column)
+        )
     ranked.sort(key=lambda pair: pair[0])
-    return (one for _, one in ranked)
+    return (column for _, column in ranked)
 
 
 def _split_glued(name: str) -> set[str]:
@@ -278,41 +282,47 @@ def _split_glued(name: str) -> set[str]:
     for part in ("tokens", "token", "tok"):
         if part in name:
             rest = name.replace(part, " ").replace("num", " ").split()
-            return {part, *rest, *(one.removeprefix("n") for one in rest)}
+            return {part, *rest, *(word.removeprefix("n") for word in rest)}
     return set()
 
 
 def _is_messages(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, dict) and "role" in one for one in value)
+    return isinstance(value, list) and all(
+        isinstance(message, dict) and "role" in message for message in value
+    )
 
 
-def _is_prompt(one: Sampled) -> bool:
-    named = {"prompt", "text", "input", "query", "question", "content"} & set(one.words)
-    return bool(named) and one.numbers is None and one.all(lambda value: isinstance(value, str))
+def _is_prompt(column: Sampled) -> bool:
+    named = {"prompt", "text", "input", "query", "question", "content"} & set(column.words)
+    return (
+        bool(named) and column.numbers is None and column.all(lambda value: isinstance(value, str))
+    )
 
 
 def _by_names(
     columns: list[Sampled], names: tuple[str, ...], fits: Callable[[Sampled], bool]
 ) -> Iterator[Sampled]:
-    """List fitting columns in the order of `names`; a name may be followed by id or name."""
+    """Yield fitting columns in the order of `names`. A column may add id or name to a name."""
     for name in names:
-        for one in columns:
-            rest = tuple(word for word in one.words if word not in ("id", "name", "uuid", "hash"))
-            wanted = (name,) if name else ()
-            if (rest == wanted or (name and rest[:1] == wanted)) and fits(one):
-                yield one
+        for column in columns:
+            rest = tuple(
+                word for word in column.words if word not in ("id", "name", "uuid", "hash")
+            )
+            expected = (name,) if name else ()
+            if (rest == expected or (name and rest[:1] == expected)) and fits(column):
+                yield column
 
 
-def _unique(one: Sampled) -> bool:
-    ids = {"id", "uuid"} & set(one.words)
-    return bool(ids) and len(set(map(str, one.values))) == len(one.values)
+def _unique(column: Sampled) -> bool:
+    ids = {"id", "uuid"} & set(column.words)
+    return bool(ids) and len(set(map(str, column.values))) == len(column.values)
 
 
-def _is_name(one: Sampled) -> bool:
-    return one.all(lambda value: isinstance(value, str | int) and len(str(value)) <= 200)
+def _is_name(column: Sampled) -> bool:
+    return column.all(lambda value: isinstance(value, str | int) and len(str(value)) <= 200)
 
 
-def _is_status(one: Sampled) -> bool:
-    named = {"status", "code"} & set(one.words)
-    numbers = one.numbers
+def _is_status(column: Sampled) -> bool:
+    named = {"status", "code"} & set(column.words)
+    numbers = column.numbers
     return bool(named) and numbers is not None and all(100 <= n < 600 for n in numbers)

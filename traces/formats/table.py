@@ -1,7 +1,7 @@
-"""Hold the table of trace formats, and choose a reader: by its name, or by the file's first bytes.
+"""Define the table of trace formats, and choose a reader by name or by the file's first bytes.
 
-A format is a description and a function from rows to requests. Those of Forebay are in `readers`;
-a plug-in adds its own through the entry point group `forebay.traces` (docs/reference/formats.md).
+A format is a description and a function from rows to requests. Forebay's formats are in `readers`.
+A plug-in adds its own through the entry point group `forebay.traces` (docs/reference/formats.md).
 """
 
 import re
@@ -38,17 +38,17 @@ MODES: Final = ("auto", "cumulative", "delta")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """Settings of a reader; a format uses those that it needs.
+    """Settings of a reader. A format uses some of them.
 
     Attributes:
         skip_bad: skip and count bad rows.
         sort: sort all rows by arrival, in memory.
-        mode: whether later turns hold the whole history (cumulative) or only what is new (delta).
-        input_tokens, output_tokens: for rows whose log does not tell them.
-        block_tokens: tokens of a block of `hash_ids`; None for the format's own size.
-        tokens: encoding to count the tokens of text with, where the file does not.
-        session_gap_s, longest_pause_s: for sessions without a time of their own.
-        start_s, duration_s, seed: for formats that describe traffic instead of listing it.
+        mode: a later turn has the whole history (cumulative) or only its new text (delta).
+        input_tokens, output_tokens: lengths for rows without them.
+        block_tokens: tokens of a block of `hash_ids`. None for the format's own size.
+        tokens: encoding to count the tokens of text, if the file has no counts.
+        session_gap_s, longest_pause_s: gaps for sessions without a start time in the file.
+        start_s, duration_s, seed: span and seed for formats that describe traffic.
     """
 
     skip_bad: bool = False
@@ -78,9 +78,9 @@ class Head:
     """The first bytes of a file, for the functions that recognise formats.
 
     Attributes:
-        line: the first line, or what there is of it.
-        columns: the keys of the first row; of a document that is not whole, all keys in the head.
-        first: the first row, {} if it is not whole.
+        line: the first line, or its beginning.
+        columns: the keys of the first row, or all keys in the head of an incomplete document.
+        first: the first row, or {} if it is incomplete.
     """
 
     line: str
@@ -96,17 +96,17 @@ class TraceFormat:
     """A format that Forebay reads.
 
     Attributes:
-        name: as on the command line.
-        what: what the file is, in one line of the table in the docs.
-        keeps: what the requests have beside times and lengths.
-        recognise: whether a head is of this format; the first of the table that says so is taken.
-        parser: makes the function from one row to its requests. It may keep state for the file.
+        name: the name on the command line.
+        what: one line about the file, for the table in the docs.
+        keeps: the parts of a request that are kept, apart from times and lengths.
+        recognise: True if a head is of this format. The first such format of the table wins.
+        parser: makes the function from one row to its requests, which may keep state for a file.
         unpack: splits a document into rows.
-        rows: how the file is read.
-        order: times count from any origin unless `rebase` is False, and rows come in order of
-            arrival unless some are held to sort them.
-        own_ids: ids come from the file, so one may occur twice.
-        folder: reads a file or a folder by itself; `parser` is not used then.
+        rows: the function that cuts the file into rows.
+        order: times count from any origin unless `rebase` is False, and rows are in order of
+            arrival unless rows are held back to sort them.
+        own_ids: True if ids are from the file, so an id may occur twice.
+        folder: reads a file or a folder by itself, in place of `parser`.
     """
 
     name: str
@@ -121,9 +121,10 @@ class TraceFormat:
     folder: Callable[[Path, ReadOptions], Iterator[TraceRequest]] | None = None
 
     def open(self, path: str | Path, options: ReadOptions = DEFAULTS) -> TraceReader:
-        """Open `path` as a stream of requests; for errors see `TraceReader`."""
+        """Open `path` as a stream of requests. `TraceReader` lists the errors."""
         if options.mode not in MODES:
             raise InputError(f"--mode {options.mode}: not known; one of: {', '.join(MODES)}")
+        # A file of another kind gets a hint in its first error.
         doubt, head = "", head_of(path)
         if head.line and not self.recognise(head):
             doubt = (
@@ -133,6 +134,7 @@ class TraceFormat:
             if not Path(path).exists():
                 raise InputError(f"{path}: no such file or folder; check the path")
             return FolderReader(path, self.folder(Path(path), options), doubt)
+        # Else the reader streams rows.
         rows = self.rows
         if self.unpack is not None:
             rows = partial(_unpacked_rows, self.rows, self.unpack)
@@ -158,7 +160,7 @@ def _unpacked_rows(
 
 
 class FolderReader(TraceReader):
-    """A reader over requests that were made from a folder of files."""
+    """A reader over the requests of a folder of files."""
 
     def __init__(self, path: str | Path, requests: Iterator[TraceRequest], doubt: str) -> None:
         self._found = requests
@@ -185,30 +187,30 @@ COMPLETION: Final = Order(rebase=True, held=REORDER_ROWS)
 
 @cache
 def formats() -> dict[str, TraceFormat]:
-    """Return all formats by name, those of plug-ins last.
+    """Return all formats by name, with the formats of plug-ins last.
 
     Raises:
         InputError: a plug-in cannot be loaded, or uses a name that is taken.
     """
-    found: dict[str, TraceFormat] = {}
+    by_name: dict[str, TraceFormat] = {}
     for module in MODULES:
-        for one in import_module(f"forebay.traces.formats.readers.{module}").FORMATS:
-            found[one.name] = one
+        for built_in in import_module(f"forebay.traces.formats.readers.{module}").FORMATS:
+            by_name[built_in.name] = built_in
     for entry in entry_points(group=GROUP):
         try:
             added = entry.load()
-        except Exception as error:  # anything may go wrong in other people's modules
+        except Exception as error:  # a plug-in may raise any error
             raise InputError(
                 f"trace format plug-in {entry.name} ({entry.value}) cannot be loaded: {error}; "
                 "fix or uninstall it"
             ) from error
-        if not isinstance(added, TraceFormat) or added.name in (*found, FOREBAY):
+        if not isinstance(added, TraceFormat) or added.name in (*by_name, FOREBAY):
             raise InputError(
                 f"trace format plug-in {entry.name} ({entry.value}) is not a TraceFormat with a "
                 "name of its own; fix or uninstall it"
             )
-        found[added.name] = added
-    return found
+        by_name[added.name] = added
+    return by_name
 
 
 def names() -> tuple[str, ...]:
@@ -216,14 +218,14 @@ def names() -> tuple[str, ...]:
 
 
 def trace_format(name: str) -> TraceFormat:
-    """Return the format called `name`; InputError lists the names."""
+    """Return the format called `name` (InputError: unknown, with the list of names)."""
     if name not in formats():
         raise InputError(f"no trace format {name!r}; one of: {', '.join(formats())}, or auto")
     return formats()[name]
 
 
 def head_of(path: str | Path) -> Head:
-    """Look at the first bytes of `path`; nothing of standard input (`-`) is consumed."""
+    """Look at the first bytes of `path`. Standard input (`-`) is only peeked at."""
     content = read_head(path)
     if content.startswith(PARQUET):
         return Head("", column_names(path), {})
@@ -242,12 +244,12 @@ def head_of(path: str | Path) -> Head:
         return Head(line, frozenset(re.findall(r'"([^"\\]{1,80})"\s*:', text)), {})
     try:
         return Head(line, frozenset(csv_header(line)[0] if line else ()), {})
-    except RowError:  # no table; who reads on reports it
+    except RowError:  # not a table, which the reader of the rest reports
         return Head(line, frozenset(), {})
 
 
 def _first_item(text: str) -> Any:
-    """Decode the first object of an array over several lines, None if it is not whole."""
+    """Decode the first object of an array over several lines, or return None if incomplete."""
     import json
 
     try:
@@ -259,16 +261,18 @@ def _first_item(text: str) -> Any:
 def detect(path: str | Path) -> str | None:
     """Detect the format of `path` by its first bytes or, for a folder, its first file.
 
-    Returns None if no format recognises it. Nothing of standard input (`-`) is consumed.
+    Returns None if no format recognises it. Standard input (`-`) is only peeked at.
     """
     if Path(path).is_dir():
-        files = sorted(one for one in Path(path).iterdir() if one.is_file())
-        found = [detect(one) for one in files[:20]]
-        return next((name for name in found if name and formats()[name].folder), None)
+        files = sorted(file for file in Path(path).iterdir() if file.is_file())
+        format_names = [detect(file) for file in files[:20]]
+        return next((name for name in format_names if name and formats()[name].folder), None)
     head = head_of(path)
     if head.line[:1] == "{" and head.has("id", "arrival_s", "input_tokens"):
         return FOREBAY
-    return next((one.name for one in formats().values() if one.recognise(head)), None)
+    return next(
+        (candidate.name for candidate in formats().values() if candidate.recognise(head)), None
+    )
 
 
 def open_trace(
@@ -278,9 +282,9 @@ def open_trace(
     skip_bad: bool = False,
     options: ReadOptions | None = None,
 ) -> TraceReader:
-    """Open a trace in the named format, or in the one that `detect` finds.
+    """Open a trace in the named format, or in the format that `detect` returns.
 
-    A file that no format recognises counts as Forebay's own, whose reader reports the error.
+    A file that no format recognises is read as Forebay's own, whose reader reports the error.
     """
     name, doubt = format_name or detect(path), ""
     if name is None:

@@ -1,4 +1,4 @@
-"""Recognise files that hold totals of a load test, not its requests, and say what to import."""
+"""Recognise files with totals of a load test, not its requests, and name the file to import."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -71,19 +71,21 @@ def only_totals(what: str, remedy: str) -> str:
 
 
 def refuse_totals(path: str | Path) -> None:
-    """Raise InputError if `path` is the summary of a load tool; nothing of `-` is consumed."""
+    """Raise InputError if `path` is the summary of a load tool. `-` is only peeked at."""
     tool = tool_of(head_of(path))
     if tool is not None:
         raise InputError(f"{path}: {only_totals(*tool)}")
 
 
 def tool_of(head: Head) -> tuple[str, str] | None:
-    """Return the tool that wrote a summary, and the remedy; None for any other file."""
+    """Return the tool that wrote a summary and the remedy, or None for any other file."""
     keys = head.columns | set(_keys(head.first))
     if keys & {"input_lens", "output_lens", "requests"}:
         return None
-    found = ((tool, remedy) for tool, signs, remedy in TOOLS if any(one <= keys for one in signs))
-    return next(found, None)
+    matches = (
+        (tool, remedy) for tool, signs, remedy in TOOLS if any(sign <= keys for sign in signs)
+    )
+    return next(matches, None)
 
 
 def _keys(value: Any, levels: int = 3) -> Iterable[str]:
@@ -94,7 +96,7 @@ def _keys(value: Any, levels: int = 3) -> Iterable[str]:
 
 
 def is_sglang(document: dict[str, Any]) -> bool:
-    """Tell SGLang's detailed results, which have no times, from vLLM's of the same names."""
+    """True for SGLang's detailed results, which have no times. vLLM's have the same names."""
     backend = str(document.get("backend", ""))
     marks = {"total_output_tokens_retokenized", "sharegpt_output_len", "random_input_len"}
     return backend.startswith("sglang") or bool(marks & document.keys())

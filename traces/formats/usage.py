@@ -1,9 +1,9 @@
 """Turn a usage object of any API or tracing tool into the whole prompt and the whole answer.
 
-Some name the whole (`prompt_tokens` of OpenAI, of which `cached_tokens` are a part), others name
-parts that add up (`input_tokens` of Anthropic is what was not cached, as `input` of Langfuse). The
-total decides where there is one. A part cannot be larger than the whole, which decides further
-cases. Else the names do.
+Some APIs name the whole: OpenAI's `prompt_tokens` include `cached_tokens`. Others name parts that
+add up: Anthropic's `input_tokens` and Langfuse's `input` are the tokens that were not cached. If
+the usage has a total, the total decides. A part that is larger than the whole decides, too. Else
+the names decide.
 """
 
 import re
@@ -24,15 +24,15 @@ ANSWERS: Final = (
 )
 TOTALS: Final = ("total_tokens", "totalTokens", "totalTokenCount", "total_token_count", "total")
 BARE: Final = frozenset({"input", "output", "prompt", "completion", "total"})
-"""Names of counts in a usage object, but of texts or of money in a row."""
+"""Names of counts in a usage object. In a row they name texts or money."""
 ADD_UP: Final = frozenset({"input", "output", "candidatesTokenCount", "candidates_token_count"})
-"""Names of parts in Langfuse and Gemini: what else is there is beside them."""
+"""Names of parts in Langfuse and Gemini, to which the other parts are added."""
 PARTS_OF_PROMPT: Final = ("input_tokens", "inputTokens", "input")
-"""Names of what was not cached, if names as in `BESIDE` stand beside them."""
+"""Names of the uncached tokens, if the usage also has a name that matches `BESIDE`."""
 CACHED: Final = re.compile(r"cach(?!e.*miss)|^input_", re.IGNORECASE)
 REASONING: Final = re.compile(r"reasoning|thought|^output_", re.IGNORECASE)
 NOT_COUNTS: Final = re.compile(r"details|cost|price|ephemeral|rate|ttl", re.IGNORECASE)
-# Names of Anthropic, Bedrock and Claude Code: beside the prompt's `input_tokens`, not in them.
+# Names of Anthropic, Bedrock and Claude Code, for tokens that `input_tokens` do not include.
 BESIDE: Final = re.compile(
     r"cache_?(read|creation|write)_?(input_?)?tokens?(count)?", re.IGNORECASE
 )
@@ -41,9 +41,9 @@ DOES_NOT_ADD_UP: Final = "usages whose parts do not add up to their total"
 
 
 class WholeUsage(NamedTuple):
-    """Tokens of a whole prompt and a whole answer, None if the usage does not tell.
+    """Tokens of a whole prompt and a whole answer, None if the usage does not have them.
 
-    `adds_up` is False if there is a total that no reading of the parts gives.
+    `adds_up` is False if the total differs from every possible sum of the parts.
     """
 
     prompt: int | None
@@ -52,11 +52,12 @@ class WholeUsage(NamedTuple):
 
 
 def whole_usage(usage: Mapping[str, Any], *, flat: bool = False) -> WholeUsage:
-    """Add up a usage object; `flat` if it is a row that has further columns.
+    """Add up a usage object. With `flat` it is a row that has further columns.
 
     Raises:
-        RowError: a count is no whole number of 0 or more.
+        RowError: a count is not a whole number of 0 or more.
     """
+    # Sort the counts into prompt, answer, total and parts.
     counts = SourceRow(1, _counts(usage, flat), FileFacts())
     prompt, prompt_name = _first(counts, PROMPTS)
     answer, answer_name = _first(counts, ANSWERS)
@@ -65,7 +66,8 @@ def whole_usage(usage: Mapping[str, Any], *, flat: bool = False) -> WholeUsage:
     cached = {name: count for name, count in parts.items() if CACHED.search(name)}
     thought = sum(count for name, count in parts.items() if REASONING.search(name))
     if prompt is not None:
-        prompt += sum(counts.whole(one) for one in OWN_PARTS if one in counts.values)
+        prompt += sum(counts.whole(part) for part in OWN_PARTS if part in counts.values)
+    # Decide by the names if cached tokens are to be added to the prompt.
     added = prompt_name in ADD_UP or (
         prompt_name in PARTS_OF_PROMPT
         and f"gen_ai.usage.{prompt_name}" not in usage  # OpenTelemetry's is the whole prompt
@@ -77,22 +79,22 @@ def whole_usage(usage: Mapping[str, Any], *, flat: bool = False) -> WholeUsage:
 
 
 def _decided(prompts: list[int | None], answers: list[int | None], total: int | None) -> WholeUsage:
-    """Choose the readings that give the total, else the likeliest ones."""
+    """Choose the readings whose sum is the total, else the likeliest readings."""
     if total and prompts[0] is not None and answers[0] is not None:
-        for one in prompts:
-            for other in answers:
-                if (one or 0) + (other or 0) == total:
-                    return WholeUsage(one, other)
+        for prompt in prompts:
+            for answer in answers:
+                if (prompt or 0) + (answer or 0) == total:
+                    return WholeUsage(prompt, answer)
         return WholeUsage(prompts[0], answers[0], adds_up=False)
     return WholeUsage(prompts[0], answers[0])
 
 
 def usage_of(row: SourceRow, *places: str, flat: bool = True) -> WholeUsage:
-    """Read the first usage object among `places`, or else the row; notes what does not add up."""
-    found = next((one for one in map(row.object, places) if one), None)
+    """Read the first usage object among `places`, or else the row. Note a wrong total."""
+    usage = next((usage for usage in map(row.object, places) if usage), None)
     whole = WholeUsage(None, None)
-    if found is not None:
-        whole = whole_usage(found)
+    if usage is not None:
+        whole = whole_usage(usage)
     if flat and whole.prompt is None and whole.answer is None:
         whole = whole_usage(row.values, flat=True)
     if not whole.adds_up:
@@ -102,7 +104,7 @@ def usage_of(row: SourceRow, *places: str, flat: bool = True) -> WholeUsage:
 
 def _counts(usage: Mapping[str, Any], flat: bool) -> dict[str, Any]:
     """Return the numbers of a usage by name, without the prefixes of span attributes."""
-    found: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
     for key, value in usage.items():
         name = str(key)
         for prefix in PREFIXES:
@@ -111,12 +113,12 @@ def _counts(usage: Mapping[str, Any], flat: bool) -> dict[str, Any]:
             continue
         if flat and (key in BARE or not _is_known(name)):
             continue
-        found.setdefault(name, value)
-    return found
+        counts.setdefault(name, value)
+    return counts
 
 
 def _is_known(name: str) -> bool:
-    """Tell a count from other columns of a row by its name."""
+    """True if a column has the name of a token count."""
     if name in (*PROMPTS, *ANSWERS, *TOTALS, *OWN_PARTS):
         return True
     lower = name.lower()
@@ -124,26 +126,26 @@ def _is_known(name: str) -> bool:
 
 
 def _parts(counts: Mapping[str, Any]) -> dict[str, int]:
-    """Return the counts beside prompt, answer and total."""
+    """Return the counts other than prompt, answer and total."""
     whole = (*PROMPTS, *ANSWERS, *TOTALS, *OWN_PARTS)
-    found: dict[str, int] = {}
+    parts: dict[str, int] = {}
     for name, value in counts.items():
         if name in whole or NOT_COUNTS.search(name):
             continue
         if type(value) is float and value.is_integer():
             value = int(value)
         if type(value) is int or (type(value) is str and value.isdecimal() and len(value) < 12):
-            found[name] = max(int(value), 0)
-    return found
+            parts[name] = max(int(value), 0)
+    return parts
 
 
 def _first(counts: SourceRow, names: tuple[str, ...]) -> tuple[int | None, str]:
-    name = next((one for one in names if one in counts.values), "")
+    name = next((candidate for candidate in names if candidate in counts.values), "")
     return (counts.whole(name), name) if name else (None, "")
 
 
 def _readings(whole: int | None, parts: int, *, added: bool) -> list[int | None]:
-    """List what a count may be with the parts beside it, the likeliest first."""
+    """List the possible values of a count with or without its `parts`, the likeliest first."""
     if whole is None or not parts:
         return [whole]
     if parts > whole:

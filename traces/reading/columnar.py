@@ -1,8 +1,8 @@
 """Read Parquet and Arrow files as rows, in pieces whose memory is bounded.
 
-A small file of columns can hold very much: a dictionary has a long text once for thousands of rows,
-and a run of equal numbers takes a byte. So texts of a dictionary are shared between rows, not
-copied, and what still grows is refused by what the file says of itself.
+A small file of columns can unpack to gigabytes: a dictionary stores a long text once for thousands
+of rows, and a run of equal numbers needs one byte. So rows share the texts of a dictionary. A file
+whose own metadata announces too many bytes or values is refused.
 """
 
 from collections.abc import Iterator
@@ -23,16 +23,16 @@ ARROW: Final = b"ARROW1"
 ARROW_STREAM: Final = b"\xff\xff\xff\xff"
 PIECE_ROWS: Final = 4096
 PIECE_BYTES: Final = 64 << 20
-MOST_IN_PIPE_BYTES: Final = 1 << 30  # its index is at the end: what comes by a pipe is in memory
-MOST_VALUES: Final = 100_000_000  # of one column in one row group
+MOST_IN_PIPE_BYTES: Final = 1 << 30  # its index is at the end, so a pipe is read into memory
+MOST_VALUES: Final = 100_000_000  # in one column of one row group
 MOST_IN_A_ROW: Final = 1_000  # values on average, where there are very many
 
 
 def columnar_rows(file: BinaryIO, start: bytes, facts: FileFacts) -> Iterator[tuple[int, Any]]:
-    """Read the rows of a Parquet or Arrow file, of which `start` was already read.
+    """Read the rows of a Parquet or Arrow file whose first bytes, `start`, were already read.
 
     Raises:
-        RowError: the file is damaged, or would take too much memory.
+        RowError: the file is damaged, or would need too much memory.
     """
     from pyarrow import ArrowException
 
@@ -45,7 +45,7 @@ def columnar_rows(file: BinaryIO, start: bytes, facts: FileFacts) -> Iterator[tu
             for values in _rows_of(batch):
                 number += 1
                 yield number, SourceRow(number, values, facts)
-    # pyarrow raises OSError for a page that cannot be unpacked, the others for what it cannot read.
+    # pyarrow raises OSError for a page that cannot be unpacked, the others for other damage.
     except (ArrowException, OSError, MemoryError, NotImplementedError, *SHAPE_ERRORS) as error:
         if isinstance(error, RowError):
             raise
@@ -54,7 +54,7 @@ def columnar_rows(file: BinaryIO, start: bytes, facts: FileFacts) -> Iterator[tu
 
 
 def column_names(path: str | Path) -> frozenset[str]:
-    """Return the columns of a Parquet file, none of what is not one or is damaged."""
+    """Return the columns of a Parquet file, or no columns if it is damaged or another kind."""
     from pyarrow import ArrowException
     from pyarrow.parquet import read_schema
 
@@ -66,7 +66,7 @@ def column_names(path: str | Path) -> frozenset[str]:
 
 
 def _whole(file: BinaryIO, start: bytes) -> BinaryIO:
-    """Return a file that can seek: the same, or what a pipe holds."""
+    """Return a file that can seek: `file` itself, or the content of a pipe in memory."""
     if file.seekable():
         file.seek(0)
         return file
@@ -93,8 +93,8 @@ def _parquet_batches(file: BinaryIO) -> Iterator[Any]:
 def _plan(about: Any) -> tuple[list[str], int]:
     """Find the columns to read as dictionaries, and the rows of a piece.
 
-    A text whose beginning is that of the text before (DELTA_BYTE_ARRAY) cannot be shared. It is at
-    most as long as its column.
+    A text stored as a difference from the text before (DELTA_BYTE_ARRAY) cannot be shared. It is
+    at most as long as its column.
     """
     shared: set[str] = set()
     longest = 1
@@ -102,22 +102,24 @@ def _plan(about: Any) -> tuple[list[str], int]:
         row_group = about.row_group(group)
         for index in range(about.num_columns):
             column = row_group.column(index)
-            made, packed = column.total_uncompressed_size, column.total_compressed_size
+            # Refuse before a byte is read: the metadata has all sizes.
+            unpacked, packed = column.total_uncompressed_size, column.total_compressed_size
             many = column.num_values > MOST_IN_A_ROW * max(row_group.num_rows, MOST_IN_A_ROW)
             if (
-                made > max(SURELY_SMALL_BYTES, MOST_TIMES_LONGER * packed)
+                unpacked > max(SURELY_SMALL_BYTES, MOST_TIMES_LONGER * packed)
                 or column.num_values > MOST_VALUES
                 or (many and column.num_values > MOST_VALUES // 10)
             ):
                 raise RowError(
-                    f"column {column.path_in_schema[:60]!r} takes {printable_size(made)} with "
+                    f"column {column.path_in_schema[:60]!r} takes {printable_size(unpacked)} with "
                     f"{column.num_values:,} values in one row group; write smaller row groups",
                     fatal=True,
                 )
+            # Share texts, and size the pieces by the longest value.
             if column.physical_type == "BYTE_ARRAY" and not _is_decimal(column, about, index):
                 shared.add(column.path_in_schema)
             if "DELTA_BYTE_ARRAY" in column.encodings:
-                longest = max(longest, made)
+                longest = max(longest, unpacked)
             elif column.physical_type == "FIXED_LEN_BYTE_ARRAY":
                 longest = max(longest, about.schema.column(index).length)
     return sorted(shared), max(1, min(PIECE_ROWS, PIECE_BYTES // longest))
@@ -156,17 +158,23 @@ def _rows_of(batch: Any) -> Iterator[dict[str, Any]]:
 
 
 def _values(column: Any) -> list[Any]:
-    """Return a column as Python values; texts of a dictionary are shared by their rows."""
+    """Return a column as Python values. Rows share the texts of a dictionary."""
     from pyarrow import types
 
     if types.is_dictionary(column.type):
         used = column.indices.to_pylist()
-        words = {one: _plain(column.dictionary[one]) for one in set(used) if one is not None}
-        return [words.get(one) for one in used]
-    wanted = _readable(column.type)
-    if wanted != column.type:
-        column = column.cast(wanted, safe=False)
-    return [_text(one) for one in column.to_pylist()] if _is_binary(wanted) else column.to_pylist()
+        words = {
+            index: _plain(column.dictionary[index]) for index in set(used) if index is not None
+        }
+        return [words.get(index) for index in used]
+    readable = _readable(column.type)
+    if readable != column.type:
+        column = column.cast(readable, safe=False)
+    return (
+        [_text(value) for value in column.to_pylist()]
+        if _is_binary(readable)
+        else column.to_pylist()
+    )
 
 
 def _plain(word: Any) -> Any:
@@ -195,7 +203,7 @@ def _readable(kind: Any) -> Any:
     if types.is_decimal(kind):
         return pyarrow.int64() if kind.scale == 0 and kind.precision <= 18 else pyarrow.float64()
     if types.is_struct(kind):
-        return pyarrow.struct([one.with_type(_readable(one.type)) for one in kind])
+        return pyarrow.struct([field.with_type(_readable(field.type)) for field in kind])
     if types.is_list(kind):
         return pyarrow.list_(kind.value_field.with_type(_readable(kind.value_type)))
     if types.is_dictionary(kind):  # inside a list or an object

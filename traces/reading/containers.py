@@ -1,6 +1,6 @@
 """Cut a file of any container into numbered rows: CSV, JSON, JSON lines, Parquet or lines of text.
 
-A container is known by its first bytes, then by the suffix of its name, and else it is text. Byte
+The first bytes decide the container, then the suffix of the name. Else the file is text. Byte
 order marks, delimiters and decimal commas are settled here. One row is kept at a time.
 """
 
@@ -34,19 +34,19 @@ MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 """A longer line is an error: no prompt is that long, and a file without newlines fills memory."""
 MAX_DOCUMENT_BYTES: Final = 4 * MAX_LINE_BYTES  # one JSON document, which is parsed as a whole
 MOST_JSON_VALUES: Final = 10_000_000
-"""More of them in a line or document take gigabytes when they are decoded."""
+"""More values in a line or document need gigabytes when they are decoded."""
 START_BYTES: Final = 16
 DELIMITERS: Final = ",;\t|"
 csv.field_size_limit(MAX_LINE_BYTES)
 
 Rows = Callable[[BinaryIO, FileFacts], Iterator[tuple[int, Any]]]
-"""Reads a file as numbered items; an item is a row, bytes, or a RowError in its place."""
+"""Reads a file as numbered items. An item is a row, bytes, or a RowError in its place."""
 
 
 def raw_lines(
     file: BinaryIO, facts: FileFacts, *, whole: bool = False
 ) -> Iterator[tuple[int, Any]]:
-    """Number the lines that are not blank, without their ends; or `whole`, as they are."""
+    """Number the lines that are not blank, without line ends. With `whole`, keep every byte."""
     number = 0
     while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1
@@ -73,14 +73,16 @@ def table_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
     """Read CSV, JSON lines, a JSON array, one JSON document, Parquet or Arrow, by the first bytes.
 
     Raises:
-        RowError: the file is of another kind, or not what its suffix says.
+        RowError: the file is of another kind, or differs from its suffix.
     """
+    # Files that are not text.
     start = file.read(START_BYTES)
     if start.startswith((PARQUET, ARROW, ARROW_STREAM)):
         yield from columnar_rows(file, start, facts)
         return
     if why := _not_text(start, Path(facts.path).suffix.lower()):
         raise RowError(why, fatal=True)
+    # The first sign that is not blank decides between JSON and CSV.
     start = start.removeprefix(BOM)
     more = start
     while not more.strip(b" \t\r\n"):
@@ -106,7 +108,7 @@ def table_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
 
 
 def _not_text(start: bytes, suffix: str) -> str:
-    """Say why a file that begins with `start` cannot be read as text, "" if it can."""
+    """Return the reason why a file that begins with `start` is not text, or ""."""
     for magic, what in FOREIGN:
         if start.startswith(magic):
             return f"this is {what}; convert it to Parquet, CSV or JSON lines"
@@ -152,10 +154,10 @@ def _document(whole: bytes, facts: FileFacts) -> Any:
 
 
 def json_value(data: bytes) -> Any:
-    """Decode JSON; also NaN and Infinity, which Python's own encoder writes.
+    """Decode JSON, and NaN and Infinity, which Python's own encoder writes.
 
     Raises:
-        ValueError: it is no JSON, nested too deeply, or has too many values.
+        ValueError: not JSON, nested too deeply, or too many values.
     """
     check_values(data)
     try:
@@ -165,14 +167,14 @@ def json_value(data: bytes) -> Any:
             raise
     try:
         values = json.loads(data)
-        orjson.dumps(values)  # raises TypeError for what a trace cannot hold
+        orjson.dumps(values)  # raises TypeError for a value that a trace cannot store
     except (RecursionError, TypeError) as error:
         raise ValueError(str(error)) from error
     return values
 
 
 def check_values(data: bytes | str) -> None:
-    """Raise ValueError if `data` has more values than JSON may have here."""
+    """Raise ValueError if `data` has more than `MOST_JSON_VALUES` values."""
     if len(data) > MOST_JSON_VALUES:
         signs = (b",", b"[", b"{") if isinstance(data, bytes) else (",", "[", "{")
         if sum(map(data.count, signs)) > MOST_JSON_VALUES:  # type: ignore[arg-type]
@@ -202,10 +204,12 @@ def _array_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
     buffer = text_of(file.read(HEAD_BYTES)).lstrip().removeprefix("[")
     at = number = 0
     while True:
+        # Skip to the next item, or find the end of the array.
         while at < len(buffer) and buffer[at] in " \t\r\n,":
             at += 1
         if buffer[at : at + 1] == "]":
             return
+        # Decode the item. A negative `at` means that the buffer ends inside it.
         start = at
         try:
             check_values(buffer)
@@ -218,6 +222,7 @@ def _array_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
             number += 1
             yield number, _item(number, buffer[start:at], facts)
             continue
+        # Read on, and try the same item again.
         buffer = buffer[-1 - at :]
         at = 0
         more = file.read(max(HEAD_BYTES, len(buffer)))  # doubles, so that long items stay linear
@@ -228,7 +233,7 @@ def _array_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
 
 
 def _item(number: int, text: str, facts: FileFacts) -> Any:
-    """Decode an item by the rules of all other JSON: a number of 400 digits is none."""
+    """Decode an item by the rules of all other JSON: a number of 400 digits is an error."""
     try:
         return _row(number, json_value(text.encode()), facts)
     except ValueError as error:
@@ -236,10 +241,10 @@ def _item(number: int, text: str, facts: FileFacts) -> Any:
 
 
 def csv_header(line: str) -> tuple[list[str], str]:
-    """Split the first line of a CSV file; returns its columns and their delimiter.
+    """Split the first line of a CSV file into columns, and return them with the delimiter.
 
     Raises:
-        RowError: the line is no header.
+        RowError: the line is not a header.
     """
     delimiter = max(DELIMITERS, key=line.count)
     if error := _too_wide(line.count(delimiter) + 1):
@@ -247,7 +252,7 @@ def csv_header(line: str) -> tuple[list[str], str]:
     if "\0" in line:
         raise RowError("this is a binary file, not a table; name its format", fatal=True)
     try:
-        return [one.strip() for one in next(csv.reader([line], delimiter=delimiter))], delimiter
+        return [name.strip() for name in next(csv.reader([line], delimiter=delimiter))], delimiter
     except csv.Error as error:
         raise RowError(f"not CSV ({error}) in the header", fatal=True) from error
 
@@ -262,6 +267,7 @@ def _lines_of_any_end(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, A
 
 
 def _csv_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
+    # The header is the first line that is not blank.
     broken: list[tuple[int, RowError]] = []
     source = _lines_of_any_end(file, facts)
     first: Any = b""
@@ -289,6 +295,7 @@ def _csv_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
                 )
             yield line.decode("utf-8", "replace")
 
+    # A row has the number of its first line.
     numbers: list[int] = []
     rows = csv.reader(lines(), delimiter=delimiter, strict=True)
     ended = False
@@ -305,7 +312,7 @@ def _csv_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
         yield from broken
         broken.clear()
         if why:
-            yield number, RowError(why, fatal="limit" in why)  # what follows is not read
+            yield number, RowError(why, fatal="limit" in why)  # the rest is not read
         elif fields and len(fields) == len(header):
             yield number, SourceRow(number, dict(zip(header, fields, strict=True)), facts)
         elif fields and any(map(str.strip, fields)):  # else a blank line
@@ -319,7 +326,7 @@ def unpacked(
     unpack: Callable[[dict[str, Any]], Iterable[dict[str, Any]]],
     facts: FileFacts,
 ) -> Iterator[tuple[int, Any]]:
-    """Replace each row by the rows inside it; they keep its number."""
+    """Replace each row by the rows inside it, which keep its number."""
     for number, row in rows:
         if isinstance(row, RowError):
             yield number, row

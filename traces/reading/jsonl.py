@@ -16,7 +16,7 @@
 | `service_class` | string | optional; `interactive`, `standard` or `batch` |
 | `parent` | string | optional; id of the turn before |
 | `waits_for` | strings | optional; ids of further requests whose answers come first |
-| `think_s` | number | optional; seconds from the last of those answers to this request |
+| `think_s` | number | optional; seconds from the last answer it waits for to this request |
 | `messages`, `tools` | objects | optional; of the chat API |
 | `model` | string | optional |
 | `stream` | boolean | optional; left out when true |
@@ -24,8 +24,8 @@
 | `deadline_s` | number | optional; seconds after arrival when the client gave up |
 | `status` | integer | optional; HTTP status of the original answer, 100 to 599 |
 
-Keys are written in this order, without those that are null or empty. An unknown key is an error, so
-that a misspelt one is not silently lost. Equal requests give equal bytes.
+Keys are written in this order. Null and empty values are left out. An unknown key is an error, so
+that a misspelt key is not silently lost. Equal requests give equal bytes.
 """
 
 from collections.abc import Iterable
@@ -54,18 +54,19 @@ MAX_BLOCK_ID = 2**64 - 1
 def read_trace(
     path: str | Path, *, skip_bad: bool = False, sort: bool = False, doubt: str = ""
 ) -> TraceReader:
-    """Open `path` (`-`: standard input) as a stream of requests; for errors see `TraceReader`."""
+    """Open `path` (`-`: standard input) as a stream of requests. `TraceReader` lists the errors."""
     order = Order(held=maxsize if sort else 0)
     return TraceReader(path, parse_row, skip_bad=skip_bad, order=order, doubt=doubt)
 
 
 def parse_row(line: bytes) -> TraceRequest:
-    """Read one line of the format; raises RowError."""
+    """Read one line of the format (RowError: not a request)."""
     row = parse_object(line)
     few = _FIRST_KEYS.issuperset(row)
     if not few and not _KEYS.issuperset(row):
         unknown = next(key for key in row if key not in _KEYS)
         raise RowError(f"unknown key {unknown!r}; the keys are {', '.join(TraceRequest.__slots__)}")
+    # Names and class.
     identity = row.get("id")
     if type(identity) is not str or not identity:
         raise RowError(f"id: {shown(identity)} is not a string of at least one character")
@@ -77,6 +78,7 @@ def parse_row(line: bytes) -> TraceRequest:
         raise RowError(
             f"service_class: {shown(service_class)} is not interactive, standard or batch"
         )
+    # Lengths and prompt.
     input_tokens = whole_number(row, "input_tokens", least=1)
     block_tokens = BLOCK_TOKENS
     if row.get("block_tokens") is not None:
@@ -86,6 +88,7 @@ def parse_row(line: bytes) -> TraceRequest:
         if row.get("text") is not None:
             raise RowError("both text and blocks; a prompt is one or the other")
         blocks = block_ids(row, "blocks", input_tokens, block_tokens)
+    # Most rows have no later keys, so they are not looked up.
     more = {} if few else _later_values(row)
     return TraceRequest(
         id=identity,
@@ -104,36 +107,36 @@ def parse_row(line: bytes) -> TraceRequest:
 
 
 def _later_values(row: dict[str, Any]) -> dict[str, Any]:
-    """Read the keys that few traces have; raises RowError."""
-    found = {key: row[key] for key in _LATER_KEYS if row.get(key) is not None}
-    if "messages" in found and not (row.get("text") is None and row.get("blocks") is None):
+    """Read the keys that few traces have (RowError: a wrong value)."""
+    values = {key: row[key] for key in _LATER_KEYS if row.get(key) is not None}
+    if "messages" in values and not (row.get("text") is None and row.get("blocks") is None):
         raise RowError("messages beside text or blocks; a prompt is one of them")
     for key in ("messages", "tools"):
-        if key in found:
-            found[key] = _list_of(row, key, dict, "objects")
-    if "waits_for" in found:
-        found["waits_for"] = _list_of(row, "waits_for", str, "ids")
+        if key in values:
+            values[key] = _list_of(row, key, dict, "objects")
+    if "waits_for" in values:
+        values["waits_for"] = _list_of(row, "waits_for", str, "ids")
     for key in ("think_s", "deadline_s"):
-        if key in found:
-            found[key] = seconds(row, key)
-    if type(found.get("stream", True)) is not bool:
+        if key in values:
+            values[key] = seconds(row, key)
+    if type(values.get("stream", True)) is not bool:
         raise RowError(f"stream: {shown(row['stream'])} is not true or false")
-    if type(found.get("parameters", {})) is not dict:
+    if type(values.get("parameters", {})) is not dict:
         raise RowError(f"parameters: {shown(row['parameters'])} is not an object")
-    if "status" in found and whole_number(row, "status", least=100) > 599:
+    if "status" in values and whole_number(row, "status", least=100) > 599:
         raise RowError(f"status: {row['status']} is not an HTTP status (100 to 599)")
-    return found
+    return values
 
 
 def _list_of(row: dict[str, Any], key: str, kind: type[Any], words: str) -> tuple[Any, ...]:
     value = row[key]
-    if not isinstance(value, list) or any(type(one) is not kind for one in value):
+    if not isinstance(value, list) or any(type(item) is not kind for item in value):
         raise RowError(f"{key}: {shown(value)} is not a list of {words}")
     return tuple(value)
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
-    """Read one line as a JSON object; raises RowError."""
+    """Read one line as a JSON object (RowError: another value)."""
     try:
         check_values(line)
         row = orjson.loads(line)
@@ -168,7 +171,9 @@ def block_ids(
         raise RowError(f"{key}: {shown(ids)} is not a list of block ids")
     # Four passes in C are several times faster than one loop in Python, and traces are long.
     if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > MAX_BLOCK_ID):
-        wrong = next(one for one in ids if type(one) is not int or not 0 <= one <= MAX_BLOCK_ID)
+        wrong = next(
+            block for block in ids if type(block) is not int or not 0 <= block <= MAX_BLOCK_ID
+        )
         raise RowError(f"{key}: {shown(wrong)} is not a block id (a whole number in [0, 2^64))")
     needed = -(-input_tokens // block_tokens)
     if len(ids) != needed:
@@ -203,17 +208,17 @@ def row_bytes(request: TraceRequest) -> bytes:
 
 
 def write_trace(path: str | Path, rows: Iterable[TraceRequest]) -> int:
-    """Write `rows` to `path` (`-`: standard output), all or none; returns their number.
+    """Write all `rows` or no file to `path` (`-`: standard output), and return their number.
 
     Raises:
-        InputError: arrival times go back, which no reader accepts; or `path` cannot be written.
+        InputError: arrival times go back, which no reader accepts, or `path` cannot be written.
     """
     with whole_file(path) as file:
         return write_rows(file, rows, path)
 
 
 def write_rows(file: BinaryIO, rows: Iterable[TraceRequest], path: str | Path) -> int:
-    """Write `rows` to `file`, which errors call `path`; see `write_trace`."""
+    """Write `rows` to `file` like `write_trace`. Errors call it `path`."""
     count = 0
     last_s = 0.0
     for request in rows:
@@ -226,7 +231,7 @@ def write_rows(file: BinaryIO, rows: Iterable[TraceRequest], path: str | Path) -
         last_s = request.arrival_s
         try:
             file.write(row_bytes(request))
-        except TypeError as error:  # of orjson, for JSON that is nested over 254 deep and the like
+        except TypeError as error:  # orjson refuses JSON with over 254 levels, for example
             raise InputError(
                 f"{path}: request {request.id[:60]!r} cannot be written ({error}); correct its row"
             ) from error

@@ -1,9 +1,9 @@
-"""Read a file of requests as a stream, whatever its format.
+"""Read a file of requests of any format as a stream.
 
 The reader checks the rules of all formats. A bad row becomes one clear error or, if asked, is
-skipped and counted. A row that is no request is counted by its reason. The reader never repairs a
-row. It keeps one row at a time, so a trace can have any size; only ids that come from the file cost
-16 to 32 bytes each, to find those that occur twice.
+skipped and counted. A row that is not a request is counted by its reason. The reader never repairs
+a row. It keeps one row at a time, so a trace can have any size. Only ids that come from the file
+need 16 to 32 bytes each, to find ids that occur twice.
 """
 
 from array import array
@@ -24,15 +24,15 @@ from forebay.traces.rows import SHAPE_ERRORS, FileFacts, NotARequestError, RowEr
 from forebay.traces.schema import TraceRequest
 
 REORDER_ROWS = 50_000
-"""Rows of a log in order of completion that are held to put them in order of arrival."""
+"""Rows of a log in order of completion that are held back to sort them by arrival."""
 MOST_TOKENS = 10**9
 LONGEST_GAP_S = 366 * 86_400.0
 
 
 class Ended(NamedTuple):
-    """A request of a log with the time when its answer ended, None if the log does not tell.
+    """A request of a log, with the end of its answer in seconds, or None if not logged.
 
-    The reader finds the turn before it: the last one of its session whose answer had ended.
+    The reader finds the turn before it: the last turn of its session whose answer had ended.
     """
 
     request: TraceRequest
@@ -41,7 +41,7 @@ class Ended(NamedTuple):
 
 Parsed = TraceRequest | Ended | Iterable[TraceRequest] | None
 ParseRow = Callable[[Any], Parsed]
-"""Takes one item of the file; returns its request, several, or None for a header."""
+"""Converts one item of the file to its request, to several requests, or to None for a header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Order:
     """How the reader treats times.
 
     Attributes:
-        rebase: times count from any origin; the first request arrives at 0.
-        held: rows held back to sort them; 0 if the rows must come in order of arrival.
+        rebase: times count from any origin, and the first request arrives at 0.
+        held: rows held back to sort them. 0 if the rows must be in order of arrival.
     """
 
     rebase: bool = False
@@ -58,15 +58,15 @@ class Order:
 
 
 class TraceReader(Iterator[TraceRequest]):
-    """An iterator over the requests of one file; use it once.
+    """An iterator over the requests of one file, to be used once.
 
     Attributes:
-        path: the file as given; `-` is standard input.
+        path: the file as given, or `-` for standard input.
         rows: requests read so far.
         skipped: bad rows skipped so far (only with `skip_bad`).
-        first_skipped: the error of the first of them, "" if there is none.
-        ignored: rows that are no requests, by reason.
-        notes: what is not kept or not known of some requests, with the number of rows.
+        first_skipped: the error of the first bad row, or "".
+        ignored: rows that are not requests, by reason.
+        notes: missing or dropped values, each with its number of rows.
 
     Raises (while iterating, or at once for a missing file):
         InputError: unreadable file, bad row, arrival times going back, an id that occurs twice, or
@@ -84,7 +84,7 @@ class TraceReader(Iterator[TraceRequest]):
         own_ids: bool = True,
         doubt: str = "",
     ) -> None:
-        """`doubt` ends the error of a row that is wrong if none before it was right."""
+        """Append `doubt` to the error of a bad row if no row before it was good."""
         self.path = str(path)
         self.rows = 0
         self.skipped = 0
@@ -138,7 +138,7 @@ class TraceReader(Iterator[TraceRequest]):
             if start_s is None:
                 start_s = request.arrival_s
             # Times since 1970 leave 0.24 us of a double: the microsecond is the last true digit.
-            # `replace` would take as long as parsing the row; nobody else has this request yet.
+            # `replace` would take as long as parsing the row. Nothing else has this request yet.
             object.__setattr__(request, "arrival_s", round(request.arrival_s - start_s, 6))
             yield request
 
@@ -152,8 +152,8 @@ class TraceReader(Iterator[TraceRequest]):
             return
         heap: list[tuple[float, int, Ended]] = []
         emitted = [float("-inf")]
-        for number, found in enumerate(self._checked(emitted)):
-            heappush(heap, (found.request.arrival_s, number, found))
+        for number, entry in enumerate(self._checked(emitted)):
+            heappush(heap, (entry.request.arrival_s, number, entry))
             if len(heap) > self._order.held:
                 emitted[0], _, first = heappop(heap)
                 yield first
@@ -161,7 +161,7 @@ class TraceReader(Iterator[TraceRequest]):
             yield heappop(heap)[2]
 
     def _checked(self, emitted: list[float] | None) -> Generator[Ended]:
-        """Read requests that obey the rules; `emitted` holds the last time that was given out."""
+        """Read requests that obey the rules. `emitted` has the last time that the heap gave out."""
         last_s: float | None = None
         try:
             with open_input(self.path) as file:
@@ -170,17 +170,18 @@ class TraceReader(Iterator[TraceRequest]):
                 number = 0
                 while True:
                     try:
-                        found = next(items, None)
-                        if found is None:
+                        numbered = next(items, None)
+                        if numbered is None:
                             break
-                        number, item = found
-                        for one in self._parsed(item):
-                            request = one.request
+                        number, item = numbered
+                        # A row may have several requests, each with its own check.
+                        for entry in self._parsed(item):
+                            request = entry.request
                             least_s = last_s if emitted is None else emitted[0]
                             self._check(request, least_s)
                             last_s = request.arrival_s
                             self.rows += 1
-                            yield one
+                            yield entry
                     except NotARequestError as why:
                         self.ignored[str(why)] += 1
                     except RowError as error:
@@ -203,7 +204,7 @@ class TraceReader(Iterator[TraceRequest]):
                 return (Ended(parsed, None),)
             if isinstance(parsed, Ended):
                 return (parsed._replace(end_s=-1.0) if parsed.end_s is None else parsed,)
-            return () if parsed is None else [Ended(one, None) for one in parsed]
+            return () if parsed is None else [Ended(request, None) for request in parsed]
         except RowError as error:
             if self.rows or not self._doubt:
                 raise
@@ -243,7 +244,7 @@ class TraceReader(Iterator[TraceRequest]):
 
 
 def time_text(moment_s: float) -> str:
-    """Write a time to the microsecond, or shortly where it is absurd."""
+    """Write a time to the microsecond, or in short form if it is absurdly large."""
     return f"{moment_s:.6f}" if abs(moment_s) < 1e12 else f"{moment_s:.6g}"
 
 
@@ -258,22 +259,22 @@ class _Turns:
         self._sessions: dict[str, list[tuple[float | None, str]]] = {}
 
     def link(self, request: TraceRequest, end_s: float | None) -> None:
-        """Set parent and think time of `request`, which nobody else has yet."""
+        """Set parent and think time of `request`, which nothing else has yet."""
         if request.session is None or request.parent is not None:
             return
         turns = self._sessions.setdefault(request.session, [])
-        ended = [one for one in turns if one[0] is None or one[0] <= request.arrival_s]
+        ended = [turn for turn in turns if turn[0] is None or turn[0] <= request.arrival_s]
         if ended:
-            last_s, parent = max(ended, key=lambda one: one[0] or 0.0)
+            last_s, parent = max(ended, key=lambda turn: turn[0] or 0.0)
             object.__setattr__(request, "parent", parent)
             if last_s is not None:
                 object.__setattr__(request, "think_s", round(request.arrival_s - last_s, 6))
-            turns[:] = [one for one in turns if one not in ended or one[1] == parent]
+            turns[:] = [turn for turn in turns if turn not in ended or turn[1] == parent]
         turns.append((end_s, request.id))
 
 
 class SeenIds:
-    """A set of ids as 64-bit hashes in one array: 16 to 32 bytes an id, a Python set takes 100.
+    """A set of ids as 64-bit hashes in one array: 16 to 32 bytes an id, a Python set needs 100.
 
     Two ids of a trace of ten million have equal hashes with a probability of 3e-6.
     """
@@ -283,7 +284,7 @@ class SeenIds:
         self._count = 0
 
     def add(self, identity: str) -> bool:
-        """Add `identity`; False if it is already there."""
+        """Add `identity`. False if it is already there."""
         if not self._put(_key(identity)):
             return False
         self._count += 1
@@ -306,7 +307,7 @@ class SeenIds:
         return True
 
     def _place(self, key: int) -> int:
-        """Find the slot of `key`, or the empty one where it belongs."""
+        """Return the slot of `key`, or the empty slot where it belongs."""
         slots = self._slots
         mask = len(slots) - 1
         at = key & mask

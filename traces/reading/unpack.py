@@ -1,7 +1,7 @@
 """Open a file by its first bytes: packed by gzip, bzip2, xz, zstd or zip, or as it is.
 
-What is unpacked is bounded twice: a decoder may ask for 128 MiB, and a file that gets too many
-times longer is refused, so that a few megabytes cannot keep a command busy for minutes.
+Unpacking has two bounds. A decoder may allocate 128 MiB. A file that gets over 256 MiB and
+250 times longer is refused, so that a few megabytes cannot keep a command busy for minutes.
 """
 
 import bz2
@@ -29,7 +29,7 @@ MOST_TIMES_LONGER: Final = 250
 """Logs get 5 to 60 times shorter when they are packed, gzip's limit is 1,032 times."""
 SURELY_SMALL_BYTES: Final = 256 << 20  # a shorter file may be packed as well as it can
 DECODER_BYTES: Final = 128 << 20
-WINDOW_LOG: Final = 27  # of zstd: 128 MiB, what its command line reads without a further option
+WINDOW_LOG: Final = 27  # 128 MiB, the most that zstd's command reads without a further option
 PIECE_BYTES: Final = 1 << 18
 
 
@@ -61,7 +61,7 @@ class _GzipMember:
         return self._stream.unused_data
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Return what comes next, at most `max_length` bytes; raises zlib.error."""
+        """Return the next bytes, at most `max_length` (zlib.error: damage)."""
         piece = self._stream.decompress(self._stream.unconsumed_tail + data, max_length)
         self.needs_input = not self._stream.unconsumed_tail and len(piece) < max_length
         return piece
@@ -81,7 +81,7 @@ PACKED: Final[tuple[tuple[str, bytes, Callable[[], _PieceDecoder]], ...]] = (
 )
 DAMAGE: Final = (OSError, zlib.error, lzma.LZMAError, zstd.ZstdError, zipfile.BadZipFile,
                  NotImplementedError, RuntimeError, MemoryError)  # fmt: skip
-"""Raised for damaged files, by one decoder or another; RuntimeError for a zip with a password."""
+"""Raised by the decoders for damaged files. A zip with a password raises RuntimeError."""
 ZIP: Final = (b"PK\x03\x04", b"PK\x05\x06")
 FOREIGN: Final = (
     (b"ORC", "an ORC file"),
@@ -119,7 +119,7 @@ class _Unpacked(RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` as far as one step goes, 0 at the end.
+        """Fill `buffer` from one step, and return the number of bytes, 0 at the end.
 
         Raises:
             InputError: the file is damaged, is cut short, or gets too long.
@@ -203,10 +203,10 @@ class Prefixed(BytesIO):
 
 @contextmanager
 def open_input(path: str) -> Iterator[BinaryIO]:
-    """Open `path` for reading bytes, unpacked if it is packed; `-` is standard input.
+    """Open `path` (`-`: standard input) for reading bytes, and unpack it if it is packed.
 
     Raises:
-        InputError: what is packed is cut short, damaged, or gets too long.
+        InputError: a packed file is cut short, damaged, or gets too long.
     """
     name = "standard input" if path == "-" else path
     raw: BinaryIO = sys.stdin.buffer if path == "-" else open(path, "rb", buffering=1 << 20)  # noqa: SIM115
@@ -243,8 +243,8 @@ def _zip_member(raw: BinaryIO, name: str) -> Iterator[BinaryIO]:
         raise InputError(f"{name}: a zip file cannot be read from a pipe; name the file")
     try:
         archive = zipfile.ZipFile(raw)
-        members = [one for one in archive.infolist() if not one.is_dir()]
-        if any(one.filename == "[Content_Types].xml" for one in members):
+        members = [entry for entry in archive.infolist() if not entry.is_dir()]
+        if any(entry.filename == "[Content_Types].xml" for entry in members):
             raise InputError(f"{name}: an Excel or Word file; save the table as CSV")
         if len(members) != 1:
             raise InputError(f"{name}: a zip of {len(members)} files; unpack it, and name one")
@@ -257,7 +257,7 @@ def _zip_member(raw: BinaryIO, name: str) -> Iterator[BinaryIO]:
 
 
 class _ZipMember(RawIOBase):
-    """The bytes of a file in a zip archive; damage becomes an InputError."""
+    """The bytes of a file in a zip archive. Damage raises InputError."""
 
     def __init__(self, member: Any, name: str) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ class _ZipMember(RawIOBase):
 
 
 def check_member(member: zipfile.ZipInfo, name: str, most_bytes: int | None = None) -> None:
-    """Check how long a member of a zip gets; zipfile reads no more than it says."""
+    """Check the unpacked size that a member of a zip announces. zipfile reads no more."""
     if member.file_size > max(SURELY_SMALL_BYTES, MOST_TIMES_LONGER * member.compress_size):
         raise too_long(name)
     if most_bytes is not None and member.file_size > most_bytes:
@@ -297,7 +297,7 @@ def _damaged_zip(name: str, error: Exception) -> InputError:
 
 
 def read_head(path: str | Path) -> bytes:
-    """Return the first bytes of `path`, unpacked; of a pipe or `-`, nothing is consumed."""
+    """Return the first bytes of `path`, unpacked. A pipe and `-` are only peeked at."""
     name = str(path)
     if name == "-":
         peek = getattr(sys.stdin.buffer, "peek", None)
@@ -312,11 +312,11 @@ def read_head(path: str | Path) -> bytes:
     head = b""
     try:
         with raw, _unpacked_file(raw, name) as opened:
-            file: Any = opened  # a step at a time, to keep what stands before damage
+            file: Any = opened  # a step at a time, to keep the bytes before any damage
             while len(head) < HEAD_BYTES and (more := file.read1(HEAD_BYTES - len(head))):
                 head += more
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
     except InputError:
-        pass  # the head of a file ends where it was cut; who reads on reports it
+        pass  # the head ends at the cut, and the reader of the rest reports it
     return head.removeprefix(BOM)

@@ -1,17 +1,17 @@
-"""Make sessions of coding agents: long contexts that grow by a little each turn.
+"""Make sessions of coding agents: long contexts that grow a little each turn.
 
-Each turn sends the whole context again and adds the answer and what a tool returned, so nearly all
-of it is a cached prefix. Some sessions start sub-agents, which share their own instruction, and
-continue when the last of these has ended. A context that has become too long is compacted: it
+Each turn sends the whole context again, and adds the answer and the result of a tool. So nearly the
+whole prompt is a cached prefix. Some sessions start sub-agents, which share their own instruction.
+The session continues when its last sub-agent has ended. A context over the limit is compacted: it
 starts again with the instruction and a summary.
 
-The defaults give what vLLM's AgentX post (2026-09-08, quoted in vllm-project/vllm#57103) reports: a
-median of 43 turns a session, of about 142k input and 444 output tokens a request, more than 96 % of
-tokens cached, sub-agents in 44 % of sessions. Pauses between an answer and the next turn are those
-of vllm-project/router#285: 86.5 % below 1 s, 95.1 % below 10 s. The spreads are assumptions.
+The defaults match vLLM's AgentX post (2026-09-08, quoted in vllm-project/vllm#57103): a median of
+43 turns a session, of about 142k input and 444 output tokens a request, more than 96 % of tokens
+cached, sub-agents in 44 % of sessions. Pauses between an answer and the next turn are as in
+vllm-project/router#285: 86.5 % below 1 s, 95.1 % below 10 s. The spreads are assumptions.
 
-A trace has set times, so a turn comes when its last answer should have ended (`answer_s`): an
-engine that is slower than that gets turns too early.
+A trace has set times, so a turn arrives when its last answer should have ended (`answer_s`). A
+slower engine gets turns too early.
 """
 
 from collections.abc import Iterator
@@ -29,9 +29,9 @@ from forebay.traces.synth.documents import check_tokens
 from forebay.traces.synth.lengths import Length, Lognormal, Uniform
 
 PAUSES_S: Final = ((0.865, 0.05, 1.0), (0.951, 1.0, 10.0), (1.0, 10.0, 120.0))
-"""Up to this share of pauses, least and most seconds; evenly in the logarithm between them."""
-FIRST_TOKEN_S: Final = 1.0  # of `answer_s`: about 3,500 new tokens behind 142k on an H200
-TOKEN_S: Final = 0.012  # of `answer_s`
+"""Up to this share of pauses, least and most seconds. The logarithm is even between them."""
+FIRST_TOKEN_S: Final = 1.0  # time for about 3,500 new tokens after 142k on an H200
+TOKEN_S: Final = 0.012  # time for each output token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +39,14 @@ class AgentSessions:
     """Settings of a Poisson stream of sessions.
 
     Attributes:
-        session_rate_per_s: sessions that begin a second.
+        session_rate_per_s: new sessions a second.
         turns, subagent_turns: requests of a session and of a sub-agent.
         instruction_tokens: tools and system prompt, which all sessions share. Sub-agents share
             another instruction of this length.
-        task_tokens, subagent_task_tokens: what a session or a sub-agent begins with besides.
-        tool_tokens: new input of each turn, besides the last answer.
+        task_tokens, subagent_task_tokens: first input of a session or a sub-agent after that.
+        tool_tokens: new input of each turn after the last answer.
         subagent_share: probability that a session starts sub-agents, once.
-        subagents: how many at once.
+        subagents: number of sub-agents at once.
         context_tokens: a longer context is compacted to the instruction and `summary_tokens`.
         duration_s: no request arrives after it.
     """
@@ -68,7 +68,11 @@ class AgentSessions:
 
 
 def agent_sessions(spec: AgentSessions) -> Iterator[TraceRequest]:
-    """Make the requests of `spec`, in order of arrival; InputError names the option and the fix."""
+    """Make the requests of `spec`, in order of arrival.
+
+    Raises:
+        InputError: a setting that makes no traffic, named as the option of `traces synth`.
+    """
     check_rate(spec.session_rate_per_s, "--session-rate")
     check_tokens("--instruction-tokens", spec.instruction_tokens, least=0)
     if not 0 <= spec.subagent_share <= 1:
@@ -81,7 +85,7 @@ def agent_sessions(spec: AgentSessions) -> Iterator[TraceRequest]:
 
 
 def answer_s(output_tokens: int) -> float:
-    """Return the seconds that an answer is expected to take."""
+    """Return the expected seconds of an answer."""
     return FIRST_TOKEN_S + TOKEN_S * output_tokens
 
 
@@ -108,14 +112,14 @@ class _Context:
         self.tokens = len(root) * BLOCK_TOKENS + tokens
 
     def blocks(self, partial: int) -> tuple[int, ...]:
-        """Return the block ids; `partial` is that of the last block if it is not full."""
+        """Return the block ids. `partial` is the id of the last block if it is not full."""
         own = self.tokens // BLOCK_TOKENS - len(self.root)
         blocks = self.root + tuple(range(self.first_block, self.first_block + own))
         return (*blocks, partial) if self.tokens % BLOCK_TOKENS else blocks
 
 
 class _Sessions:
-    """Makes sessions one after another, each with all its requests."""
+    """Makes one session after another, each with all its requests."""
 
     def __init__(self, spec: AgentSessions) -> None:
         self._spec = spec
@@ -140,9 +144,9 @@ class _Sessions:
             at_s = self._after(row)
             if turn == spawns:
                 for number in range(spec.subagents.draw(dice)):
-                    listed = self._subagent(f"{name}-{turn}-{number}", name, at_s)
-                    rows += listed
-                    at_s = max(at_s, self._after(listed[-1]))
+                    subagent = self._subagent(f"{name}-{turn}-{number}", name, at_s)
+                    rows += subagent
+                    at_s = max(at_s, self._after(subagent[-1]))
             context = self._grown(context, self._root, row)
         return rows
 
@@ -156,7 +160,7 @@ class _Sessions:
         return rows
 
     def _new(self, root: tuple[int, ...], tokens: int) -> _Context:
-        # Ids for as many blocks as the context can ever have, so that they are one range.
+        # Ids for the largest context, so that they are one range.
         first = self._fresh(-(-self._spec.context_tokens // BLOCK_TOKENS) + 1)[0]
         return _Context(root, first, tokens)
 
@@ -177,7 +181,7 @@ class _Sessions:
         )
 
     def _after(self, row: TraceRequest) -> float:
-        """Return when the turn after `row` comes, in seconds."""
+        """Draw the arrival of the turn after `row`, in seconds."""
         share, below = self._dice.random(), 0.0
         for upto, least_s, most_s in PAUSES_S:
             if share < upto:

@@ -13,8 +13,8 @@ KINDS = ("burst", "constant", "poisson")
 def arrival_times(kind: str, rate_per_s: float, seed: int) -> Iterator[float]:
     """Make endless arrival times, rounded to microseconds.
 
-    `constant`: gaps of 1/rate; `poisson`: exponential gaps with that mean; `burst`: all at 0,
-    whatever the rate.
+    `constant` has gaps of 1/rate. `poisson` has exponential gaps with that mean. `burst` has all
+    arrivals at 0, at any rate.
 
     Raises:
         InputError: an unknown kind, or a rate that is not more than 0.

@@ -1,4 +1,4 @@
-"""Make chat traffic beside long documents that several users ask about one after another.
+"""Make chat traffic next to long documents that several users ask about one after another.
 
 Each document opens at a random time and gets a fixed number of questions, with exponential gaps.
 The traffic is steady from the first second: documents that opened before the trace begins are in it
@@ -27,7 +27,7 @@ class ChatBesideDocuments:
     """Settings of two Poisson-like streams: chat, and questions about documents.
 
     Attributes:
-        chat_rate_per_s: chat requests a second; lengths like Azure's conversation trace.
+        chat_rate_per_s: chat requests a second, with lengths like Azure's conversation trace.
         document_rate_per_s: requests about documents a second (not documents a second).
         questions: number of questions about each document, by random users.
         follow_gap_s: mean seconds from one question about a document to the next.
@@ -49,7 +49,11 @@ class ChatBesideDocuments:
 
 
 def chat_beside_documents(spec: ChatBesideDocuments) -> Iterator[TraceRequest]:
-    """Make the requests of `spec`, in order of arrival; InputError names the option and the fix."""
+    """Make the requests of `spec`, in order of arrival.
+
+    Raises:
+        InputError: a setting that makes no traffic, named as the option of `traces synth`.
+    """
     check_rate(spec.chat_rate_per_s, "--chat-rate")
     check_rate(spec.document_rate_per_s, "--document-rate")
     if spec.questions < 1:
@@ -74,6 +78,7 @@ def _requests(spec: ChatBesideDocuments) -> Iterator[TraceRequest]:
             seed=spec.seed,
         )
     )
+    # Each aspect has its own random numbers, so that a setting changes only its own aspect.
     users = Random(f"{spec.seed}:choices")
     sizes = Random(f"{spec.seed}:documents")
     open_documents: dict[int, tuple[Document, int]] = {}
@@ -103,7 +108,7 @@ def _chat_times(spec: ChatBesideDocuments) -> Iterator[tuple[float, tuple[int, i
 
 
 def _questions(spec: ChatBesideDocuments) -> Iterator[tuple[float, tuple[int, int] | None]]:
-    """Make (time, (document opening, questions left after this one)), from time 0 on."""
+    """Make (time, (document opening, number of later questions)), from time 0 on."""
     openings = Random(f"{spec.seed}:arrivals")
     gaps = Random(f"{spec.seed}:gaps")
     opening_rate_per_s = spec.document_rate_per_s / spec.questions

@@ -3,7 +3,7 @@
 A document request is the instruction, a document and a new question. A chat request is the
 instruction and a new prompt. All requests share the instruction, which misleads naive prefix
 routing. Prompts are block ids. The instruction and the documents are rounded up to whole blocks, so
-that they can be shared; the last block of a question or chat is partial.
+that they can be shared. The last block of a question or chat is partial.
 
 Each aspect has its own stream of random numbers, so that changing the lengths does not change the
 arrivals. Memory grows with users and documents, never with rows.
@@ -33,15 +33,15 @@ class Workload:
     """Settings: N users ask about D documents, and perhaps chat.
 
     Attributes:
-        users: user u is session `user-u` of tenant `tenant-(u mod tenants)`.
-        documents: document d belongs to tenant d mod tenants; only its users ask about it.
-        zipf_s: exponent of the popularity of a tenant's documents; 0 is even.
+        users: number of users. User u is session `user-u` of tenant `tenant-(u mod tenants)`.
+        documents: number of documents. Only users of tenant d mod tenants ask about document d.
+        zipf_s: exponent of the popularity of a tenant's documents. 0 is even.
         chat_share: probability that a request is chat instead.
-        arrivals: burst, constant or poisson at `rate_per_s`; ignored with `think_s`.
+        arrivals: burst, constant or poisson at `rate_per_s`. Ignored with `think_s`.
         think_s: instead of a rate, each user's mean (exponential) time between arrivals.
         duration_s: no request arrives after it.
-        requests: most requests; a burst needs this limit.
-        instruction_tokens: length of the prefix that all prompts share; 0 for none.
+        requests: most requests. A burst needs this limit.
+        instruction_tokens: length of the prefix that all prompts share, 0 for no prefix.
     """
 
     users: int = 50
@@ -75,7 +75,7 @@ def shared_document(
     instruction_tokens: int = 0,
     seed: int = 0,
 ) -> Iterator[TraceRequest]:
-    """Make a trace in which every user asks one question about one document, at once or at a rate.
+    """Make a trace in which each user asks one question about one document, at once or at a rate.
 
     Raises:
         InputError: a setting that makes no traffic, named as the option of `traces synth`.
@@ -104,7 +104,7 @@ def shared_document(
 
 
 def workload(spec: Workload, people: Iterator[int] | None = None) -> Iterator[TraceRequest]:
-    """Make the requests of `spec`, in order of arrival; `people` replaces random users.
+    """Make the requests of `spec`, in order of arrival. `people` replaces random users.
 
     Raises:
         InputError: a setting that makes no traffic, named as the option of `traces synth`.
@@ -127,12 +127,13 @@ def _requests(
     documents = [
         maker.new_document(spec.document_tokens.draw(sizes)) for _ in range(spec.documents)
     ]
+    # One request for each arrival, until a limit.
     for number, (arrival_s, asker) in enumerate(_arrivals(spec)):
         if (spec.requests is not None and number >= spec.requests) or (
             spec.duration_s is not None and arrival_s > spec.duration_s
         ):
             return
-        # Every request takes the same draws, whether it becomes a question or chat.
+        # A question and a chat make the same draws, so that `chat_share` moves no other request.
         user = choices.randrange(spec.users)
         user = next(people) if people is not None else user if asker is None else asker
         tenant = user % spec.tenants

@@ -1,4 +1,4 @@
-"""Download published traces, each from a fixed commit of its repository where it has one.
+"""Download published traces, from a fixed commit where a repository has them.
 
 Sources: kvcache-ai/Mooncake (FAST'25), Azure/AzurePublicDataset (Splitwise, ISCA'24; DynamoLLM,
 HPCA'25; ModServe, SoCC'25), HPMLL/BurstGPT (KDD'25), alibaba-edu/qwen-bailian-usagetraces-anon
@@ -50,7 +50,7 @@ TASKS: Final = (
     *("musique", "space_digest", "book_sum_sort"),
 )
 
-TIMEOUT_S: Final = 30.0  # without a byte
+TIMEOUT_S: Final = 30.0  # for the next bytes
 MOST_BYTES: Final = 2 << 30
 STEP_BYTES: Final = 1 << 20
 
@@ -61,8 +61,8 @@ class Published:
 
     Attributes:
         then: the command that reads it, with {} in place of its path.
-        sha256: hash of the file, None if it is not known.
-        bytes: size of the file, None if it is not known.
+        sha256: hash of the file, or None if unknown.
+        bytes: size of the file, or None if unknown.
     """
 
     url: str
@@ -238,44 +238,49 @@ PUBLISHED: Final[dict[str, Published]] = {
 
 
 def published(name: str) -> Published:
-    """Return the file called `name`; InputError lists the names."""
+    """Return the file called `name` (InputError: unknown, with the list of names)."""
     if name not in PUBLISHED:
         raise InputError(f"nothing called {name!r} to fetch; one of: {', '.join(PUBLISHED)}")
     return PUBLISHED[name]
 
 
 def fetch(
-    one: Published,
+    file: Published,
     output: str,
     *,
     url: str | None = None,
 ) -> dict[str, Any]:
-    """Download to `output`, completely or not at all; returns facts about the file.
-
-    Raises InputError if the download fails or its hash is wrong.
+    """Download the whole file or nothing to `output`, and return facts about it.
 
     Args:
         url: the URL of a mirror.
+
+    Raises:
+        InputError: the download fails, or its size or hash is wrong.
     """
-    source = url or one.url
+    source = url or file.url
     digest, size = hashlib.sha256(), 0
     try:
         request = urllib.request.Request(source, headers={"user-agent": "forebay"})
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer, whole_file(output) as to:
             length = answer.headers.get("content-length", "")
             whole = int(length) if length.isdecimal() else None
+            # Hash while writing: the file may be larger than memory.
             while data := _more(answer, source):
                 size += len(data)
                 if size > MOST_BYTES:
                     raise InputError(f"{source}: more than {MOST_BYTES >> 30} GiB; not fetched")
                 digest.update(data)
                 to.write(data)
+            # A wrong file is never left behind: it gets its name after these checks.
             if whole is not None and size < whole:
                 raise InputError(f"{source}: ended after {size:,} of {whole:,} bytes; try again")
-            if one.sha256 is not None and digest.hexdigest() != one.sha256:
-                raise InputError(f"{source}: its SHA-256 is {digest.hexdigest()}, not {one.sha256}")
-            if one.bytes is not None and size != one.bytes:
-                raise InputError(f"{source}: is {size:,} bytes long, not {one.bytes:,}")
+            if file.sha256 is not None and digest.hexdigest() != file.sha256:
+                raise InputError(
+                    f"{source}: its SHA-256 is {digest.hexdigest()}, not {file.sha256}"
+                )
+            if file.bytes is not None and size != file.bytes:
+                raise InputError(f"{source}: is {size:,} bytes long, not {file.bytes:,}")
     except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
         raise _not_fetched(source, error) from error
     except ValueError as error:  # the source is not a URL
@@ -285,12 +290,12 @@ def fetch(
         "file": os.fspath(output),
         "bytes": size,
         "sha256": digest.hexdigest(),
-        "licence": one.licence,
+        "licence": file.licence,
     }
 
 
 def _more(answer: BinaryIO, source: str) -> bytes:
-    """Read on; an error of the network is not taken for one of the file that is written."""
+    """Read on. A network error must not be reported as an error of the output file."""
     try:
         return answer.read(STEP_BYTES)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Fit a small model to a trace: see `model` for what it holds."""
+"""Fit a small model to a trace. `model` describes its content."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,11 +14,11 @@ from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.synth.model import CumulativeRate, FirstTurn, LaterTurn, TrafficModel
 from forebay.traces.text import shared_text
 
-SAMPLES: Final = 5_000  # of first and of later turns: 0.3 MB of JSON
+SAMPLES: Final = 5_000  # first turns, and later turns: 0.3 MB of JSON
 PROFILE_WINDOWS: Final = 240
 LEAST_WINDOW_S: Final = 60.0
-# A shorter session is made at any time; the end of a trace cuts off half a span on average, so
-# that at most a fortieth of the turns is lost.
+# A shorter session may begin at any time. The end of a trace cuts off half a span on average, so at
+# most a fortieth of the turns is lost.
 LONG_SHARE: Final = 1 / 20
 
 
@@ -41,7 +41,7 @@ class Reservoir:
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A session that may go on: its first turn's sample, its last prompt and time."""
+    """A session that may continue: its first turn's sample, its last prompt and time."""
 
     first: tuple[int, int, int, int]
     start_s: float
@@ -53,26 +53,26 @@ class _Open:
 
 @dataclass(slots=True)
 class _LastUse:
-    """The number of the prompt that last used each block; memory grows with distinct blocks."""
+    """The number of the last prompt that used each block. Memory grows with distinct blocks."""
 
     numbers: dict[int, int] = field(default_factory=dict)
 
     def ago(self, blocks: tuple[int, ...], hits: int, number: int) -> int:
-        found = number - self.numbers.get(blocks[hits - 1], number) if hits else 0
-        self.numbers.update((one, number) for one in blocks)
-        return found
+        distance = number - self.numbers.get(blocks[hits - 1], number) if hits else 0
+        self.numbers.update((block, number) for block in blocks)
+        return distance
 
 
 @dataclass(slots=True)
 class _Read:
     """Gathers samples and totals in one pass over a trace."""
 
-    first: Reservoir  # of requests without a session
+    first: Reservoir  # requests without a session
     later: Reservoir  # (turn, its session, arrival)
     cache: IdealCache = field(default_factory=IdealCache)
     uses: _LastUse = field(default_factory=_LastUse)
     sessions: dict[str, _Open] = field(default_factory=dict)
-    starts: list[float] = field(default_factory=list)  # of requests without a session
+    starts: list[float] = field(default_factory=list)  # arrivals without a session
     begin_s: float | None = None
     end_s: float = 0.0
     block_tokens: int = 0
@@ -85,17 +85,19 @@ class _Read:
         if self.begin_s is None:
             self.begin_s = request.arrival_s
         self.end_s = request.arrival_s - self.begin_s
+        # Text counts as blocks, so that its sharing can be measured.
         request = _in_blocks(request)
         blocks = request.blocks or ()
         if blocks:
             self.block_tokens = self.block_tokens or request.block_tokens
-        found = self.cache.look_up(request)
-        hits = min(found.hit_blocks, len(blocks))
+        hit = self.cache.look_up(request)
+        hits = min(hit.hit_blocks, len(blocks))
         ago = self.uses.ago(blocks, hits, self.requests)
         self.requests += 1
         self.input_tokens += request.input_tokens
         self.output_tokens += request.output_tokens
-        self.hit_tokens += found.hit_tokens
+        self.hit_tokens += hit.hit_tokens
+        # A first turn waits in `sessions` until its number of turns is known.
         row = (request.input_tokens, request.output_tokens, hits, ago)
         if request.session is None:
             self.starts.append(self.end_s)
@@ -113,7 +115,7 @@ class _Read:
 
 
 def fit(requests: Iterable[TraceRequest], seed: int = 0) -> TrafficModel:
-    """Read a trace once. Memory grows with distinct blocks and sessions, and 8 bytes a start.
+    """Read a trace once. Memory: distinct blocks and sessions, and 8 bytes for each start.
 
     Raises:
         InputError: fewer than two requests at different times, so there is no rate.
@@ -124,23 +126,29 @@ def fit(requests: Iterable[TraceRequest], seed: int = 0) -> TrafficModel:
         read.add(request)
     if read.end_s <= 0:
         raise InputError("fewer than two requests at different times: there is no rate to fit")
-    duration_s = read.end_s * (1 + 1 / (read.requests - 1))  # to the next request
+    duration_s = read.end_s * (1 + 1 / (read.requests - 1))  # until the next request
+    # Sort the sessions into short and long-lived.
     least_s = LONG_SHARE * duration_s
     starts, long_lived = read.starts, []
-    for one in read.sessions.values():
-        if _span(one) >= least_s:
-            long_lived.append(one)
+    for session in read.sessions.values():
+        if _span(session) >= least_s:
+            long_lived.append(session)
             continue
-        starts.append(one.start_s)
-        read.first.add(FirstTurn(*one.first, one.turns))
+        starts.append(session.start_s)
+        read.first.add(FirstTurn(*session.first, session.turns))
+    # Short sessions have a profile of starts, long-lived sessions a profile of turns.
     starts.sort()
     window_s, profile = _profile(starts, duration_s)
     turns = read.later.items
-    of_long = [(turn, at_s) for turn, one, at_s in turns if _span(one) >= least_s]
+    of_long = [(turn, at_s) for turn, session, at_s in turns if _span(session) >= least_s]
     long_profile, long_later = _even(of_long, duration_s)
     long_first = [
-        FirstTurn(*one.first, one.turns, round(one.start_s, 3), round(_span(one), 3))
-        for one in (long_lived if len(long_lived) <= SAMPLES else dice.sample(long_lived, SAMPLES))
+        FirstTurn(
+            *session.first, session.turns, round(session.start_s, 3), round(_span(session), 3)
+        )
+        for session in (
+            long_lived if len(long_lived) <= SAMPLES else dice.sample(long_lived, SAMPLES)
+        )
     ]
     return TrafficModel(
         block_tokens=read.block_tokens or BLOCK_TOKENS,
@@ -149,7 +157,7 @@ def fit(requests: Iterable[TraceRequest], seed: int = 0) -> TrafficModel:
         profile=profile,
         session_cv=_variation(starts, window_s, profile),
         first=read.first.items,
-        later=[turn for turn, one, _ in turns if _span(one) < least_s],
+        later=[turn for turn, session, _ in turns if _span(session) < least_s],
         long_sessions=len(long_lived),
         long_profile=long_profile,
         long_first=sorted(long_first, key=lambda turn: turn.start_s),
@@ -161,8 +169,8 @@ def fit(requests: Iterable[TraceRequest], seed: int = 0) -> TrafficModel:
     )
 
 
-def _span(one: _Open) -> float:
-    return one.last_s - one.start_s
+def _span(session: _Open) -> float:
+    return session.last_s - session.start_s
 
 
 def _in_blocks(request: TraceRequest) -> TraceRequest:
@@ -176,17 +184,17 @@ def _in_blocks(request: TraceRequest) -> TraceRequest:
 
 def _later(before: _Open, request: TraceRequest, gap_s: float, hits: int, ago: int) -> LaterTurn:
     blocks = request.blocks or ()
-    kept = 0
-    for one, other in zip(before.blocks, blocks, strict=False):
-        if one != other:
+    shared = 0
+    for old, new in zip(before.blocks, blocks, strict=False):
+        if old != new:
             break
-        kept += 1
+        shared += 1
     full = before.input_tokens // request.block_tokens
-    continues = request.parent is not None and kept >= full > 0
-    # Without blocks nothing is known to be kept: a turn then has a length of its own. So has one
-    # that shares more with others, as the next question of a user about another document.
-    own = (hits > kept and not continues) or not (full and blocks)
-    share = 0.0 if own else min(1.0, kept / full)
+    continues = request.parent is not None and shared >= full > 0
+    # Without blocks, no part is known to be kept, and a turn has a length of its own. So has a
+    # turn that shares more with others, such as a question about another document.
+    own = (hits > shared and not continues) or not (full and blocks)
+    share = 0.0 if own else min(1.0, shared / full)
     return LaterTurn(
         before.input_tokens,
         round(share, 4),
@@ -201,12 +209,12 @@ def _later(before: _Open, request: TraceRequest, gap_s: float, hits: int, ago: i
 
 
 def _profile(starts: Sequence[float], duration_s: float) -> tuple[float, list[float]]:
-    # A window holds ten starts on average, or its rate would be noise and not a profile.
+    # A window has ten starts on average. With fewer, its rate would be noise.
     windows = int(min(PROFILE_WINDOWS, duration_s // LEAST_WINDOW_S, len(starts) // 10))
     windows = max(1, windows)
     window_s = duration_s / windows
     counts = _counts(starts, windows, window_s)
-    return window_s, [round(one / window_s, 9) for one in counts]
+    return window_s, [round(count / window_s, 9) for count in counts]
 
 
 def _counts(times: Iterable[float], windows: int, window_s: float) -> list[int]:
@@ -221,27 +229,27 @@ def _even(
 ) -> tuple[list[float], list[LaterTurn]]:
     """Return the profile of turns over time, and the turns with gaps as if it were even.
 
-    A pause of a night would else become a pause of an hour at noon.
+    Otherwise a pause of a night could return at noon.
     """
-    # A window holds a hundred turns on average: these are a sample of them.
+    # A window has a hundred turns on average: `turns` is only a sample.
     windows = int(min(PROFILE_WINDOWS, duration_s // LEAST_WINDOW_S, len(turns) // 100))
     windows = max(1, windows)
     window_s = duration_s / windows
     counts = _counts((at_s for _, at_s in turns), windows, window_s)
     mean = len(turns) / windows
-    profile = [round(one / mean, 6) for one in counts] if turns else [1.0]
+    profile = [round(count / mean, 6) for count in counts] if turns else [1.0]
     rate = CumulativeRate(profile, window_s)
-    found = []
+    later = []
     for turn, at_s in turns:
         gap_s = rate.count(at_s) - rate.count(max(0.0, at_s - turn.gap_s))
-        found.append(turn._replace(gap_s=round(gap_s, 3)))
-    return profile, found
+        later.append(turn._replace(gap_s=round(gap_s, 3)))
+    return profile, later
 
 
 def _variation(starts: Sequence[float], window_s: float, profile: list[float]) -> float:
     """Compute the CV of gaps in units of the expected number of starts."""
     rate = CumulativeRate(profile, window_s)
-    gaps = [other - one for one, other in pairwise(map(rate.count, starts))]
+    gaps = [later - earlier for earlier, later in pairwise(map(rate.count, starts))]
     if not gaps or (mean := sum(gaps) / len(gaps)) == 0:
         return 1.0
     return round(sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) / mean, 4)

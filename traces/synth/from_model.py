@@ -1,8 +1,8 @@
-"""Make more traffic like a trace that was fitted, and say where it differs.
+"""Make more traffic like a fitted trace, and report where it differs.
 
-The traffic repeats the fitted time span for as long as it is asked for. Short sessions begin at
-random, at the rate of the profile. A long-lived session begins about when it began, and ends when
-it ended: its turns are drawn, and their times follow the profile of such turns.
+The traffic repeats the fitted time span up to its duration. Short sessions begin at
+random, at the rate of the profile. A long-lived session begins and ends at about the
+same times as the original: its turns are drawn, and their times follow the profile of such turns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,11 @@ from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.model import CumulativeRate, FirstTurn, LaterTurn, TrafficModel
 
 Sample = TypeVar("Sample")
-LOOK_AROUND: Final = 64  # prompts near the wanted one, to find one that is long enough
-RECENT: Final = 50_000  # prompts that a new one may share with
+LOOK_AROUND: Final = 64  # prompts near the drawn place, to find a prompt that is long enough
+RECENT: Final = 50_000  # prompts that a new prompt may share with
 LEAST_GAP_S: Final = 1e-3
-HAND: Final = 16  # later turns, of which the next is the one that fits the prompt before best
-TOLERANCE: Final = 0.1  # a larger difference of the made trace from the fitted one is told
+HAND: Final = 16  # later turns, of which the best fit to the last prompt is next
+TOLERANCE: Final = 0.1  # a larger difference between the made and the fitted trace is reported
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Made:
         self.hit_tokens += min(request.input_tokens, hit_blocks * request.block_tokens)
 
     def differences(self) -> list[str]:
-        """Name what is more than a tenth off; nothing is said of a part of the time span."""
+        """List the figures that are over a tenth off, after at least one whole time span."""
         if not self.repetitions:
             return []
         model, span_s = self.model, self.repetitions * self.model.duration_s
@@ -64,16 +64,16 @@ class Made:
              model.mean_output_tokens),
         )  # fmt: skip
         return [
-            f"{what} {made:.4g}, and {wanted:.4g} in the fitted trace"
+            f"{what} {actual:.4g}, and {expected:.4g} in the fitted trace"
             + (f" times {self.speed:g}" if at == 0 and self.speed != 1 else "")
-            for at, (what, made, wanted) in enumerate(pairs)
+            for at, (what, actual, expected) in enumerate(pairs)
             # A ratio near 0 is the same for every purpose.
-            if abs(made - wanted) > max(TOLERANCE * wanted, 0.01 if at == 1 else 0.0)
+            if abs(actual - expected) > max(TOLERANCE * expected, 0.01 if at == 1 else 0.0)
         ]
 
 
 class _Deck(Generic[Sample]):
-    """Samples in random order, each once before any comes again.
+    """Samples in random order, each once before any sample repeats.
 
     Independent draws would miss the mean of a few hundred requests with rare long prompts by a
     fifth.
@@ -104,7 +104,7 @@ class _Span:
 
 @dataclass(slots=True)
 class _SynthSession:
-    """A session that is being made, with the turns that it still has, in any order."""
+    """An unfinished session, with its remaining turns in any order."""
 
     name: str | None
     first: FirstTurn
@@ -125,11 +125,11 @@ def synthesise(
     seed: int = 0,
     made: Made | None = None,
 ) -> Iterator[TraceRequest]:
-    """Make traffic like the one that was fitted, which repeats after its end.
+    """Make traffic like the fitted trace, which repeats after its end.
 
     Args:
-        speed: factor of the number of sessions; think times stay as they are.
-        made: totals to keep, so that the caller can compare them.
+        speed: factor of the number of sessions. Think times stay the same.
+        made: totals, which the caller can compare after the last request.
     """
     if duration_s is None and requests is None:
         duration_s = model.duration_s
@@ -141,6 +141,7 @@ def synthesise(
         maker.long_sessions(speed, Random(f"{seed}:long")),
         key=lambda start: start[0],
     )
+    # The next request is the next turn that is due, or the start of a session.
     next_start, opened = next(starts)
     due: list[tuple[float, int, _SynthSession]] = []
     for number in count():
@@ -163,7 +164,7 @@ def synthesise(
 
 
 class _Maker:
-    """Makes turns with block ids that share what the samples share."""
+    """Makes turns whose block ids share as many blocks as the samples do."""
 
     def __init__(self, model: TrafficModel, seed: int) -> None:
         dice = Random(f"{seed}:turns")
@@ -174,10 +175,10 @@ class _Maker:
         window_s = model.duration_s / max(1, len(model.long_profile))
         self._long_rate = CumulativeRate(model.long_profile, window_s)
         self._longest = max(
-            *(one.input_tokens for one in (*model.first, *model.long_first)),
+            *(turn.input_tokens for turn in (*model.first, *model.long_first)),
             *(
-                round(one.before_tokens * one.share) + one.new_tokens
-                for one in (*model.later, *model.long_later)
+                round(turn.before_tokens * turn.share) + turn.new_tokens
+                for turn in (*model.later, *model.long_later)
             ),
             0,
         )
@@ -209,7 +210,7 @@ class _Maker:
         model = self._model
         if not model.long_first:
             return
-        end_s = max(one.start_s + one.span_s for one in model.long_first)
+        end_s = max(first.start_s + first.span_s for first in model.long_first)
         copies = model.long_sessions / len(model.long_first) * speed
         for repetition in count():
             starts: list[tuple[float, FirstTurn]] = []
@@ -237,10 +238,10 @@ class _Maker:
         return _SynthSession(name, first, [later.draw() for _ in range(first.turns - 1)])
 
     def next_turn(self, session: _SynthSession) -> LaterTurn:
-        """Take the turn that followed a prompt as long as the last one: contexts grow, and end."""
+        """Take the turn that followed a prompt of similar length: contexts grow, and end."""
         left, length = session.left, session.input_tokens
         near = range(max(0, len(left) - HAND), len(left))
-        at = min(near, key=lambda one: abs(left[one].before_tokens - length))
+        at = min(near, key=lambda index: abs(left[index].before_tokens - length))
         turn, left[at] = left[at], left[-1]
         left.pop()
         return turn if session.span is None else self._timed(turn, session.span, len(left))
@@ -255,7 +256,8 @@ class _Maker:
         return turn._replace(gap_s=gap_s, think_s=min(turn.think_s, gap_s))
 
     def turn(self, session: _SynthSession, at_s: float, number: int) -> tuple[TraceRequest, int]:
-        """Make the next turn of a session, and return how many blocks earlier prompts have."""
+        """Make the next turn of a session, and return it with its number of shared blocks."""
+        # A first turn shares with other prompts, a later turn with the turn before.
         size = self._model.block_tokens
         turn = session.next
         if turn is None:
@@ -263,13 +265,16 @@ class _Maker:
             hits = max(hits, self._model.root_blocks)  # the first prompt of a trace hits nothing
             shared = self._shared(min(hits, input_tokens // size), ago)
         else:
-            kept = int(session.input_tokens * turn.share)
-            if kept + turn.new_tokens > self._longest:  # the context would have been compacted
-                kept = min(kept, int(turn.before_tokens * turn.share))
-            input_tokens, output_tokens = max(1, kept + turn.new_tokens), turn.output_tokens
-            shared = session.blocks[: min(kept, input_tokens) // size]
+            kept_tokens = int(session.input_tokens * turn.share)
+            if (
+                kept_tokens + turn.new_tokens > self._longest
+            ):  # the context would have been compacted
+                kept_tokens = min(kept_tokens, int(turn.before_tokens * turn.share))
+            input_tokens, output_tokens = max(1, kept_tokens + turn.new_tokens), turn.output_tokens
+            shared = session.blocks[: min(kept_tokens, input_tokens) // size]
             if turn.hits:
                 shared = self._shared(min(turn.hits, input_tokens // size), turn.ago)
+        # The rest of the prompt is new.
         need = -(-input_tokens // size) - len(shared)
         session.blocks = (*shared, *(next(self._fresh) for _ in range(need)))
         session.input_tokens = input_tokens
@@ -296,13 +301,13 @@ class _Maker:
             del self._recent[:RECENT]
 
     def _shared(self, hits: int, ago: int) -> tuple[int, ...]:
-        """Return the first `hits` blocks of a prompt near the one `ago` prompts back."""
+        """Return the first `hits` blocks of a prompt from about `ago` prompts before."""
         if not hits or not self._recent:
             return ()
-        wanted = max(0, len(self._recent) - max(1, ago))
+        middle = max(0, len(self._recent) - max(1, ago))
         best: tuple[int, ...] = ()
         for step in range(LOOK_AROUND):
-            for at in (wanted - step, wanted + step):
+            for at in (middle - step, middle + step):
                 if 0 <= at < len(self._recent) and len(self._recent[at]) > len(best):
                     best = self._recent[at]
             if len(best) > hits:

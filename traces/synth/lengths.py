@@ -11,7 +11,7 @@ from forebay.traces.errors import InputError
 
 
 class Length(Protocol):
-    """A number of tokens, 1 or more, that takes exactly one draw from `dice`."""
+    """A distribution of tokens, 1 or more, that makes exactly one draw from `dice`."""
 
     def draw(self, dice: Random) -> int: ...
 
@@ -21,7 +21,7 @@ class Fixed:
     tokens: int
 
     def draw(self, dice: Random) -> int:
-        dice.random()  # one draw, as the others: another kind of length changes no later draw
+        dice.random()  # every kind makes one draw, so that a change of kind moves no later draw
         return self.tokens
 
 
@@ -36,7 +36,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """Lognormal, truncated (not clipped) at its bounds; `sigma` is that of the logarithm."""
+    """Lognormal, truncated (not clipped) at its bounds. `sigma` is the logarithm's."""
 
     median: float
     sigma: float
@@ -116,7 +116,7 @@ SYNTAX = (
 
 
 def parse_length(text: str, option: str) -> Length:
-    """Read a distribution written as `SYNTAX` says; InputError names `option` and the fix."""
+    """Read a distribution in the form of `SYNTAX` (InputError: names `option` and the fix)."""
     if text in NAMED:
         return NAMED[text]
     kind, colon, rest = text.partition(":")
@@ -135,7 +135,7 @@ def parse_length(text: str, option: str) -> Length:
 
 
 def _tokens(text: str) -> int:
-    """Read a number of tokens; ValueError unless it is whole and from 1 to 1e9."""
+    """Read a whole number of tokens from 1 to 1e9 (ValueError: another number)."""
     number = float(text)
     if not (number.is_integer() and 1 <= number <= 1e9):
         raise ValueError(text)

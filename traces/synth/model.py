@@ -1,11 +1,11 @@
 """Define the model that `forebay traces fit` makes of a trace, and its file.
 
-The model holds no text and no names. Sessions are of two kinds:
+The model has no text and no names. Sessions are of two kinds:
 
-- short ones: a profile of the rate of their starts, the CV of the gaps, and samples of turns;
-- long-lived ones, which last a twentieth of the trace or more, such as users: when each starts, how
-  long it lasts and how many turns it has. A rate of starts would tell nothing of them: most were
-  there when the recording began, and are cut off by its end.
+- Short sessions: a profile of the rate of their starts, the CV of the gaps, and samples of turns.
+- Long-lived sessions, such as users, which last a twentieth of the trace or more: the start, the
+  duration and the number of turns of each. A rate of starts does not describe them: most began
+  before the recording, and go on after its end.
 
 A request without a session is a short session of one turn.
 """
@@ -31,9 +31,10 @@ class FirstTurn(NamedTuple):
 
     Attributes:
         hits: leading blocks that earlier prompts had.
-        ago: how many prompts ago the last of these blocks was used.
+        ago: number of prompts since the last of these blocks was used.
         turns: turns of the session.
-        start_s, span_s: time from the start of the trace, and to the last turn; 0 if short-lived.
+        start_s, span_s: seconds from the start of the trace, and to the last turn. 0 if the
+            session is short.
     """
 
     input_tokens: int
@@ -50,10 +51,10 @@ class LaterTurn(NamedTuple):
 
     Attributes:
         before_tokens: length of the prompt before.
-        share: how much of that prompt it keeps.
-        new_tokens: tokens beyond that.
-        gap_s: time since the turn before; of a long-lived session, as if the rate were even.
-        think_s: time since its answer, or -1.
+        share: share of that prompt that it keeps.
+        new_tokens: tokens after the kept part.
+        gap_s: seconds since the turn before, in a long-lived session as if the rate were even.
+        think_s: seconds since the answer of the turn before, or -1.
         hits, ago: as for a first turn, if others share more of the prompt than the turn before.
         follows: 1 if the turn names the turn before as its parent.
     """
@@ -74,14 +75,14 @@ class TrafficModel:
     """The result of `fit`.
 
     Attributes:
-        requests, hit_ratio, mean_input_tokens, mean_output_tokens: of the trace that was fitted.
+        requests, hit_ratio, mean_input_tokens, mean_output_tokens: figures of the fitted trace.
         root_blocks: leading blocks that all prompts share.
         window_s, profile: starts of short sessions a second in equal windows of the whole trace.
         session_cv: CV of the gaps between those starts, in units of the expected gap.
         first, later: turns of short sessions.
         long_sessions: number of long-lived sessions in the trace.
         long_profile: their later turns in equal windows of the trace, to any scale.
-        long_first, long_later: their turns.
+        long_first, long_later: turns of long-lived sessions.
     """
 
     block_tokens: int
@@ -115,12 +116,12 @@ class CumulativeRate:
         self._sums = [0.0, *accumulate(rate * window_s for rate in rates)]
 
     def count(self, time_s: float) -> float:
-        """Return the count at `time_s`, which is inside the profile."""
+        """Return the count at `time_s`, a time inside the profile."""
         window = min(len(self._rates) - 1, int(time_s / self._window_s))
         return self._sums[window] + (time_s - window * self._window_s) * self._rates[window]
 
     def time(self, count: float) -> float:
-        """Return the last time at which the count is `count`."""
+        """Return the last time when the count is `count`."""
         window = min(len(self._rates), bisect_right(self._sums, count)) - 1
         rate = self._rates[window]
         inside_s = min(self._window_s, (count - self._sums[window]) / rate) if rate else 0.0
@@ -128,12 +129,12 @@ class CumulativeRate:
 
 
 def write_model(model: TrafficModel) -> bytes:
-    # orjson writes tuples, but no subclasses of them.
+    # orjson writes tuples, but not their subclasses.
     return orjson.dumps(asdict(model), default=tuple, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def read_model(path: str | Path) -> TrafficModel:
-    """Read a model; InputError if it is none."""
+    """Read a model (InputError: not a model)."""
     try:
         values = orjson.loads(Path(path).read_bytes())
         version = values.get("version")
@@ -171,11 +172,11 @@ def _later(row: Sequence[Any]) -> LaterTurn:
 
 
 def _check(model: TrafficModel) -> None:
-    """Raise ValueError if nothing can be made of the model."""
-    if not (model.first and any(one > 0 for one in model.profile)) and not model.long_first:
+    """Raise ValueError if the model cannot make a trace."""
+    if not (model.first and any(rate > 0 for rate in model.profile)) and not model.long_first:
         raise ValueError("no samples")
     if not model.duration_s > 0:
         raise ValueError("no duration")
-    many = any(one.turns > 1 for one in (*model.first, *model.long_first))
+    many = any(turn.turns > 1 for turn in (*model.first, *model.long_first))
     if many and not (model.later or model.long_later):
         raise ValueError("no samples of later turns")

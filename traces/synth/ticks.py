@@ -1,4 +1,4 @@
-"""Spread arrivals that stand on ticks, as those of Mooncake's conversation trace do."""
+"""Spread arrivals that are on ticks, as in Mooncake's conversation trace."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -24,8 +24,8 @@ def spread_ticks(
 ) -> Iterator[TraceRequest]:
     """Spread the requests of one tick uniformly at random over the `tick_s` seconds after it.
 
-    The ticks of the conversation trace make its inter-arrival CV 3.03; spread, it is 1.01. Order
-    is kept, so prefix sharing is unchanged. Memory: the requests of one tick.
+    The ticks of the conversation trace make its inter-arrival CV 3.03. Spread, it is 1.01. The
+    order and so the prefix sharing stay. Memory: the requests of one tick.
 
     Args:
         name, option: name of the trace and the option, for the error.

@@ -1,7 +1,7 @@
 """Read one answer: a stream of events, an error, or one piece of JSON.
 
-Bytes come with the time of their network read, and may be read long after it. Events of a stream
-are parsed, but for tokens whose form was learned from an earlier one (`token_forms`).
+Bytes have the time of their network read, and may be parsed long after it. Events of a stream are
+parsed, except tokens whose form was learned from an earlier token (`token_forms`).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from forebay.replay.send.http.token_forms import TokenForms, token_forms
 
 MAX_ERROR_BYTES = 64 << 10
 MAX_WHOLE_BYTES = 64 << 20
-MOST_FORMS = 8  # of one stream: a server whose events differ has none
+MOST_FORMS = 8  # in one stream: more mean that its events differ
 _DATA = b"data: %b\n\n"
 
 
@@ -30,9 +30,9 @@ class AnswerReader:
     """Reads one answer into its exchange.
 
     Attributes:
-        unread: times and bytes, in turn, of network reads that are not read yet. Two objects, as
-            the garbage collector would search pairs.
-        head: of a stream in chunks, once it is read.
+        unread: times and bytes, in turn, of network reads that are not parsed yet. Two objects,
+            because the garbage collector would search pairs.
+        head: the head of a stream in chunks, empty until it is parsed.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class AnswerReader:
         self._connection: HttpConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._chunks: ChunkedBody | None = None
-        self._parser: Any = None  # of an answer that is no plain stream in chunks
+        self._parser: Any = None  # for an answer that is not a plain stream in chunks
         self._headers: dict[str, str] = {}
-        self._scanner: EventScanner | None = None  # of a stream
-        self._body: bytearray | None = None  # of an error, or of an answer in one piece
+        self._scanner: EventScanner | None = None  # for a stream
+        self._body: bytearray | None = None  # for an error, or an answer in one piece
         self._most = 0
-        self._ended = False  # the caller knows; some may be unread
-        self._over = False  # nothing more is to be read
-        self._at_s = 0.0  # of the network read that is read
+        self._ended = False  # `on_end` was called, and bytes may be unread
+        self._over = False  # all bytes are read, or no more are wanted
+        self._at_s = 0.0  # time of the network read that is parsed
         self._took = exchange.events.at_s.append
         self._learned: TokenForms | None = None
-        self._forms: TokenForms | None = None  # the learned ones, where a chunk and event begin
+        self._forms: TokenForms | None = None  # the learned forms, while a chunk and an event begin
         self._forms_left = MOST_FORMS
 
     def connect_by(self, task: "asyncio.Task[None]") -> None:
@@ -71,14 +71,14 @@ class AnswerReader:
 
     def send(self, connection: HttpConnection, head: bytes, body: Sequence[bytes]) -> None:
         self._connecting = None
-        if self._ended:  # it was given up while the connection was opened
+        if self._ended:  # `give_up` was called while the connection was opened
             connection.abort()
             return
         self._connection = connection
         connection.send(self, head, body)
 
     def give_up(self) -> None:
-        """End for the watch's reason."""
+        """End for the reason of the watch."""
         self.read()
         if self._ended:
             return
@@ -89,13 +89,13 @@ class AnswerReader:
         self._stop(self._clock.now())
 
     def came_whole(self) -> None:
-        """End, as the last bytes have come; they are read when the exchange is asked for them."""
+        """End after the last bytes, which are parsed when the exchange is settled."""
         self._connection = None
         self.exchange.unread = self._read_to_end
         self._end(self.unread[-2])
 
     def lost(self, error: Exception | None) -> None:
-        """End, as the connection has ended or could not be made."""
+        """End after the connection has ended or could not be made."""
         self.read()
         if self._over:
             return
@@ -110,7 +110,7 @@ class AnswerReader:
         self._stop(self._clock.now())
 
     def read(self) -> None:
-        """Read what has come."""
+        """Parse the network reads so far."""
         unread, self.unread = iter(self.unread), []
         for self._at_s, data in zip(unread, unread, strict=True):
             if self._forms is not None:
@@ -128,11 +128,11 @@ class AnswerReader:
 
     def _read(self, data: bytes) -> None:
         if self._chunks is None:
-            known = plain_head(data) if self._parser is None else None
-            if known is None:
+            plain = plain_head(data) if self._parser is None else None
+            if plain is None:
                 self._parse(data)
                 return
-            size, headers = known
+            size, headers = plain
             self.head, data = data[:size], data[size:]
             self._chunks = ChunkedBody()
             self._begin(200, headers)
@@ -205,7 +205,7 @@ class AnswerReader:
             exchange.fail("malformed", f"the content type is {outcome.words_of(kind) or 'missing'}")
 
     def _piece(self, data: bytes) -> bool:
-        """Take a piece of the body; False ends the answer here."""
+        """Take a piece of the body. False ends the answer here."""
         scanner, forms, exchange = self._scanner, self._learned, self.exchange
         if scanner is None:
             return self._collect(data)
@@ -227,7 +227,7 @@ class AnswerReader:
         return True
 
     def _event(self, payload: bytes, data: bytes) -> bool:
-        """Take one event, whose end was in `data`; False if it ends the answer as failed."""
+        """Take one event, whose end was in `data`. False if it ends the answer as failed."""
         exchange = self.exchange
         if payload == b"[DONE]":
             if exchange.reason is None:
@@ -279,7 +279,7 @@ class AnswerReader:
         exchange.reject_latency_s = self._at_s - exchange.sent_s
 
     def _whole(self, raw: bytes) -> None:
-        """Read an answer in one piece (`stream: false`): all of it is one output event."""
+        """Read an answer in one piece (`stream: false`) as one output event."""
         exchange = self.exchange
         try:
             event = event_of(event_body(raw))
@@ -297,7 +297,7 @@ class AnswerReader:
         exchange.ok()
 
     def _complete(self, *, keep: bool) -> None:
-        """End a complete answer; its connection is kept, or closed."""
+        """End a complete answer, and keep or close its connection."""
         self._over, self._forms = True, None
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -312,7 +312,7 @@ class AnswerReader:
         self._end(self._at_s)
 
     def _stop(self, at_s: float) -> None:
-        """End an answer that is not complete, and close its connection."""
+        """End an incomplete answer, and close its connection."""
         self._over, self._forms = True, None
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -328,9 +328,9 @@ class AnswerReader:
 
 
 def _plain_token(body: dict[str, Any]) -> str:
-    """Return the text of an event with one choice with text and nothing else, as nearly all are.
+    """Return the text of an event that has only one choice with text, as nearly all have.
 
-    This shortcut is faster than `event_of`, which handles all others; they are "" here.
+    This shortcut is faster than `event_of`, which handles all other events. For them it returns "".
     """
     choices = body.get("choices")
     if not choices or body.get("usage") or "error" in body:
@@ -356,7 +356,7 @@ def answer_text(payload: bytes) -> str:
 
 
 def _usage(usage: dict[str, Any], exchange: ClientExchange) -> int | None:
-    """Store the counts of a usage object; returns the number of output tokens so far."""
+    """Store the counts of a usage object, and return the number of output tokens so far."""
     counted = outcome.token_count(usage.get("completion_tokens"))
     if counted is not None:
         exchange.output_tokens = counted

@@ -1,7 +1,7 @@
-"""Send prepared requests over connections that are kept, and give each answer to its reader.
+"""Send prepared requests over keep-alive connections, and give each answer to its reader.
 
-The client decides nothing: no retry, no redirect, no rate. Every request ends as an outcome in its
-`ClientExchange`, never as an exception. No task runs for a request.
+The client makes no decision: no retry, no redirect, no rate. Every request ends as an outcome in
+its `ClientExchange`, never as an exception. No task runs for a request.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from forebay.replay.send.http.exchange import ClientExchange, ProgressWatch, Wat
 
 
 class Client:
-    """Sends the requests of a run; it keeps connections, and nothing else.
+    """Sends the requests of a run, and keeps only connections.
 
     Attributes:
         spare: turns for other work between reads.
@@ -49,7 +49,7 @@ class Client:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """A session for everything that is not measured: model lists, metrics."""
+        """A session for requests that are not measured: model lists, metrics."""
         if self._session is None:
             headers = {k: v for k, v in self._defaults.items() if k == "authorization"}
             jar = aiohttp.DummyCookieJar()
@@ -78,9 +78,9 @@ class Client:
         return route_to(url, self._headers)
 
     def watch(self, leaves_s: float | None = None) -> ProgressWatch:
-        """Make the watch for one request; the caller may `end` it.
+        """Make the watch for one request. The caller may `end` it.
 
-        At second `leaves_s` of the run the client of the trace gave up: the request is cancelled.
+        It cancels the request at second `leaves_s` of the run, when the trace's client gave up.
         """
         return ProgressWatch(self._line, math.inf if leaves_s is None else leaves_s)
 
@@ -105,7 +105,7 @@ class Client:
         headers: Mapping[str, str],
         on_end: Callable[[ClientExchange], None],
     ) -> None:
-        """Send the pieces of `body` now; `on_end` is called when the answer has ended."""
+        """Send the pieces of `body` now. `on_end` is called at the end of the answer."""
         lines = self._default_lines if not headers else _lines({**self._defaults, **headers})
         head = b"%bx-request-id: %b\r\n%bcontent-length: %d\r\n\r\n" % (
             route.start,

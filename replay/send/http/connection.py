@@ -1,8 +1,8 @@
-"""Keep-alive connections of the load generator: nothing but sockets and time stamps.
+"""Keep-alive connections of the load generator: only sockets and time stamps.
 
 A read gets one time stamp and is kept. Streams are parsed later, when the run has time for it: a
-client that parses when bytes come is late for the next ones. No task is woken and no buffer copied.
-Connections that are not in use are kept, the last one used first.
+client that parses at each read is late for the next reads. No task is woken and no buffer copied.
+Idle connections are kept, and the last used connection is taken first.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from forebay.replay.clock.spare_time import SpareTime
 
 KEEP_ALIVE_S = 3.0  # below the 5 s of uvicorn, so that no request meets a closing connection
 CONNECT_TIMEOUT_S = 10.0
-MOST_UNREAD = 256  # times and bytes of network reads of one answer
-_SHORT_BYTES = 8  # a read below may hold a part of the end of an answer
+MOST_UNREAD = 256  # times and bytes of network reads, for each answer
+_SHORT_BYTES = 8  # a shorter read may be part of the end of an answer
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where requests go, and the first lines of their heads."""
+    """The address of requests, and the first lines of their heads."""
 
     host: str
     port: int
@@ -45,8 +45,8 @@ class Reader(Protocol):
     """Takes the answer to a request.
 
     Attributes:
-        unread: times and bytes, in turn, of network reads that are not read yet.
-        head: of a stream in chunks, once it is read.
+        unread: times and bytes, in turn, of network reads that are not parsed yet.
+        head: the head of a stream in chunks, empty until it is parsed.
     """
 
     unread: list[Any]
@@ -78,7 +78,7 @@ class HttpConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, answer: Reader, head: bytes, body: Sequence[bytes]) -> None:
-        """Send a request; what comes back goes to `answer`."""
+        """Send a request, whose answer goes to `answer`."""
         transport = self._transport
         assert transport is not None
         self._answer, self._in_chunks = answer, False
@@ -87,7 +87,7 @@ class HttpConnection(asyncio.Protocol):
             # The transport of uvloop would write after the next reads.
             try:
                 written = os.writev(self._descriptor, pieces)
-            except OSError:  # the transport meets it, too, and reports it
+            except OSError:  # the transport gets it, too, and reports it
                 written = 0
             if written == sum(map(len, pieces)):
                 return
@@ -95,7 +95,7 @@ class HttpConnection(asyncio.Protocol):
         transport.writelines(pieces)
 
     def release(self, *, keep: bool) -> None:
-        """The answer is complete: `keep` the connection for the next request, or close it."""
+        """After a complete answer, `keep` the connection for the next request, or close it."""
         self._answer = None
         if keep:
             self._pool.put(self._key, self)
@@ -103,7 +103,7 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
 
     def abort(self) -> None:
-        """Close at once; the answer hears nothing more."""
+        """Close at once, without a further call of the answer."""
         self._answer = None
         if self._transport is not None:
             self._transport.abort()
@@ -116,7 +116,7 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
-        if answer is None:  # bytes that no request asked for
+        if answer is None:  # bytes without a request
             self.abort()
             return
         unread = answer.unread
@@ -150,7 +150,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 def _rest(pieces: list[bytes], written: int) -> list[bytes]:
-    """Return what is left of `pieces` behind the bytes that were written."""
+    """Return the unwritten rest of `pieces`, after `written` bytes."""
     for number, piece in enumerate(pieces):
         if written < len(piece):
             return [piece[written:], *pieces[number + 1 :]]
@@ -159,10 +159,10 @@ def _rest(pieces: list[bytes], written: int) -> list[bytes]:
 
 
 class ConnectionPool:
-    """The connections of a run; there is no limit, since an open loop must not wait for one.
+    """The connections of a run, without a limit, because an open loop must not wait.
 
     Attributes:
-        known_head: of a stream in chunks, as some answer had it; another often has the same.
+        known_head: head of some stream in chunks. Other streams often have an equal head.
     """
 
     def __init__(self, clock: Clock, spare: SpareTime) -> None:
@@ -174,7 +174,7 @@ class ConnectionPool:
         self._tls: ssl.SSLContext | None = None
 
     def take(self, route: Route) -> HttpConnection | None:
-        """Return a connection that is open and idle."""
+        """Return an open and idle connection, or None."""
         idle = self._idle.get((route.host, route.port, route.tls))
         while idle:
             connection = idle.pop()
@@ -186,7 +186,7 @@ class ConnectionPool:
         return None
 
     async def connect(self, route: Route) -> HttpConnection:
-        """Open a connection; raises OSError, ssl.SSLError or TimeoutError."""
+        """Open a connection (OSError, ssl.SSLError, TimeoutError: it cannot be opened)."""
         key = (route.host, route.port, route.tls)
         if route.tls and self._tls is None:
             self._tls = ssl.create_default_context()

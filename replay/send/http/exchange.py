@@ -1,4 +1,4 @@
-"""Hold one request and its answer while it is under way, and end it when it makes no progress."""
+"""Keep one request and its answer so far, and end it when it makes no progress."""
 
 import asyncio
 import math
@@ -12,7 +12,7 @@ from forebay.replay.send.http.measure import OutputEvents
 
 @dataclass(slots=True)
 class ClientExchange:
-    """One request and its answer so far; times in seconds of the run."""
+    """One request and its answer so far, with times in seconds of the run."""
 
     request_id: str
     intended_s: float
@@ -31,16 +31,16 @@ class ClientExchange:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     said: str | None = None  # first words of the server about a failure
-    pieces: list[str] | None = None  # of the answer's text; None: it is not kept
-    unread: Callable[[], None] | None = None  # reads what has come of the answer
+    pieces: list[str] | None = None  # the answer's text, or None if it is not kept
+    unread: Callable[[], None] | None = None  # reads the arrived bytes of the answer
 
     @property
     def answer(self) -> str | None:
-        """The text of a complete answer, if it is kept."""
+        """The text of a complete answer, or None if it is incomplete or not kept."""
         return "".join(self.pieces) if self.pieces is not None and self.outcome == "ok" else None
 
     def settle(self) -> None:
-        """Read what is not read yet of an answer that has ended."""
+        """Read the unread bytes of an answer that has ended."""
         unread, self.unread = self.unread, None
         if unread is not None:
             unread()
@@ -56,8 +56,8 @@ class ClientExchange:
 class ProgressWatch:
     """Ends a request that makes no progress, or that the run cancels.
 
-    A look checks whether there was progress, so no timer is set for each token. The first look is
-    in `line`, which all requests share; most have ended by then.
+    A look checks if there was progress, so that no token sets a timer. The first look is in `line`,
+    which all requests share. Most requests have ended by then.
     """
 
     __slots__ = ("_due_s", "_events", "_leaves_s", "_line", "_read", "_stop", "_timer", "reason")
@@ -77,9 +77,9 @@ class ProgressWatch:
         read: Callable[[], None],
         stop: Callable[[], None],
     ) -> None:
-        """Watch the output `events` of a request; `stop` is called when it must end.
+        """Watch the output `events` of a request. `stop` is called when it must end.
 
-        `read` adds the events that have come.
+        `read` adds the events that have arrived.
         """
         self._events, self._read, self._stop = events, read, stop
         self._due_s = now_s + self._line.first_token_s
@@ -91,8 +91,8 @@ class ProgressWatch:
             self._line.add(self, now_s + self._line.look_s)  # in time for either limit
 
     def finish(self) -> None:
-        """Stop watching; the request has ended."""
-        self._read = self._stop = None  # no cycle is left to the garbage collector
+        """Stop watching a request that has ended."""
+        self._read = self._stop = None  # leave no cycle to the garbage collector
         self._line.remove(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -117,7 +117,7 @@ class ProgressWatch:
         if now_s >= self._leaves_s:
             self.end("cancelled")
         elif now_s < limit_s:
-            # Output may begin at any time, and be a stall that much later.
+            # Output may begin at any time, and stall `stall_s` later.
             self._arm(min(limit_s, now_s + self._line.look_s))
         else:
             self.end("stall" if at else "timeout")
@@ -139,7 +139,7 @@ class WatchLine:
         return self._loop.call_later(max(left, 0.001), look)
 
     def add(self, watch: ProgressWatch, at_s: float) -> None:
-        """Let `watch` look at second `at_s`, which is never before that of an earlier one."""
+        """Let `watch` look at second `at_s`, never before an earlier watch."""
         self._due_s[watch] = at_s
         if self._timer is None:
             self._timer = self.call_at(at_s, self._look)

@@ -1,17 +1,16 @@
 """Take HTTP/1.1 answers out of their framing, as far as streams of tokens need it. Pure.
 
-Answers that are streamed in chunks, as nearly all are, are taken apart here. All others are left to
-llhttp (httptools).
+This module reads answers in chunks, which are nearly all. llhttp (httptools) reads all others.
 """
 
 from functools import lru_cache
 
-MAX_LINE_BYTES = 64 << 10  # of the line with the size of a chunk, and of what follows the last one
+MAX_LINE_BYTES = 64 << 10  # for the line with the size of a chunk, and for the trailer
 KEPT = frozenset(
     {b"content-type", b"content-length", b"transfer-encoding", b"x-forebay-backend"}
     | {b"x-forebay-queue-ms", b"retry-after", b"retry-after-ms"}
 )
-_BETWEEN = -1  # the size of the next chunk has not come
+_BETWEEN = -1  # the size of the next chunk has not arrived
 
 
 class MalformedAnswer(Exception):
@@ -21,7 +20,7 @@ class MalformedAnswer(Exception):
 def plain_head(data: bytes) -> tuple[int, dict[str, str]] | None:
     """Return the size of the head of a chunked answer with status 200, and its `KEPT` headers.
 
-    None: it is another one, or not whole, or says something about the connection.
+    None: another answer, an incomplete head, or a `connection` header other than keep-alive.
     """
     size = data.find(b"\r\n\r\n") + 4
     headers = _headers(data[:size]) if size > 3 else None
@@ -49,27 +48,28 @@ class ChunkedBody:
     """The body of a chunked answer.
 
     Attributes:
-        ended: the last chunk has come.
-        surplus: bytes have come behind it.
+        ended: True if the last chunk has arrived.
+        surplus: True if bytes have arrived after it.
     """
 
     def __init__(self) -> None:
         self.ended = self.surplus = False
-        self._left = _BETWEEN  # bytes of the body of this chunk that have not come
-        self._held = b""  # the start of a line that has not come whole
+        self._left = _BETWEEN  # bytes of this chunk that have not arrived
+        self._held = b""  # the start of an incomplete line
 
     @property
     def between(self) -> bool:
-        """The next byte is the first one of a chunk."""
+        """True if the next byte is the first byte of a chunk."""
         return self._left == _BETWEEN and not self._held
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the pieces of the body in `data`; raises MalformedAnswer."""
+        """Return the pieces of the body in `data` (MalformedAnswer: not chunks)."""
         if self._held:
             data = self._held + data
         pieces: list[bytes] = []
         at, left = 0, self._left
         while at < len(data):
+            # Read the size of a chunk. Size 0 ends the body.
             if left == _BETWEEN:
                 line = data.find(b"\r\n", at)
                 if line < 0:
@@ -83,10 +83,11 @@ class ChunkedBody:
                     left = _BETWEEN
                     break
                 at = line + 2
+            # Take the bytes of the chunk that are here, then its line end.
             stop = at + left
             if left:
                 pieces.append(data[at:stop])
-            if stop + 2 > len(data):  # some of the chunk, or of its line end, has not come
+            if stop + 2 > len(data):  # the chunk or its line end is incomplete
                 left = max(0, stop - len(data))
                 at = min(stop, len(data))
                 break
@@ -100,7 +101,7 @@ class ChunkedBody:
 
 
 def _size(line: bytes) -> int:
-    """Read the line before a chunk."""
+    """Read the size of a chunk from the line before it."""
     try:
         size = int(line.partition(b";")[0] if 59 in line else line, 16)  # a semicolon
     except ValueError:

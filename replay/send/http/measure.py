@@ -1,8 +1,8 @@
 """Define the measurements of one request and compute them from its event times. Pure.
 
 t_int is the moment a request was due, t_send the moment just before its bytes went to the
-connection. c_1..c_k are the arrivals of events that carry output, with n_i tokens in each, and N
-is the number of output tokens that the server counted:
+connection. c_1..c_k are the arrivals of events with output, with n_i tokens in each. N is the
+number of output tokens that the server counted:
 
     schedule lag  t_send - t_int = pacing_lag (the client was late) + cap_wait (in-flight limit)
     TTFT          c_1 - t_int (response)     c_1 - t_send (service)
@@ -46,7 +46,7 @@ DEFINITIONS = {
 
 @dataclass(slots=True)
 class OutputEvents:
-    """Arrival times of the events that carried output, and the number of tokens in each.
+    """Arrival times of the events with output, and the number of tokens in each event.
 
     An event that is only appended to `at_s` counts as one token, which is an estimate.
     """
@@ -73,15 +73,15 @@ class OutputEvents:
 
     @property
     def estimated(self) -> bool:
-        """Whether the server did not count the tokens of some event."""
+        """True if the server did not count the tokens of some event."""
         return self._estimated or len(self.at_s) > len(self._tokens)
 
     def add(self, at_s: float, completion_tokens: int | None = None) -> None:
-        """Add one event; `completion_tokens` is the total so far, from continuous usage if sent."""
+        """Add one event. `completion_tokens` is the total so far, from continuous usage if sent."""
         if completion_tokens is not None:
-            known = self.tokens
+            counts = self.tokens
             if completion_tokens > self._counted:
-                known.append(completion_tokens - self._counted)
+                counts.append(completion_tokens - self._counted)
                 self._counted = completion_tokens
         self.at_s.append(at_s)
 
@@ -101,7 +101,7 @@ class Latency:
     tpot_s: float | None
     stall_s: float | None
     icl_s: "array[float]"
-    itl_s: list[tuple[float, int]] | None  # None: equal to icl_s, one token in every event
+    itl_s: list[tuple[float, int]] | None  # None: equal to icl_s, with one token in every event
 
 
 def measure(
@@ -111,16 +111,19 @@ def measure(
     events: OutputEvents,
     output_tokens: int | None,
 ) -> Latency:
-    """Apply the definitions; `output_tokens` is N, None if the server did not count."""
+    """Apply the definitions. `output_tokens` is N, None if the server did not count."""
+    # Split the lag into its two causes.
     at = events.at_s
     lag_s = max(0.0, sent_s - intended_s)
     cap_wait_s = min(max(0.0, cap_wait_s), lag_s)
+    # With one token in each event, ITL equals ICL.
     gaps = array("d", map(sub, at[1:], at))
     single = events.estimated and events.counted == len(at)
     first = at[0] if at else None
     last = at[-1] if at else None
     total = output_tokens if output_tokens is not None else events.counted
     after_first = total - (1 if single else events.tokens[0]) if at else 0
+    # TPOT leaves out the tokens of the first event.
     tpot = None
     if first is not None and last is not None and after_first > 0 and gaps:
         tpot = (last - first) / after_first

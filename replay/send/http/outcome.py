@@ -6,7 +6,7 @@
 
 `connect` is any failure before an answer began: connection refused, reset or closed. After the
 answer began, an end before `[DONE]` is `truncated`, an error event in place of the rest is
-`stream_error`, and bytes that are no OpenAI stream are `malformed`.
+`stream_error`, and bytes that are not an OpenAI stream are `malformed`.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ MAX_WORDS = 200
 
 
 def of_status(status: int, body: bytes) -> tuple[str, str]:
-    """Return outcome and reason of an answer whose status is not 200."""
+    """Return outcome and reason of an answer with a status other than 200."""
     code = error_code(body)
     if status in (429, 503):
         if isinstance(code, str) and is_admission(status, code):
@@ -67,7 +67,7 @@ def _class_of(status: int) -> str:
 
 
 def error_code(body: bytes) -> str | int | None:
-    """Return `error.code` of an OpenAI error body, None if it has none."""
+    """Return `error.code` of an OpenAI error body, or None if it has no code."""
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -80,9 +80,9 @@ def error_code(body: bytes) -> str | int | None:
 
 
 def first_words(body: bytes) -> str | None:
-    """Return what an error body says, in one line of at most MAX_WORDS characters.
+    """Return the message of an error body, in one line of at most MAX_WORDS characters.
 
-    The message of an OpenAI error, else the text itself. None if it says nothing.
+    This is the message of an OpenAI error, else the text itself. None if it is blank.
     """
     try:
         answer = orjson.loads(body)
@@ -104,7 +104,7 @@ def error_words(error: Any) -> str | None:
 
 
 def words_of(text: str) -> str | None:
-    """Return a text as one printable line of at most MAX_WORDS characters, None if it is blank."""
+    """Return a text as one printable line of at most MAX_WORDS characters, or None if blank."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     if len(line) > MAX_WORDS:
         line = f"{line[: MAX_WORDS - 1]}…"
@@ -119,7 +119,7 @@ def token_count(value: Any) -> int | None:
 
 
 def seconds_header(value: str | None, scale: float = 1.0) -> float | None:
-    """Read a header that holds a number, and multiply it by `scale`; None if it holds none."""
+    """Read a number from a header and multiply it by `scale`. None if it is not a number."""
     try:
         number = float(value) * scale if value is not None else -1.0
     except ValueError:

@@ -1,16 +1,16 @@
-"""Know a chunk with one token by its bytes: most tokens of a stream differ in their text alone.
+"""Recognise a chunk with one token by its bytes: most tokens of a stream differ only in their text.
 
-So the bytes around the text are learned from one token that was parsed. Another chunk that has the
-same bytes around a text that is not empty and has no quote holds one token, too.
+So the bytes around the text are learned from one parsed token. A chunk with the same bytes around a
+text that is not empty and has no quote also has one token.
 """
 
-MOST_TEXT_BYTES = 256  # of a token that is known by its bytes
+MOST_TEXT_BYTES = 256  # longest token to recognise by its bytes
 
 
 class TokenForms(dict[int, tuple[slice, bytes, slice, bytes, slice]]):
-    """By the length of a chunk: place and bytes of its two fixed parts, and the place of its text.
+    """{length of a chunk: place and bytes of its two fixed parts, and the place of its text}.
 
-    The first part holds the line with the size of the chunk, which its length decides.
+    The first part has the line with the size of the chunk, which its length decides.
     """
 
     __slots__ = ("_end", "_start")
@@ -20,7 +20,7 @@ class TokenForms(dict[int, tuple[slice, bytes, slice, bytes, slice]]):
         self._start, self._end = start, end
 
     def fit(self, event: bytes) -> bool:
-        """Tell whether an event without the framing of its chunk holds one token."""
+        """True if an event, without the framing of its chunk, has one token."""
         start, end = self._start, self._end
         text = event[len(start) : -len(end)]
         return (
@@ -39,9 +39,9 @@ class TokenForms(dict[int, tuple[slice, bytes, slice, bytes, slice]]):
             if 0 < text_bytes <= MOST_TEXT_BYTES and len(b"%x" % size) == digits:
                 start = b"%x\r\n%b" % (size, self._start)
                 first, last = slice(len(start)), slice(-len(end), None)
-                found = (first, start, last, end, slice(len(start), -len(end)))
-                self[length] = found
-                return found
+                form = (first, start, last, end, slice(len(start), -len(end)))
+                self[length] = form
+                return form
         return _NONE
 
 
@@ -49,7 +49,7 @@ _NONE = (slice(1), b"no chunk", slice(1), b"", slice(1))
 
 
 def token_forms(event: bytes) -> TokenForms | None:
-    """Make the forms of an event that holds one token; None if its text cannot be told by bytes."""
+    """Make the forms of an event with one token, or None if bytes cannot delimit its text."""
     for name in (b'"text":"', b'"content":"'):
         at = event.find(name)
         if at >= 0:

@@ -1,7 +1,7 @@
-"""The formats of Forebay: each module lists its own in `FORMATS`, in the order they are tried.
+"""The formats of Forebay. Each module lists its formats in `FORMATS`, in the order of detection.
 
 - `published`: public traces and Forebay's CSV, a row for each request.
-- `turns`: logs of sessions, whose turns may hold the new part of the prompt only.
+- `turns`: logs of sessions, whose turns may have only the new part of the prompt.
 - `agents` and `client_sets`: files of coding agents (`kv_cache_tester` reads the sessions), and
   descriptions of clients.
 - `tools`: results of load generators. `servers` and `gateways`: their logs.

@@ -1,4 +1,4 @@
-"""Read agent sessions of kv-cache-tester and Weka: a file, many in one file, or a folder."""
+"""Read agent sessions of kv-cache-tester and Weka from files, or from a folder of files."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ SUFFIXES = (".json", ".jsonl", ".parquet", ".gz", ".bz2", ".xz", ".zst")
 
 
 def _sessions(path: Path, options: ReadOptions) -> Iterator[list[TraceRequest]]:
-    files = sorted(one for one in path.glob("*") if one.suffix in SUFFIXES)
+    files = sorted(file for file in path.glob("*") if file.suffix in SUFFIXES)
     if path.is_dir() and not files:
         raise InputError(f"{path}: holds no session ({', '.join(SUFFIXES)}); give their folder")
     number = 0

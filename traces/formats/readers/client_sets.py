@@ -1,9 +1,9 @@
 """Make requests from ServeGen's description of clients: rates and lengths, no prompts.
 
-Each client has `chunk-N-trace.csv`, rows of 600 s: time, rate, CV, distribution of gaps with two
-parameters; and `chunk-N-dataset.json`, distributions of lengths for every 21,600 s. The published
-parameters are fits whose mean is not 1/rate, so gaps are scaled to the rate. Source: alibaba/
-ServeGen, Xiang et al., arXiv:2505.09999.
+Each client has two files. `chunk-N-trace.csv` has rows of 600 s: time, rate, CV, distribution of
+gaps with two parameters. `chunk-N-dataset.json` has distributions of lengths for every 21,600 s.
+The published parameters are fits whose mean is not 1/rate, so gaps are scaled to the rate. Source:
+alibaba/ServeGen, Xiang et al., arXiv:2505.09999.
 """
 
 import ast
@@ -66,12 +66,14 @@ def _read(path: Path, options: ReadOptions) -> Iterator[TraceRequest]:
     if not files:
         raise InputError(f"{path}: holds no chunk-N-trace.csv; give a folder of ServeGen clients")
     clients = [(file, list(_windows(file))) for file in files]
-    active = [one.start_s for _, windows in clients for one in windows if one.rate_per_s > 0]
+    active = [
+        window.start_s for _, windows in clients for window in windows if window.rate_per_s > 0
+    ]
     if not active:
         raise InputError(f"{path}: no client sends a request; give another folder")
     start_s = min(active) if options.start_s is None else options.start_s
     streams = [_client(file, windows, start_s, options) for file, windows in clients]
-    for number, request in enumerate(merge(*streams, key=lambda one: one[0])):
+    for number, request in enumerate(merge(*streams, key=lambda arrival: arrival[0])):
         at_s, client, input_tokens, output_tokens = request
         yield TraceRequest(
             id=f"servegen-{number}",
@@ -122,7 +124,7 @@ def _client(
 
 
 def _at(lengths: list[tuple[float, _Lengths, _Lengths]], at_s: float) -> tuple[_Lengths, _Lengths]:
-    before = [one for one in lengths if one[0] <= at_s]
+    before = [entry for entry in lengths if entry[0] <= at_s]
     _, inputs, outputs = before[-1] if before else lengths[0]
     return inputs, outputs
 
@@ -136,23 +138,23 @@ def _datasets(file: Path, options: ReadOptions) -> list[tuple[float, _Lengths, _
             )
         fixed = _Lengths([options.input_tokens], [1.0]), _Lengths([options.output_tokens], [1.0])
         return [(0.0, *fixed)]
-    found = []
+    distributions = []
     try:
         for time_s, values in orjson.loads(file.read_bytes()).items():
             inputs = ast.literal_eval(values["input_tokens"])
             outputs = ast.literal_eval(values["output_tokens"])
             if inputs and outputs:
-                found.append((float(time_s), _lengths(inputs), _lengths(outputs)))
+                distributions.append((float(time_s), _lengths(inputs), _lengths(outputs)))
     except (OSError, SyntaxError, MemoryError, *SHAPE_ERRORS) as error:
         why = str(error)[:80]
         raise InputError(f"{file}: not a ServeGen dataset ({why}); fetch it again") from error
-    if not found:
+    if not distributions:
         raise InputError(f"{file}: no distribution of lengths; leave this client out")
-    return sorted(found, key=lambda one: one[0])
+    return sorted(distributions, key=lambda entry: entry[0])
 
 
 def _lengths(weights: dict[int, float]) -> _Lengths:
-    return _Lengths([int(one) for one in weights], list(accumulate(weights.values())))
+    return _Lengths([int(length) for length in weights], list(accumulate(weights.values())))
 
 
 def _recognise(head: Head) -> bool:

@@ -1,6 +1,6 @@
 """Read logs of gateways and of tracing: OpenAI-style logs, LiteLLM, Langfuse, OpenTelemetry.
 
-A row is written when its request ends. Its time is the start, or the end less the duration.
+A row is written when its request ends. Its time is the start, or the end minus the duration.
 """
 
 from collections.abc import Iterable
@@ -27,31 +27,38 @@ STARTS = ("timestamp", "start_time", "startTime", "request_time", "created_at", 
 
 
 def _openai_log(options: ReadOptions) -> ParseRow:
-    """Find request and response objects under their usual names, or the body in the row itself."""
+    """Read request and response objects under their usual names, or a row that is the body."""
 
     def parse(row: SourceRow) -> Ended:
+        # Leave out requests that generate no text.
         path = row.text("path", "url", "endpoint", "request.path", "request.url") or ""
         if any(word in path for word in NO_TEXT):
             raise NotARequestError(f"requests to {path.partition('?')[0]}, which generates no text")
+        # The request, and the answer.
         body = row.object("request.body", "request_body", "kwargs", "body", "request") or row.values
         answer = decoded(
             row.get("response.body", "response_body", "response", "completion", "output")
         )
-        found = of_body(body, options)
+        fields = of_body(body, options)
         if body is row.values:
-            found.pop("parameters", None)  # the log's own columns, not fields of the body
+            fields.pop("parameters", None)  # the log's own columns, not fields of the body
+        # A gateway sends an HTML page when the server is down.
         status = row.whole_or(None, "status", "status_code", "response.status_code",
                               "response.status") if _is_code(row) else None  # fmt: skip
         if isinstance(answer, str) and is_html(answer):
             status = status if status is not None and status >= 400 else 502
-        found["status"] = status
-        found["tenant"] = found.get("tenant") or row.text("user", "user_id", "tenant", "api_key_id")
+        fields["status"] = status
+        # Names: tenant, request and session.
+        fields["tenant"] = fields.get("tenant") or row.text(
+            "user", "user_id", "tenant", "api_key_id"
+        )
         name = row.text("request_id", "id", "response.id") or f"request-{row.number}"
-        found["session"] = row.text("session_id", "conversation_id", "thread_id", "session")
+        fields["session"] = row.text("session_id", "conversation_id", "thread_id", "session")
+        # Logged counts are better than counts of text.
         usage = usage_of(row, *USAGES)
         request = build(
             row,
-            found,
+            fields,
             options,
             name=name,
             arrival_s=row.moment(*STARTS),
@@ -72,28 +79,32 @@ def _litellm(options: ReadOptions) -> ParseRow:
     """Read rows of LiteLLM_SpendLogs, or the standard logging payload of its callbacks."""
 
     def parse(row: SourceRow) -> Ended:
+        # Leave out calls that generate no text.
         kind = row.text("call_type") or "completion"
         if any(word in kind for word in NO_TEXT):
             raise NotARequestError(f"calls of type {kind}, which generates no text")
+        # The request is in the body, or the messages have a column.
         body = row.object("proxy_server_request.body", "proxy_server_request", "model_parameters")
-        found = of_body(body, options)
+        fields = of_body(body, options)
         messages = decoded(row.get("messages"))
         if isinstance(messages, list) and messages:
-            found["messages"] = message_list(messages)
-            found.pop("text", None)
+            fields["messages"] = message_list(messages)
+            fields.pop("text", None)
+        # Outcome and names.
         failed = row.get("status") == "failure" or row.get("exception") is not None
         code = row.get("error_information.error_code", "metadata.error_information.error_code")
-        found["status"] = int(code) if str(code or "").isdecimal() else 500 if failed else None
-        found["tenant"] = row.text(
+        fields["status"] = int(code) if str(code or "").isdecimal() else 500 if failed else None
+        fields["tenant"] = row.text(
             "team_id", "metadata.user_api_key_team_id", "api_key", "user", "end_user"
         )
-        found["model"] = row.text("model_group", "model") or found.get("model")
-        found["session"] = row.text("session_id", "litellm_session_id", "trace_id")
+        fields["model"] = row.text("model_group", "model") or fields.get("model")
+        fields["session"] = row.text("session_id", "litellm_session_id", "trace_id")
         name = row.text("request_id", "id") or f"litellm-{row.number}"
+        # Logged counts are better than counts of text.
         usage = usage_of(row)
         request = build(
             row,
-            found,
+            fields,
             options,
             name=name,
             arrival_s=row.moment("startTime", "start_time"),
@@ -110,39 +121,42 @@ def _litellm(options: ReadOptions) -> ParseRow:
 def _langfuse_rows(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
     """Split a downloaded trace, or a page of the API, into its observations."""
     for key in ("observations", "data"):
-        listed = decoded(document.get(key))
-        if isinstance(listed, list):
+        observations = decoded(document.get(key))
+        if isinstance(observations, list):
             shared = {"session_id": document.get("sessionId"), "user_id": document.get("userId")}
-            for one in listed:
-                yield {**shared, **one}
+            for observation in observations:
+                yield {**shared, **observation}
             return
     yield document
 
 
 def _langfuse(options: ReadOptions) -> ParseRow:
-    """Read observations of type GENERATION. Those of one trace follow one another."""
+    """Read observations of type GENERATION. A trace without a session id is a session."""
 
     def parse(row: SourceRow) -> Ended:
         kind = row.text("type") or "GENERATION"
         if kind != "GENERATION":
             raise NotARequestError(f"observations of type {kind}")
-        found = of_body(row.object("model_parameters", "modelParameters"), options)
+        # The prompt is a body, a list of messages or text.
+        fields = of_body(row.object("model_parameters", "modelParameters"), options)
         prompt = decoded(row.get("input"))
         if isinstance(prompt, dict):
-            found |= of_body(prompt, options)
+            fields |= of_body(prompt, options)
         elif isinstance(prompt, list) and prompt:
-            found["messages"] = message_list(prompt)
+            fields["messages"] = message_list(prompt)
         elif isinstance(prompt, str):
-            found["text"] = prompt
+            fields["text"] = prompt
+        # Names and outcome, in the spelling of exports and of the API.
         name = row.text("id") or f"langfuse-{row.number}"
-        found["session"] = row.text("session_id", "sessionId", "trace_id", "traceId")
-        found["tenant"] = row.text("user_id", "userId")
-        found["model"] = row.text("provided_model_name", "providedModelName", "model")
-        found["status"] = 500 if row.get("level") == "ERROR" else None
+        fields["session"] = row.text("session_id", "sessionId", "trace_id", "traceId")
+        fields["tenant"] = row.text("user_id", "userId")
+        fields["model"] = row.text("provided_model_name", "providedModelName", "model")
+        fields["status"] = 500 if row.get("level") == "ERROR" else None
+        # Logged counts are better than counts of text.
         usage = usage_of(row, "usage_details", "usageDetails", "usage")
         request = build(
             row,
-            found,
+            fields,
             options,
             name=name,
             arrival_s=row.moment("start_time", "startTime"),
@@ -164,26 +178,26 @@ def _spans(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
         ):
             for span in scope.get("spans") or ():
                 attributes = {
-                    one.get("key"): _value(one.get("value") or {})
-                    for one in span.get("attributes") or ()
+                    attribute.get("key"): _value(attribute.get("value") or {})
+                    for attribute in span.get("attributes") or ()
                 }
                 yield {**span, "attributes": attributes}
 
 
 def _value(value: dict[str, Any]) -> Any:
-    for kind, found in value.items():
+    for kind, content in value.items():
         if kind == "intValue":  # 64-bit integers are strings in OTLP's JSON
-            return int(found) if str(found).lstrip("-").isdecimal() else found
+            return int(content) if str(content).lstrip("-").isdecimal() else content
         if kind == "arrayValue":
-            return [_value(one) for one in found.get("values") or ()]
-        return found
+            return [_value(item) for item in content.get("values") or ()]
+        return content
     return None
 
 
 def _otel(options: ReadOptions) -> ParseRow:
-    """Read spans of requests to a model; a span of an agent or a tool is none.
+    """Read spans of requests to a model, not spans of agents or tools.
 
-    The names are those of OpenTelemetry (old ones too), OpenInference, or Claude Code.
+    Attributes have the names of OpenTelemetry (also old names), OpenInference or Claude Code.
     """
 
     def parse(row: SourceRow) -> Ended:
@@ -191,8 +205,8 @@ def _otel(options: ReadOptions) -> ParseRow:
         usage = usage_of(row.with_values(about))
         operation = about.get("gen_ai.operation.name")
         _only_requests(about, usage.prompt is not None or usage.answer is not None)
-        found = _of_span(row, about)
-        if not usage.prompt and not {"messages", "status"} & found.keys() and (
+        fields = _of_span(row, about)
+        if not usage.prompt and not {"messages", "status"} & fields.keys() and (
             options.input_tokens is None
         ):  # fmt: skip
             raise RowError(
@@ -201,7 +215,7 @@ def _otel(options: ReadOptions) -> ParseRow:
             )
         request = build(
             row,
-            found,
+            fields,
             options,
             name=row.text("spanId") or f"span-{row.number}",
             arrival_s=row.moment("startTimeUnixNano", unit="ns"),
@@ -214,7 +228,7 @@ def _otel(options: ReadOptions) -> ParseRow:
 
 
 def _of_span(row: SourceRow, about: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of the request that the attributes of its span give."""
+    """Return the fields of a request from the attributes of its span."""
     counts = row.with_values(about)
     parameters = {
         key: about[f"gen_ai.request.{name}"]
@@ -223,7 +237,7 @@ def _of_span(row: SourceRow, about: dict[str, Any]) -> dict[str, Any]:
         if about.get(f"gen_ai.request.{name}") is not None
     }  # fmt: skip
     messages = decoded(about.get("gen_ai.input.messages")) or _flat_messages(about)
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": counts.text("gen_ai.request.model", "llm.model_name", "model"),
         "session": counts.text("gen_ai.conversation.id", "session.id") or row.text("traceId"),
         "tenant": counts.text("user.id"),
@@ -232,11 +246,11 @@ def _of_span(row: SourceRow, about: dict[str, Any]) -> dict[str, Any]:
         "status": _status(row, about),
         "messages": _parts(messages) if isinstance(messages, list) and messages else None,
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def _only_requests(about: dict[str, Any], counted: bool) -> None:
-    """Leave out spans that are no request; those of agents repeat the counts of their requests."""
+    """Leave out spans that are not requests. An agent's span repeats its requests' counts."""
     operation = about.get("gen_ai.operation.name")
     kind = about.get("openinference.span.kind", about.get("span.type"))
     if kind is not None and str(kind).lower() not in ("llm", "llm_request"):
@@ -249,17 +263,17 @@ def _only_requests(about: dict[str, Any], counted: bool) -> None:
 
 def _flat_messages(about: dict[str, Any]) -> list[dict[str, Any]]:
     """Collect OpenInference's messages, whose parts are attributes with numbered names."""
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     while (
-        role := about.get(f"{(at := f'llm.input_messages.{len(found)}.message')}.role")
+        role := about.get(f"{(at := f'llm.input_messages.{len(messages)}.message')}.role")
     ) is not None:
         content = about.get(f"{at}.content")
         part = 0
         while (text := about.get(f"{at}.contents.{part}.message_content.text")) is not None:
             content = f"{content or ''}{text}"
             part += 1
-        found.append({"role": role, "content": content})
-    return found
+        messages.append({"role": role, "content": content})
+    return messages
 
 
 def _status(row: SourceRow, about: dict[str, Any]) -> int | None:
@@ -270,16 +284,16 @@ def _status(row: SourceRow, about: dict[str, Any]) -> int | None:
 
 
 def _parts(messages: list[Any]) -> tuple[dict[str, Any], ...]:
-    """Turn messages of OpenTelemetry, which are lists of parts, into those of the chat API."""
+    """Turn messages of OpenTelemetry, which are lists of parts, into messages of the chat API."""
     plain = []
-    for one in messages:
-        if not isinstance(one, dict) or not isinstance(one.get("role"), str):
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RowError("gen_ai.input.messages: not objects with a role")
-        parts = one.get("parts")
-        content = one.get("content")
+        parts = message.get("parts")
+        content = message.get("content")
         if isinstance(parts, list):
             content = "".join(str(part.get("content", part.get("response", ""))) for part in parts)
-        plain.append({"role": one["role"], "content": content or ""})
+        plain.append({"role": message["role"], "content": content or ""})
     return tuple(plain)
 
 

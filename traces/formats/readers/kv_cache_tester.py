@@ -2,15 +2,15 @@
 
 One JSON file is one session: `requests[]` with `t` (seconds from the session's start), `in`, `out`
 and `hash_ids`, one id for each *full* block (unlike Mooncake, whose last block is partial). Entries
-of `type: subagent` contain more requests, whose `t` counts from the entry's. Ids are valid within a
-session only, so each session gets a range of its own. The text that sessions really share (tools
-and system prompt, about 13k tokens) is therefore lost. Weka's traces (AgentX) have the same form,
-one session a line, but all their times count from the session's start. Source:
-callanjfox/kv-cache-tester (Apache-2.0).
+of `type: subagent` contain more requests, whose `t` counts from the entry's `t`. Ids are valid only
+within a session, so each session gets a range of its own. So the text that sessions share (tools
+and system prompt, about 13k tokens) is lost. Weka's traces (AgentX) have the same form, one session
+a line, but all their times count from the session's start. Source: callanjfox/kv-cache-tester
+(Apache-2.0).
 
-A turn waits for the turn before it, and for the last answers of the sub-agents that were started
-since. The first request of a sub-agent waits for the turn that started it. `think_s` is the time
-from the end of the last of these answers (`t` + `api_time`).
+A turn waits for the turn before it, and for the last answers of the sub-agents started since then.
+The first request of a sub-agent waits for the turn that started it. `think_s` is the time from the
+end of the last of these answers (`t` + `api_time`).
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ _IDS_PER_SESSION = 1 << 32  # the lower half is for full blocks, the upper for p
 
 
 def read_session(path: str | Path, number: int = 0) -> list[TraceRequest]:
-    """Read the requests of one session in order of time; `arrival_s` counts from its start.
+    """Read the requests of one session in order of time. `arrival_s` counts from its start.
 
     Args:
-        number: number of the session; sessions with different numbers share no block id.
+        number: number of the session. Sessions with different numbers share no block id.
 
     Raises:
         InputError: no such file, or not a session as described above.
@@ -47,7 +47,7 @@ def read_session(path: str | Path, number: int = 0) -> list[TraceRequest]:
 
 
 def session_requests(session: dict[str, Any], name: str, number: int) -> list[TraceRequest]:
-    """Make the requests of one session; see `read_session`. Raises RowError."""
+    """Make the requests of one session like `read_session` (RowError: not a session)."""
     name = str(session.get("id") or name)
     block_tokens = whole_number(session, "block_size", least=1)
     nested = not _counts_from_start(session)
@@ -55,24 +55,27 @@ def session_requests(session: dict[str, Any], name: str, number: int) -> list[Tr
     if not calls:
         raise RowError("a session without requests; leave it out")
     names = {id(call): f"{name}-{index}" for index, call in enumerate(calls)}
-    found = []
-    ids: dict[int, int] = {}  # a prompt shares most of its ids with the one before: one object each
+    requests = []
+    # A prompt shares most ids with the prompt before, so each id is one object.
+    ids: dict[int, int] = {}
     for index, call in enumerate(calls):
-        ends_s = [one.end_s for one in (call.before, *call.waits_for) if one is not None]
+        ends_s = [
+            earlier.end_s for earlier in (call.before, *call.waits_for) if earlier is not None
+        ]
         request = _request(call, names[id(call)], name, block_tokens, (number, index), ids)
-        found.append(
+        requests.append(
             replace(
                 request,
                 parent=None if call.before is None else names[id(call.before)],
-                waits_for=tuple(names[id(one)] for one in call.waits_for),
+                waits_for=tuple(names[id(earlier)] for earlier in call.waits_for),
                 think_s=round(max(0.0, call.at_s - max(ends_s)), 6) if ends_s else None,
             )
         )
-    return found
+    return requests
 
 
 def read_sessions(folder: str | Path) -> list[list[TraceRequest]]:
-    """Read all sessions in `folder` (*.json), by name; raises InputError if there is none."""
+    """Read all sessions in `folder` (*.json) by name (InputError: no session)."""
     files = sorted(Path(folder).glob("*.json"))
     if not files:
         raise InputError(f"{folder}: holds no session (*.json); give the kv_cache_tester folder")
@@ -88,7 +91,7 @@ def interleaved(
 ) -> list[TraceRequest]:
     """Make one trace of all `sessions` in random order.
 
-    The files do not tell when sessions began. Here they start as a Poisson process, on average
+    The files do not say when sessions began. Here they start as a Poisson process, on average
     `start_gap_s` seconds apart. Longer pauses of a user are cut to `longest_gap_s`.
     """
     if not (start_gap_s > 0 and longest_gap_s > 0):
@@ -122,10 +125,10 @@ class _Call:
 
 
 def _counts_from_start(session: dict[str, Any]) -> bool:
-    """Tell whether times inside sub-agents count from the session's start, as in Weka's traces.
+    """True if times inside sub-agents count from the session's start, as in Weka's traces.
 
-    Counted from the sub-agent's entry, its first request has 0 or little more; so it has if the
-    entry itself is at 0, and then both readings are the same.
+    If they count from the sub-agent's entry, its first request is at about 0. If the entry itself
+    is at 0, both readings agree.
     """
     entries = [row for row in _listed(session) if row.get("type") == "subagent"]
     return bool(entries) and all(
@@ -134,58 +137,61 @@ def _counts_from_start(session: dict[str, Any]) -> bool:
 
 
 def _listed(holder: dict[str, Any]) -> list[dict[str, Any]]:
-    listed = holder.get("requests")
-    if not isinstance(listed, list) or any(not isinstance(row, dict) for row in listed):
+    rows = holder.get("requests")
+    if not isinstance(rows, list) or any(not isinstance(row, dict) for row in rows):
         raise RowError("requests: not a list of objects; is this a kv-cache-tester session?")
-    return listed
+    return rows
 
 
 def _calls(
     holder: dict[str, Any], start_s: float, starter: _Call | None, nested: bool
 ) -> list[_Call]:
-    """List the calls of a session or sub-agent; `nested` times count from its entry."""
-    listed = _listed(holder)
-    found: list[_Call] = []
+    """List the calls of a session or sub-agent. With `nested`, times count from its entry."""
+    rows = _listed(holder)
+    # `ended` has the last calls of the sub-agents that the next turn waits for.
+    calls: list[_Call] = []
     last: _Call | None = None
     ended: list[_Call] = []
-    for row in listed:
+    for row in rows:
         at_s = start_s + seconds(row, "t")
         if row.get("api_time") is not None:
             seconds(row, "api_time")
         if row.get("type") == "subagent":
             inner = _calls(row, at_s if nested else 0.0, last or starter, nested)
-            found += inner
+            calls += inner
             if inner and row.get("status") != "async_launched":
                 ended.append(max(inner, key=lambda call: call.at_s))
             continue
-        waits_for = tuple(one for one in ended if one.at_s <= at_s)
+        waits_for = tuple(call for call in ended if call.at_s <= at_s)
         if last is None and starter is not None and starter.at_s <= at_s:
             waits_for = (starter, *waits_for)
         last = _Call(at_s, row, last, waits_for)
         ended.clear()
-        found.append(last)
-    return found
+        calls.append(last)
+    return calls
 
 
 def _request(
     call: _Call, name: str, session: str, block_tokens: int, place: tuple[int, int],
-    known: dict[int, int],
+    interned: dict[int, int],
 ) -> TraceRequest:  # fmt: skip
-    """Make a request; `place` is the number of the session, and the request's number in it."""
+    """Make a request. `place` is the number of the session, and the request's number in it."""
     row, (number, index) = call.row, place
     input_tokens = whole_number(row, "in", least=1)
+    # The ids are of full blocks only.
     ids = row.get("hash_ids")
     full = input_tokens // block_tokens
     if not isinstance(ids, list) or len(ids) != full:
-        found = len(ids) if isinstance(ids, list) else "no list of"
+        count = len(ids) if isinstance(ids, list) else "no list of"
         raise RowError(
-            f"request {name}: {found} hash_ids for {input_tokens} tokens; full blocks of "
+            f"request {name}: {count} hash_ids for {input_tokens} tokens; full blocks of "
             f"{block_tokens} tokens make {full}"
         )
-    if any(type(one) is not int or not 0 <= one < _IDS_PER_SESSION // 2 for one in ids):
+    if any(type(block) is not int or not 0 <= block < _IDS_PER_SESSION // 2 for block in ids):
         raise RowError(f"request {name}: hash_ids must be whole numbers from 0 to 2^31")
+    # Shift the ids into the range of this session.
     base = number * _IDS_PER_SESSION
-    blocks = [known.setdefault(one, base + one) for one in ids]
+    blocks = [interned.setdefault(block, base + block) for block in ids]
     if input_tokens % block_tokens:
         blocks.append(base + _IDS_PER_SESSION // 2 + index)  # a partial block, never shared
     return TraceRequest(

@@ -1,6 +1,6 @@
 """Read data sets of prompts and chats, and the inputs of load generators.
 
-They have no times: rows come one second apart, and a replay sets its own rate.
+They have no times: rows are one second apart, and a replay sets its own rate.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ FIXED = Order(rebase=False)
 
 
 def _sharegpt(options: ReadOptions) -> ParseRow:
-    """Make a request of each turn that has an answer; each holds the turns before it."""
+    """Make a request of each turn that has an answer, with the turns before it as history."""
     seconds: Iterator[int] = count()
 
     def parse(row: SourceRow) -> Iterator[TraceRequest]:
@@ -75,10 +75,10 @@ def _batch(options: ReadOptions) -> ParseRow:
         url = row.text("url") or ""
         if not url.endswith(("/completions", "/responses", "/messages")):
             raise NotARequestError(f"rows for {url}, which generates no text")
-        found = of_body(row.object("body"), options)
+        fields = of_body(row.object("body"), options)
         return build(
             row,
-            {"stream": False, "service_class": "batch", **found},
+            {"stream": False, "service_class": "batch", **fields},
             options,
             name=row.text("custom_id") or f"batch-{row.number}",
             arrival_s=float(next(seconds)),
@@ -90,18 +90,19 @@ def _batch(options: ReadOptions) -> ParseRow:
 
 
 def _prompts(options: ReadOptions) -> ParseRow:
-    """Read a prompt a row, with the lengths that vLLM's and guidellm's data sets may give."""
+    """Read a prompt a row, with lengths if the row has them, as in vLLM's data sets."""
     seconds: Iterator[int] = count()
 
     def parse(row: SourceRow) -> TraceRequest:
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if row.get("messages") is not None:
-            found["messages"] = message_list(row.get("messages"))
+            fields["messages"] = message_list(row.get("messages"))
         else:
             text = row.get("prompt", "text", "question", "instruction", "content", "input")
             if not isinstance(text, str):
                 raise RowError("no prompt; name its column with --map text=COLUMN")
-            found["text"] = text
+            fields["text"] = text
+        # The answer: its text, or only its length.
         answer = row.get("output", "answer", "response", "completion")
         output = row.whole_or(
             None, "output_tokens", "output_tokens_count", "output_len", "output_length",
@@ -109,7 +110,7 @@ def _prompts(options: ReadOptions) -> ParseRow:
         )  # fmt: skip
         return build(
             row,
-            found,
+            fields,
             options,
             name=f"prompt-{row.number}",
             arrival_s=float(next(seconds)),
@@ -123,9 +124,9 @@ def _prompts(options: ReadOptions) -> ParseRow:
 
 
 def _aiperf_turns(options: ReadOptions) -> ParseRow:
-    """Read aiperf's single-turn and multi-turn data sets; a turn's text is what is new in it.
+    """Read aiperf's single-turn and multi-turn data sets. A turn has only its new text.
 
-    In a session, answers are not in the file: text of their length stands for them in the history.
+    The answers of a session are not in the file. The history has text of their length instead.
     """
     from forebay.traces.formats.readers.turns import filler
 
@@ -134,6 +135,7 @@ def _aiperf_turns(options: ReadOptions) -> ParseRow:
     def parse(row: SourceRow) -> Iterator[TraceRequest]:
         session = row.text("session_id")
         turns = row.get("turns") or [row.values]
+        # Each turn is a request. Its prompt is the history so far.
         history: list[dict[str, Any]] = []
         parent, start_s = None, None
         for index, turn in enumerate(turns):
@@ -164,12 +166,12 @@ def _aiperf_turns(options: ReadOptions) -> ParseRow:
 
 
 def _payloads(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    """Split `{"data": [{"session_id", "payloads": [...]}]}`; genai-perf writes `payload`."""
+    """Split `{"data": [{"session_id", "payloads": [...]}]}` (in genai-perf, `payload`)."""
     for item in document.get("data") or ():
         if not isinstance(item, dict):
             raise RowError("data: not a list of objects")
-        listed = item.get("payloads", item.get("payload")) or [item]
-        for index, body in enumerate(listed if isinstance(listed, list) else [listed]):
+        bodies = item.get("payloads", item.get("payload")) or [item]
+        for index, body in enumerate(bodies if isinstance(bodies, list) else [bodies]):
             yield {"session": item.get("session_id"), "index": index, "body": body}
 
 
@@ -179,8 +181,8 @@ def _inputs(options: ReadOptions) -> ParseRow:
     last: dict[str, str] = {}
 
     def parse(row: SourceRow) -> TraceRequest:
-        found = of_body(row.object("body"), options)
-        if prompt_tokens(found, options) is None:
+        fields = of_body(row.object("body"), options)
+        if prompt_tokens(fields, options) is None:
             raise NotARequestError("payloads without a prompt")
         session = row.text("session")
         name = f"input-{next(numbers)}"
@@ -189,12 +191,12 @@ def _inputs(options: ReadOptions) -> ParseRow:
             last[session] = name
         return build(
             row,
-            {**found, "session": session, "parent": parent},
+            {**fields, "session": session, "parent": parent},
             options,
             name=name,
             arrival_s=float(next(seconds)),
             input_tokens=None,
-            output_tokens=found.get("output_tokens") or options.output_tokens or 128,
+            output_tokens=fields.get("output_tokens") or options.output_tokens or 128,
         )
 
     return parse

@@ -1,4 +1,4 @@
-"""Read traces that are one row a request: Azure, BurstGPT, vidur, sarathi, Forebay's CSV."""
+"""Read traces with one row a request: Azure, BurstGPT, vidur, sarathi, Forebay's CSV."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +12,7 @@ from forebay.traces.schema import TraceRequest
 
 
 def _azure(options: ReadOptions) -> ParseRow:
-    """Times have six or seven digits, with an offset in 2024 only. Prompts share nothing."""
+    """Read times of six or seven digits, with an offset only in 2024. Prompts share nothing."""
 
     def parse(row: SourceRow) -> TraceRequest:
         if row.whole_or(0, "NumImages"):
@@ -28,7 +28,7 @@ def _azure(options: ReadOptions) -> ParseRow:
 
 
 def _burstgpt(options: ReadOptions) -> ParseRow:
-    """Version 3 adds sessions. An answer of 0 tokens is a failure: an arrival with status 500."""
+    """Read all versions. An answer of 0 tokens is a failure: an arrival with status 500."""
     turns = LastTurns()
 
     def parse(row: SourceRow) -> TraceRequest:
@@ -54,7 +54,7 @@ def _burstgpt(options: ReadOptions) -> ParseRow:
 
 
 class LastTurns:
-    """Remembers the last turn of each session, so that the next one can name it."""
+    """Remembers the last turn of each session, so that the next turn can name it."""
 
     def __init__(self) -> None:
         self._last: dict[str, str] = {}
@@ -69,7 +69,7 @@ class LastTurns:
 
 
 def _lengths(options: ReadOptions) -> ParseRow:
-    """Rows of lengths only are put one second apart; a replay sets its own rate."""
+    """Read lengths. Rows without times are a second apart. A replay sets its own rate."""
     numbers: Iterator[int] = count()
 
     def parse(row: SourceRow) -> TraceRequest:

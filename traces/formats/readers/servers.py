@@ -24,7 +24,8 @@ VLLM = re.compile(
     r"(?P<params>.*), prompt_token_ids: (?P<ids>\[[0-9, ]*\]|None)"
 )
 VLLM_LINE = re.compile(r"(?:INFO|DEBUG|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d")
-FIRST_YEAR = 2000  # vLLM's log has no year, and only differences of times matter; a leap year
+# vLLM's log has no year, and only differences of times matter.
+FIRST_YEAR = 2000  # a leap year
 NGINX = re.compile(
     r"(?P<client>\S+) \S+ (?P<user>\S+) \[(?P<time>[^\]]+)\] "
     r'"(?P<method>[A-Z]+) (?P<path>\S+)[^"]*"'
@@ -40,37 +41,39 @@ NUMBERS = re.compile(r'(?:^|[ "])(?P<key>[a-z_]+)=(?P<value>[0-9.]+)')
 
 
 def _vllm(options: ReadOptions) -> ParseRow:
-    """Read `Received request` lines of `--enable-log-requests`; a line's time has whole seconds."""
+    """Read `Received request` lines of `--enable-log-requests`, with times in whole seconds."""
     year, last = FIRST_YEAR, (0, 0)
 
     def parse(row: SourceRow) -> TraceRequest:
         nonlocal year, last
-        found = VLLM.search(str(row.get("line")))
-        if found is None:
+        match = VLLM.search(str(row.get("line")))
+        if match is None:
             raise NotARequestError("lines that are no received request")
-        day = int(found["month"]), int(found["day"])
+        # The log has month and day, so a jump back is a new year.
+        day = int(match["month"]), int(match["day"])
         if day < last and last[0] - day[0] > 6:
             year += 1  # the log goes on after New Year
         last = day
-        values: dict[str, Any] = _params(found["params"])
+        # The prompt: token ids, or text, which has more.
+        values: dict[str, Any] = _params(match["params"])
         input_tokens = None
-        if found["ids"] not in ("None", "[]"):
-            ids = of_body({"prompt": json_value(found["ids"].encode())}, options)
+        if match["ids"] not in ("None", "[]"):
+            ids = of_body({"prompt": json_value(match["ids"].encode())}, options)
             input_tokens = ids["input_tokens"]
             values |= ids
-        if found["prompt"] not in ("None", "''"):
+        if match["prompt"] not in ("None", "''"):
             try:
-                values["text"] = ast.literal_eval(found["prompt"])
+                values["text"] = ast.literal_eval(match["prompt"])
             except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-                raise RowError(f"prompt: {shown(found['prompt'])} is cut short") from error
+                raise RowError(f"prompt: {shown(match['prompt'])} is cut short") from error
             values.pop("blocks", None)
             values.pop("block_tokens", None)
-        when = datetime.fromisoformat(f"{year}-{day[0]:02}-{day[1]:02} {found['time']}+00:00")
+        when = datetime.fromisoformat(f"{year}-{day[0]:02}-{day[1]:02} {match['time']}+00:00")
         return build(
             row,
             values,
             options,
-            name=found["id"],
+            name=match["id"],
             arrival_s=when.timestamp(),
             input_tokens=input_tokens,
             output_tokens=None,
@@ -81,7 +84,7 @@ def _vllm(options: ReadOptions) -> ParseRow:
 
 def _params(text: str) -> dict[str, Any]:
     """Read `SamplingParams(n=1, temperature=0.7, stop=['x'], ..., max_tokens=128, ...)`."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     parameters: dict[str, Any] = {}
     for key in ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens"):
         match = re.search(rf"\b{key}=(\[[^\]]*\]|[^,()]+)", text)
@@ -92,17 +95,17 @@ def _params(text: str) -> dict[str, Any]:
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             continue  # cut short by --max-log-len, or the repr of an object
         if key == "max_tokens":
-            found["output_tokens"] = value
+            fields["output_tokens"] = value
         elif value not in (None, []):
             parameters[key] = value
-    return {**found, "parameters": parameters} if parameters else found
+    return {**fields, "parameters": parameters} if parameters else fields
 
 
 def _nginx(options: ReadOptions) -> ParseRow:
-    """Read the combined log format, that of ingress-nginx, or a `log_format` of JSON.
+    """Read the combined log format, ingress-nginx's format, or a `log_format` of JSON.
 
     After the combined format may follow `request_length=`, `request_time=`, `content_type=`.
-    The time of a line is the end of the request. Lengths are from bytes, or the options.
+    The time of a line is the end of the request. Lengths are computed from bytes, or are options.
     """
 
     def parse(row: SourceRow) -> TraceRequest:
@@ -133,48 +136,48 @@ def _nginx(options: ReadOptions) -> ParseRow:
 
 
 def _nginx_line(row: SourceRow, line: str) -> dict[str, Any]:
-    found = NGINX.match(line)
-    if found is None:
+    match = NGINX.match(line)
+    if match is None:
         raise RowError(f"{shown(line)} is not a line of the combined log format")
-    more = {one["key"]: one["value"] for one in NUMBERS.finditer(found["rest"])}
-    ingress = INGRESS.search(found["rest"])
+    more = {pair["key"]: pair["value"] for pair in NUMBERS.finditer(match["rest"])}
+    ingress = INGRESS.search(match["rest"])
     if ingress is not None:
         more |= {"request_length": ingress["received"], "request_time": ingress["took"]}
     took = more.get("request_time", more.get("rt"))
     return {
-        "method": found["method"],
-        "path": found["path"],
-        "status": found["status"],
-        "user": found["user"],
-        "end_s": _nginx_time(found["time"]),
+        "method": match["method"],
+        "path": match["path"],
+        "status": match["status"],
+        "user": match["user"],
+        "end_s": _nginx_time(match["time"]),
         "took_s": None if took is None else float(took),
         "received": more.get("request_length", more.get("rl")),
-        "sent": 0 if found["sent"] == "-" else int(found["sent"]),
-        "type": found["rest"].partition("content_type=")[2],
+        "sent": 0 if match["sent"] == "-" else int(match["sent"]),
+        "type": match["rest"].partition("content_type=")[2],
     }
 
 
 def _nginx_json(row: SourceRow, line: str) -> dict[str, Any]:
     """Read nginx's variables by their names, as a `log_format` with `escape=json` writes them."""
     try:
-        one = row.with_values(orjson.loads(line))
+        variables = row.with_values(orjson.loads(line))
     except orjson.JSONDecodeError as error:
         raise RowError(f"not JSON ({error}); each line must hold one JSON object") from error
-    request_line = (one.text("request") or "").split(" ")
-    local = one.text("time_local")
-    took = one.get("request_time")
+    request_line = (variables.text("request") or "").split(" ")
+    local = variables.text("time_local")
+    took = variables.get("request_time")
     return {
-        "method": one.text("request_method", "method") or request_line[0],
-        "path": one.text("request_uri", "uri", "path") or "".join(request_line[1:2]),
-        "status": one.whole("status"),
-        "user": one.text("remote_user") or "",
+        "method": variables.text("request_method", "method") or request_line[0],
+        "path": variables.text("request_uri", "uri", "path") or "".join(request_line[1:2]),
+        "status": variables.whole("status"),
+        "user": variables.text("remote_user") or "",
         "end_s": _nginx_time(local)
         if local
-        else one.moment("msec", "time_iso8601", "@timestamp", "timestamp", "time"),
-        "took_s": None if took is None else one.seconds("request_time"),
-        "received": one.whole_or(None, "request_length", "content_length"),
-        "sent": one.whole_or(0, "body_bytes_sent", "bytes_sent"),
-        "type": one.text("sent_http_content_type", "upstream_http_content_type") or "",
+        else variables.moment("msec", "time_iso8601", "@timestamp", "timestamp", "time"),
+        "took_s": None if took is None else variables.seconds("request_time"),
+        "received": variables.whole_or(None, "request_length", "content_length"),
+        "sent": variables.whole_or(0, "body_bytes_sent", "bytes_sent"),
+        "type": variables.text("sent_http_content_type", "upstream_http_content_type") or "",
     }
 
 
@@ -186,23 +189,23 @@ def _nginx_time(text: str) -> float:
 
 
 def _envoy(options: ReadOptions) -> ParseRow:
-    """Read Envoy's default format of text; a line begins with the start of the request."""
+    """Read Envoy's default text format, whose lines begin with the start of the request."""
 
     def parse(row: SourceRow) -> TraceRequest:
-        found = ENVOY.match(str(row.get("line")))
-        if found is None:
+        match = ENVOY.match(str(row.get("line")))
+        if match is None:
             raise RowError(f"{shown(row.get('line'))} is not a line of Envoy's default format")
-        _only_shaped(found["method"], found["path"])
-        start = row.with_values({"time": found["time"]})
-        identity = found["id"]
+        _only_shaped(match["method"], match["path"])
+        start = row.with_values({"time": match["time"]})
+        identity = match["id"]
         return _by_bytes(
             row,
             options,
             name=identity if identity not in ("", "-") else f"envoy-{row.number}",
             arrival_s=start.moment("time", unit="iso8601"),
-            received=int(found["received"]),
-            sent=int(found["sent"]),
-            status=int(found["status"]),
+            received=int(match["received"]),
+            sent=int(match["sent"]),
+            status=int(match["status"]),
             tenant=None,
         )
 
@@ -235,7 +238,7 @@ def _by_bytes(
 
 
 def _dynamo(options: ReadOptions) -> ParseRow:
-    """Read `request_end` records; tools between two turns are in the think time."""
+    """Read `request_end` records. Think times include the tools between two turns."""
     last: dict[str, tuple[str, float]] = {}
 
     def parse(row: SourceRow) -> TraceRequest:
@@ -244,9 +247,11 @@ def _dynamo(options: ReadOptions) -> ParseRow:
         if kind != "request_end":
             raise NotARequestError(f"records of type {kind}")
         arrival_s = _received(row)
+        # Lengths and blocks.
         size = row.whole_or(0, "request.replay.trace_block_size") or 512
         tokens = row.whole("request.replay.input_length", "request.input_tokens", least=1)
         hashes = row.get("request.replay.input_sequence_hashes")
+        # The turn before, or for the first turn of a sub-agent the turn that started it.
         session = row.text("agent_context.session_id")
         name = row.text("request.request_id") or f"dynamo-{row.number}"
         before = last.get(session) if session else None
@@ -287,16 +292,16 @@ def _forebay_log(options: ReadOptions) -> ParseRow:
         if row.get("event") != "request" or row.get("operation") in (None, "other"):
             raise NotARequestError("lines that are no shaped request")
         service_class = row.text("service_class")
-        found = {
+        fields = {
             "tenant": row.text("tenant"),
             "service_class": None if service_class == "standard" else service_class,
             "status": row.whole_or(None, "status"),
         }
-        failed = (found["status"] or 200) >= 400  # type: ignore[operator]
+        failed = (fields["status"] or 200) >= 400  # type: ignore[operator]
         output = row.whole_or(0 if failed else None, "output_tokens")
         return build(
             row,
-            found,
+            fields,
             options,
             name=row.text("request_id") or f"log-{row.number}",
             arrival_s=row.moment("time") - row.seconds("duration_ms", unit="ms"),

@@ -1,4 +1,4 @@
-"""Read the results of load generators as traces: what they sent, and when.
+"""Read the results of load generators as traces of the requests that they sent.
 
 Sources: `vllm bench serve --save-detailed`, guidellm (benchmarks.json, before and after 0.4),
 aiperf (profile_export.jsonl), genai-perf (profile_export.json) and inference-perf
@@ -59,7 +59,7 @@ def _vllm(options: ReadOptions) -> ParseRow:
 
 
 def _guidellm_rows(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    """List the requests of all benchmarks, whatever became of them."""
+    """List the requests of all benchmarks, with their outcome."""
     benchmarks = document.get("benchmarks")
     if not isinstance(benchmarks, list):
         raise RowError("benchmarks: not a list")
@@ -69,22 +69,22 @@ def _guidellm_rows(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
             remedy = "write benchmarks.json with all requests"
             raise RowError(only_totals("guidellm", remedy), fatal=True)
         for outcome in ("successful", "incomplete", "errored"):
-            for one in groups.get(outcome) or ():
-                yield {**one, "outcome": outcome}
+            for request in groups.get(outcome) or ():
+                yield {**request, "outcome": outcome}
 
 
 def _guidellm(options: ReadOptions) -> ParseRow:
-    """Take the intended start where it is there: a late client does not change the arrivals."""
+    """Prefer the intended start to the real start: a late client must not change the arrivals."""
 
     def parse(row: SourceRow) -> TraceRequest:
         args = row.object("request_args")
-        found = of_body(args.get("body") or args, options)
-        if not found.get("messages") and not found.get("text"):
-            found["text"] = row.text("prompt")
-        found["status"] = 500 if row.get("outcome") == "errored" else None
+        fields = of_body(args.get("body") or args, options)
+        if not fields.get("messages") and not fields.get("text"):
+            fields["text"] = row.text("prompt")
+        fields["status"] = 500 if row.get("outcome") == "errored" else None
         return build(
             row,
-            found,
+            fields,
             options,
             name=row.text("request_id", "info.request_id") or f"guidellm-{row.number}",
             arrival_s=row.moment(
@@ -108,6 +108,7 @@ def _aiperf(options: ReadOptions) -> ParseRow:
     def parse(row: SourceRow) -> TraceRequest:
         if row.get("metadata.benchmark_phase") == "warmup":
             raise NotARequestError("warm-up requests")
+        # Turns of a conversation follow one another.
         session = row.text("metadata.x_correlation_id", "metadata.conversation_id")
         turn = row.whole_or(0, "metadata.turn_index") or 0
         name = row.text("metadata.x_request_id") or f"aiperf-{row.number}"
@@ -146,17 +147,17 @@ def _genai(options: ReadOptions) -> ParseRow:
     numbers: Iterator[int] = count(1)
 
     def parse(row: SourceRow) -> TraceRequest:
-        found = of_body(row.object("request_inputs.payload"), options)
+        fields = of_body(row.object("request_inputs.payload"), options)
         events = row.get("response_timestamps") or ()
         return build(
             row,
-            found,
+            fields,
             options,
             name=f"genai-perf-{next(numbers)}",
             arrival_s=row.moment("timestamp", unit="ns"),
             input_tokens=None,
             # The file has no counts. Its streams have one token an event.
-            output_tokens=found.get("output_tokens") or len(events),
+            output_tokens=fields.get("output_tokens") or len(events),
         )
 
     return parse
@@ -165,12 +166,12 @@ def _genai(options: ReadOptions) -> ParseRow:
 def _inference_perf(options: ReadOptions) -> ParseRow:
     def parse(row: SourceRow) -> TraceRequest:
         body = decoded(row.get("request"))
-        found = of_body(body, options) if isinstance(body, dict) else {}
-        found["status"] = 500 if row.get("error") else None
+        fields = of_body(body, options) if isinstance(body, dict) else {}
+        fields["status"] = 500 if row.get("error") else None
         counted = row.whole_or(None, "info.output_tokens")
         return build(
             row,
-            found,
+            fields,
             options,
             name=f"inference-perf-{row.number}",
             arrival_s=row.moment("scheduled_time", "start_time"),

@@ -1,8 +1,8 @@
 """Read traces of block ids: Mooncake, its form with sessions, and Qwen-Bailian.
 
 Mooncake: ids are prefix-chained (an equal id means an equal prefix), and there are
-ceil(input_length / 512) of them. Both are true of every row of the published files. Source:
-kvcache-ai/Mooncake, FAST25-release/traces. The form with sessions is that of aiperf and Dynamo.
+ceil(input_length / 512) of them. Both hold in every row of the published files. Source:
+kvcache-ai/Mooncake, FAST25-release/traces. aiperf and Dynamo define the form with sessions.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.text import block_text, messages_text
 
 BAILIAN_TOKENS = 16
-MOST_FILLER = 10_000_000  # tokens of an answer that is not in the file
+MOST_FILLER = 10_000_000  # tokens
 BLOCK_SIZES = (512, 16, 64, 32, 128, 256, 1024)
 
 
@@ -42,7 +42,7 @@ def _mooncake(options: ReadOptions) -> ParseRow:
 
 
 def _blocks(row: SourceRow, input_tokens: int, size: int) -> dict[str, Any]:
-    """Read `hash_ids` as blocks of `size` tokens; a row without them has its lengths only."""
+    """Read `hash_ids` as blocks of `size` tokens. A row without them gives only lengths."""
     ids = row.get("hash_ids")
     if ids is None or ids == []:
         row.note("rows without hash_ids, whose prompts share nothing")
@@ -55,25 +55,25 @@ def _blocks(row: SourceRow, input_tokens: int, size: int) -> dict[str, Any]:
     except RowError as error:
         if not isinstance(ids, list) or -(-input_tokens // size) == len(ids):
             raise
-        fits = (one for one in BLOCK_SIZES if -(-input_tokens // one) == len(ids))
+        fits = (other for other in BLOCK_SIZES if -(-input_tokens // other) == len(ids))
         option = f"--block-tokens {next(fits, 'N')}"
         raise RowError(f"{error}; if they have another size, add {option}") from error
 
 
 @dataclass(slots=True)
 class _SessionState:
-    """The last turn of a session: what the next one continues."""
+    """The last turn of a session, which the next turn continues."""
 
     last: TraceRequest
     delta: bool | None = None
 
 
 class _MooncakeSessions:
-    """Makes whole prompts of turns, which may hold the new part only.
+    """Makes whole prompts of turns, which may have only the new part.
 
     A later turn has `delay` (ms after the answer) instead of `timestamp`. The answer's time is not
-    in the file, so `arrival_s` counts it as 0. In delta mode the history is the prompt and answer
-    before, and the answer's tokens are new blocks.
+    in the file, so `arrival_s` takes 0 for it. In delta mode the history is the last prompt with
+    its answer, whose tokens are new blocks.
     """
 
     def __init__(self, options: ReadOptions) -> None:
@@ -85,17 +85,18 @@ class _MooncakeSessions:
     def parse(self, row: SourceRow) -> TraceRequest:
         session = row.text("session_id")
         before = self._sessions.get(session) if session is not None else None
-        made = self._request(row, session, before)
-        if before is not None and self._is_delta(row, before, made):
-            made = self._whole(made, before.last)
+        request = self._request(row, session, before)
+        if before is not None and self._is_delta(row, before, request):
+            request = self._whole(request, before.last)
         if session is not None:
-            self._sessions[session] = _SessionState(made, before.delta if before else None)
-        self._last_s = max(self._last_s, made.arrival_s)
-        return made
+            self._sessions[session] = _SessionState(request, before.delta if before else None)
+        self._last_s = max(self._last_s, request.arrival_s)
+        return request
 
     def _request(
         self, row: SourceRow, session: str | None, before: "_SessionState | None"
     ) -> TraceRequest:
+        # A turn without a time of its own arrives its think time after the turn before.
         delay = row.get("delay", "delay_ms")
         think_s = row.seconds("delay", "delay_ms", unit="ms") if delay is not None else None
         if row.get("tool_wait_ms") is not None:
@@ -106,6 +107,7 @@ class _MooncakeSessions:
             arrival_s = before.last.arrival_s + (think_s or 0.0)
         else:
             arrival_s = self._last_s
+        # The prompt, without its body's limit: the row has the length of the answer.
         values = self._prompt(row)
         values.pop("output_tokens", None)
         waits = row.get("wait_for") or ()
@@ -153,7 +155,7 @@ class _MooncakeSessions:
         if self._options.mode != "auto":
             return self._options.mode == "delta"
         if turn.messages is not None or turn.text is not None:
-            return False  # aiperf's default: each row holds the history
+            return False  # aiperf's default: each row has the history
         if before.delta is None:
             last = before.last
             if turn.blocks and last.blocks:
@@ -182,27 +184,27 @@ class _MooncakeSessions:
             )
         whole = last.input_tokens + answer + turn.input_tokens
         size = last.block_tokens
-        kept = (last.blocks or ())[: last.input_tokens // size]
+        history = (last.blocks or ())[: last.input_tokens // size]
         if last.blocks is None:
             return replace(turn, input_tokens=whole, blocks=None)
-        fresh = fresh_ids(turn.id, -(-whole // size) - len(kept))
-        return replace(turn, input_tokens=whole, blocks=(*kept, *fresh), block_tokens=size)
+        fresh = fresh_ids(turn.id, -(-whole // size) - len(history))
+        return replace(turn, input_tokens=whole, blocks=(*history, *fresh), block_tokens=size)
 
 
 def fresh_ids(name: str, count: int) -> Sequence[int]:
-    """Make block ids that only the request `name` has."""
+    """Make block ids that no request but `name` has."""
     return [xxh3_64_intdigest(f"{name}:{index}".encode()) for index in range(count)]
 
 
 def filler(name: str, tokens: int) -> str:
-    """Make a text of `tokens` tokens in place of an answer that the file does not hold."""
+    """Make a text of `tokens` tokens for an answer that is not in the file."""
     if tokens > MOST_FILLER:
         raise RowError(f"an answer of {tokens} tokens; are columns mixed up?")
     return block_text(xxh3_64_intdigest(name.encode()), max(tokens, 1), "").decode().strip()
 
 
 def _bailian(options: ReadOptions) -> ParseRow:
-    """Follow parents to the root, whose id names the session; blocks have 16 tokens."""
+    """Follow parents to the root, whose id names the session. Blocks have 16 tokens."""
     roots: dict[int, int] = {}
 
     def parse(row: SourceRow) -> TraceRequest:

@@ -1,11 +1,11 @@
 """Make needle-in-a-haystack prompts: a fact hidden in a long text, and questions about it.
 
 Questions about one haystack differ only at the end, so they share nearly the whole prompt.
-Haystacks of different depths share the text before the shallower needle; those of different lengths
-share the text before the needle of the shorter one.
+Haystacks of different depths share the text before the shallower needle. Haystacks of different
+lengths share the text before the needle of the shorter haystack.
 
-A trace record has no field for the expected answer. Answers are in a file beside the trace, one
-JSON object a line with the request's id (`read_answers` reads them); `document` names the haystack.
+A trace record has no field for the expected answer. Answers are in a file next to the trace, one
+JSON object a line with the request's id, which `read_answers` reads. `document` names the haystack.
 """
 
 from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ class NeedleAnswer:
     depth: float
 
     def found_in(self, output: str) -> bool:
-        """Tell whether `output` contains the number, with digits grouped in any way."""
+        """True if `output` contains the number, with digits grouped in any way."""
         return self.answer in output.replace(",", "").replace(" ", "")
 
 
@@ -110,7 +110,7 @@ def needle_requests(
     """Make requests and their answers: for each length, each depth, each question, in that order.
 
     Args:
-        lengths: prompt lengths in tokens, including instruction and question; a prompt may be a
+        lengths: prompt lengths in tokens, including instruction and question. A prompt may be a
             few tokens shorter.
         depths: from 0 (right after the instruction) to 1 (just before the question).
 
@@ -194,7 +194,7 @@ def answer_line(answer: NeedleAnswer) -> bytes:
 
 
 def read_answers(path: str | Path) -> dict[str, NeedleAnswer]:
-    """Read the file of answers beside a needle trace, by request id."""
+    """Read the file of answers next to a needle trace, by request id."""
     answers: dict[str, NeedleAnswer] = {}
     try:
         with open(path, "rb") as file:

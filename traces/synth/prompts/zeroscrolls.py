@@ -3,7 +3,7 @@
 Rows with one id (several reference answers in validation) become one sample. Strange indices, row
 counts or conflicting duplicates are warnings, never errors, because the published files differ
 between versions. The sha256 and the number of rows are recorded instead. Whole tasks are kept in
-memory; the largest is about 150 MB. Sources: tau-nlp/zero_scrolls and Shaham et al., Findings of
+memory. The largest is about 150 MB. Sources: tau-nlp/zero_scrolls and Shaham et al., Findings of
 EMNLP 2023.
 """
 
@@ -33,10 +33,10 @@ class Task:
     """One of the ten tasks.
 
     Attributes:
-        query: whether a row has a question, so that rows may share a document.
+        query: True if a row has a question, so that rows may share a document.
         rows: rows of the test split (Table 1 of the paper).
         max_new_tokens: most output tokens, as in the official API runner.
-        summary: a summarisation task; the chat form of other tasks asks for no explanation.
+        summary: True for summarisation. The chat form of other tasks asks for no explanation.
     """
 
     query: bool
@@ -64,7 +64,7 @@ class ZeroScrollsSample:
     """One prompt. Indices are offsets in characters (code points) of `input`.
 
     Attributes:
-        outputs: reference answers; none in the test split.
+        outputs: reference answers, empty in the test split.
         separator: text that replaces the rest of a document that is cut short.
         inner_starts: start of each inner document (musique, space_digest, book_sum_sort).
     """
@@ -85,7 +85,7 @@ class ZeroScrollsSample:
         return self.input[self.document_start : self.document_end]
 
     def document_sha256(self) -> str:
-        """Identify the document by its text, whatever its name; samples are grouped by this."""
+        """Return the hash of the document's text, by which samples are grouped."""
         return hashlib.sha256(self.document.encode()).hexdigest()
 
 
@@ -165,8 +165,8 @@ def _member(archive: zipfile.ZipFile, path: Path, task: str | None, split: str) 
     if task:
         members = [name for name in members if PurePosixPath(name).parent.name in (task, "")]
     if len(members) != 1:
-        found = ", ".join(members) or "none"
-        raise InputError(f"{path}: needs one {split}.jsonl inside, has {found}; give --task")
+        names = ", ".join(members) or "none"
+        raise InputError(f"{path}: needs one {split}.jsonl inside, has {names}; give --task")
     return members[0]
 
 
@@ -175,7 +175,7 @@ def _read(
 ) -> TaskFile:
     name = _task_name(path, inner, task)
     samples: dict[str, ZeroScrollsSample] = {}
-    # Joined at the end: adding to a tuple row by row takes quadratic time for rows of one id.
+    # Joined at the end: adding to a tuple row by row needs quadratic time for rows with one id.
     outputs: dict[str, list[str]] = {}
     warnings: list[str] = []
     rows = skipped = 0
@@ -191,12 +191,13 @@ def _read(
         rows += 1
         if problem := _index_problem(sample):
             warnings.append(f"{label}:{number}: {problem}")
-        known = samples.setdefault(sample.id, sample)
+        first = samples.setdefault(sample.id, sample)
         outputs.setdefault(sample.id, []).extend(sample.outputs)
-        if known.input != sample.input:
+        if first.input != sample.input:
             warnings.append(
                 f"{label}:{number}: id {sample.id!r} again with another input; kept the first"
             )
+    # A wrong number of rows is only a warning: the published files differ.
     if not rows:
         raise InputError(f"{label}: no rows in this file; check that it is the right one")
     expected = TASKS[name].rows
@@ -209,7 +210,7 @@ def _read(
         _sha256(path),
         rows,
         skipped,
-        tuple(replace(one, outputs=tuple(outputs[one.id])) for one in samples.values()),
+        tuple(replace(sample, outputs=tuple(outputs[sample.id])) for sample in samples.values()),
         tuple(warnings),
     )
 
@@ -239,7 +240,7 @@ def _sample(task: str, line: bytes) -> ZeroScrollsSample:
         raise RowError("id and input must be strings; is this a ZeroSCROLLS file?")
     if separator is not None and type(separator) is not str:
         raise RowError("truncation_seperator is not a string")
-    if not isinstance(inner, list) or any(type(one) is not int for one in inner):
+    if not isinstance(inner, list) or any(type(index) is not int for index in inner):
         raise RowError("inner_docs_start_indices is not a list of whole numbers")
     if output is not None and type(output) is not str:
         raise RowError("output is neither a string nor null")
@@ -279,9 +280,9 @@ def _index_problem(sample: ZeroScrollsSample) -> str | None:
             f"input {order[5]} characters"
         )
     outside = [
-        one
-        for one in sample.inner_starts
-        if not sample.document_start <= one <= sample.document_end
+        start
+        for start in sample.inner_starts
+        if not sample.document_start <= start <= sample.document_end
     ]
     return f"inner document starts outside the document: {outside[0]}" if outside else None
 

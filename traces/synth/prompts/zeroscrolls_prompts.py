@@ -18,7 +18,7 @@ def prompt_form(sample: ZeroScrollsSample, form: str) -> ZeroScrollsSample:
     """Adapt the input of `sample`, and its indices, to the endpoint.
 
     Completions: unchanged. Chat: up to the end of the query, because the response header
-    ("Answer:") is only for a text to be continued. The first paragraph of six tasks asks for no
+    ("Answer:") is only for text completion. The first paragraph of six tasks asks for no
     explanation.
     """
     if form == "completions":
@@ -72,7 +72,7 @@ def truncated_prompt(
         over = counter.count(prompt) - room
         if over <= 0:
             return prompt
-        budget -= over  # the tokens at the joint may differ from those of the two parts
+        budget -= over  # tokens at the joint may differ from the tokens of the two parts
     raise InputError(
         f"{sample.task} {sample.id!r}: the query and {max_new_tokens} new tokens do not fit in "
         f"--context {context_tokens}; give a longer one"

@@ -23,11 +23,11 @@ ORDERS = ("file", "grouped", "shuffled", "zipf")
 def ordered(
     samples: Sequence[ZeroScrollsSample], order: str, *, seed: int, zipf_s: float = 0.8
 ) -> list[ZeroScrollsSample]:
-    """Put the samples into one of four orders; each is used once.
+    """Put the samples into one of four orders, each sample once.
 
-    `file`: as read. `grouped`: those of a document together, documents by first appearance.
-    `shuffled`: at random. `zipf`: documents get a random order of popularity. Each step draws one
-    of the documents with questions left by Zipf(s), and takes its next question in file order.
+    `file`: as read. `grouped`: all samples of a document together, by first appearance.
+    `shuffled`: at random. `zipf`: documents get a random order of popularity. Each step draws a
+    document with unused questions by Zipf(s), and takes its next question in file order.
     """
     if order not in ORDERS:
         raise InputError(f"--order {order}: not an order; one of: {', '.join(ORDERS)}")
@@ -64,7 +64,7 @@ def to_trace(
     rate_per_s: float = 1.0,
     seed: int = 0,
 ) -> Iterator[TraceRequest]:
-    """Make one request for each sample, in this order; ids are `TASK/ID`.
+    """Make one request for each sample, in this order, with the id `TASK/ID`.
 
     `document` is the first 16 hex digits of the sha256 of the whole document.
     """
@@ -73,12 +73,12 @@ def to_trace(
 
 
 def has_references(samples: Sequence[ZeroScrollsSample]) -> bool:
-    """Tell whether any sample has reference answers; those of the test split have none."""
+    """True if any sample has reference answers. The test split has no answers."""
     return any(sample.outputs for sample in samples)
 
 
 def reference_lines(samples: Sequence[ZeroScrollsSample]) -> Iterator[bytes]:
-    """Yield the line of each sample's reference answers, by the id of its request in the trace."""
+    """Yield a line of reference answers for each sample, with the id of its request."""
     for sample in samples:
         line = {"id": request_id(sample), "references": sample.outputs}
         yield orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
