@@ -1,7 +1,7 @@
-"""The API server of one backend: when does the engine get what is sent now?
+"""The API server of one backend: when does the engine get a request that is sent now?
 
-The server tokenizes one text after the other, so whatever is sent behind a long text waits for it,
-whatever the engine does. The proxy keeps this queue short (`policy/start.py`): the next request
+The server tokenizes one text after the other, so a request behind a long text waits for it, even if
+the engine is idle. The proxy keeps this queue short (`policy/start.py`): the next request
 goes out when the texts before it are nearly done, and then the most urgent one goes first.
 """
 
@@ -33,7 +33,7 @@ class ApiServerQueue:
         return self.free_at - INSTANT_S
 
     def join(self, prompt_tokens: int, now: float) -> float:
-        """Add a request that is sent now; return when the engine gets it."""
+        """Add a request that is sent now. Returns the time at which the engine gets it."""
         self.free_at = max(self.free_at, now) + self.model.before_s(prompt_tokens)
         return self.free_at
 
