@@ -21,14 +21,14 @@ AHEAD_BYTES = 64 << 10  # part of a stated length that is reserved before it com
 async def read_client_body(
     request: web.BaseRequest, limit: int, patience_s: float, memory: RequestMemory
 ) -> bytes:
-    """Return the body, decompressed; raises ApiError 400, 408, 413, 415, and that of a full budget.
+    """Return the body, decompressed. Raises ApiError 400, 408, 413, 415, or the full budget's.
 
     Room is reserved as bytes come, and for the next few of a stated length. A client that states
     much and sends nothing must not keep others out. A stated length that does not fit now is
     rejected at once. `100 Continue` is sent when only the bytes are missing.
 
     A body is too slow if it falls `patience_s` behind LEAST_BYTES_PER_S, counted from its beginning
-    or from any later moment: what came fast at first buys no time for silence.
+    or from any later moment. A fast start buys no time for later silence.
     """
     coding = coding_of(request.headers)
     body = await _received(request, limit, patience_s, memory)
@@ -38,7 +38,7 @@ async def read_client_body(
 async def _received(
     request: web.BaseRequest, limit: int, patience_s: float, memory: RequestMemory
 ) -> bytes:
-    """Return the body as it was sent; raises ApiError."""
+    """Return the body as it was sent. Raises ApiError."""
     length = request.content_length or 0
     if length > limit:
         raise _too_large(limit)

@@ -108,7 +108,7 @@ class _Protocol(web.RequestHandler):
         self._last_payload = None  # it refers to this, and such rings take long to collect
 
     async def start(self) -> None:
-        """Serve one request after another; aiohttp closes the connection when this ends."""
+        """Serve one request after another. aiohttp closes the connection when this ends."""
         try:
             await super().start()
         except asyncio.CancelledError:
@@ -153,7 +153,7 @@ class _Protocol(web.RequestHandler):
             server.parsing_s += perf_counter() - began
 
     def _left(self) -> int:
-        """Return how much of a body of stated length is still to come."""
+        """Return the bytes of a body of stated length that are still to come."""
         payload = self._last_payload
         if not self._length or payload is None or payload.is_eof():
             return 0
@@ -184,13 +184,13 @@ class _Protocol(web.RequestHandler):
             server.turns.wait(self._go_on)
 
     def _pause_in_body(self, size: int) -> None:
-        """Let others go on after a read of so many bytes of a body, unless it soon ends."""
+        """Let others go on after a read of `size` bytes of a body, unless it soon ends."""
         if not self._broken and (size >= LARGE_READ_BYTES or self._left() > LARGE_READ_BYTES):
             self._pause_transport_reading()
             self._wait_turn()
 
     def _go_on(self) -> None:
-        """Parse what was received, then read again."""
+        """Parse the received bytes, then read again."""
         self._waits = False
         if self._reading_paused or self._buffer_paused:
             return  # its end begins this anew
@@ -236,7 +236,7 @@ class _Protocol(web.RequestHandler):
                 payload.set_exception(ShortChunks("the chunks of the body are too short"))
 
     def _begin(self, last: StreamReader | None) -> None:
-        """Note a request whose head is complete; `last` is the body of the one before."""
+        """Note a request whose head is complete. `last` is the body of the last request."""
         self._chunks = self._head_bytes = 0
         self._stop_head_timer()
         message, self._last_payload = self._messages[-1]
@@ -273,7 +273,7 @@ class _Protocol(web.RequestHandler):
         self._end(ApiError(408, "request_timeout", message, close=True))
 
     def _end(self, error: ApiError) -> None:
-        """Close with an error response; a response that is being written goes out first."""
+        """Close with an error response. A response that is being written goes out first."""
         if self._waiter is None or self._waiter.done():  # not idle
             self.close()
         elif self._head_bytes:
@@ -289,7 +289,7 @@ class _Protocol(web.RequestHandler):
             self._cut_later()
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log nothing: parse errors quote what the client sent."""
+        """Log nothing: parse errors quote the client's bytes."""
 
     def handle_error(
         self,
@@ -381,15 +381,15 @@ class HttpServer(web.Server):
 
 
 def client_of(request: web.BaseRequest) -> str:
-    """Return the address of the client; of IPv6 the half that names a customer."""
+    """Return the address of the client. Of IPv6 the half that names a customer."""
     protocol: _Protocol = request._protocol  # type: ignore[assignment]
     return protocol.address
 
 
 def cannot_go_on(request: web.BaseRequest) -> bool:
-    """Return whether the connection must be closed after this request.
+    """True if the connection must be closed after this request.
 
-    After a request to change the protocol the parser stops, or drops what follows. And a client
+    After a request to change the protocol the parser stops, or drops later bytes. And a client
     whose body was not waited for (Expect) may send its next request instead.
     """
     return bool(request._message.upgrade) or not request._payload.is_eof()
