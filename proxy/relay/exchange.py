@@ -33,7 +33,7 @@ async def exchange(
     watchdog: Watchdog,
     limit: int,
 ) -> Answer:
-    """Ask one backend; raises Failure and UpstreamFault while nothing but heartbeats was relayed.
+    """Ask one backend. Raises Failure and UpstreamFault while nothing but heartbeats was relayed.
 
     Args:
         listener: of a stream, or of a large response.
@@ -77,7 +77,7 @@ async def _read_whole(
     watchdog: Watchdog,
     limit: int,
 ) -> web.Response | LargeAnswer:
-    """Read a response that is not a stream; raises Failure for a bad status."""
+    """Read a response that is not a stream. Raises Failure for a bad status."""
     clock = watchdog.clock
     with watchdog.watching(asked.incoming, response) as watch:
 

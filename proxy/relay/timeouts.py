@@ -91,11 +91,11 @@ class Beating(Protocol):
     next_at: float
 
     async def beat(self, now: float) -> None:
-        """Let the client hear something; waits for nothing."""
+        """Let the client hear something. Waits for nothing."""
 
 
 class TimeoutWatch:
-    """One request under the watchdog: what it waits for now, and since when.
+    """One request under the watchdog: the peer that it waits for now, and since when.
 
     Attributes:
         response: the backend's; None when only the client is waited for.
@@ -136,7 +136,7 @@ class TimeoutWatch:
 
 
 class Watchdog:
-    """Checks the watched requests; use as a context around the life of the proxy.
+    """Checks the watched requests. Use as a context around the life of the proxy.
 
     Attributes:
         clock: the time of the event loop.
@@ -170,7 +170,7 @@ class Watchdog:
         return TimeoutWatch(request, response, self._watches)
 
     def limit(self, seconds: float) -> Limit:
-        """Return a limit that ends its block so many seconds from now, at the next look."""
+        """Return a limit that ends its block `seconds` from now, at the next look."""
         return Limit(self.clock() + seconds, self._loop, self._limits)
 
     def end_all(self, why: str) -> None:
@@ -188,9 +188,9 @@ class Watchdog:
                     limit.end()
             for watch in list(self._watches):
                 self._check(watch, self.clock())
-            for one in list(self.beating):
-                if (now := self.clock()) >= one.next_at:
-                    await one.beat(now)
+            for client in list(self.beating):
+                if (now := self.clock()) >= client.next_at:
+                    await client.beat(now)
 
     def _check(self, watch: TimeoutWatch, now: float) -> None:
         if watch.heard:

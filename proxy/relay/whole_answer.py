@@ -33,7 +33,7 @@ _ENDS = re.compile(rb'(?<!\\)"finish_reason"\s*:\s*$')
 async def read_small(
     response: UpstreamResponse, limit: int, memory: RequestMemory, watch_read: Callable[[], None]
 ) -> tuple[bytes, bool]:
-    """Read the body while it is small; return the bytes, and whether these are all.
+    """Read the body while it is small. Returns the bytes, and True if these are all.
 
     Raises AnswerTooLarge above `limit`, and UpstreamFault.
 
@@ -59,7 +59,7 @@ async def read_small(
 
 
 class LargeAnswer:
-    """A response whose beginning has come; `relay` sends it on while the rest comes.
+    """A response whose beginning has come. `relay` sends it on while the rest comes.
 
     Args:
         headers: ours.
@@ -162,16 +162,16 @@ class LargeAnswer:
         watch.writing_since = clock()
 
     def _search(self, piece: bytes) -> None:
-        """Look for the usage and for the mark of an aborted response; bound the size."""
+        """Look for the usage and for the mark of an aborted response, and bound the size."""
         data = self._searched + piece
         # The patterns alone would take a hundred times as long as these searches.
         at = data.rfind(b'"usage"')
         for _ in range(MOST_USAGES):
             if at < 0:
                 break
-            found = _USAGE.match(data, at, at + KEPT_BYTES)
-            if found is not None and data[at - 1 : at] != b"\\":
-                self._usage = found[1]
+            match = _USAGE.match(data, at, at + KEPT_BYTES)
+            if match is not None and data[at - 1 : at] != b"\\":
+                self._usage = match[1]
                 break
             at = data.rfind(b'"usage"', 0, at)
         at = data.find(b'"abort"')
