@@ -1,4 +1,4 @@
-"""Keep requests while no backend of their model is up: one restarts, or the first one starts."""
+"""Keep requests while no backend of their model is up: it restarts, or has yet to start."""
 
 import asyncio
 from collections import Counter
@@ -67,7 +67,7 @@ class HeldRequests:
         return True
 
     def end_all(self, refusal: Callable[[], Exception]) -> None:
-        """Fail all requests that are kept, and those that would be, with `refusal()`."""
+        """Fail all requests that are kept, and all later requests, with `refusal()`."""
         self._refusal = refusal
         self._models.pulse()
 
