@@ -21,7 +21,7 @@ HLOG_BUFFER_BYTES = 1 << 20
 
 @asynccontextmanager
 async def histogram_log(path: Path | None, metrics: ProxyMetrics, say: Say) -> AsyncIterator[None]:
-    """Write the TTFT of each bucket to the .hlog file `path` once a second; None: no file.
+    """Write the TTFT of each bucket to the .hlog file `path` once a second, unless it is None.
 
     A full disk loses intervals and never stops the proxy. It is logged once until it has room.
     """

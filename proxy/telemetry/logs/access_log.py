@@ -55,8 +55,8 @@ def say(event: LogEvent, message: str, backend: str = "", reason: str = "", /) -
 
 
 def _event(line: logging.LogRecord) -> dict[str, object]:
-    found = {key: getattr(line, key, "") for key in ("event", "backend", "reason")}
-    return {key: value for key, value in found.items() if value}
+    fields = {key: getattr(line, key, "") for key in ("event", "backend", "reason")}
+    return {key: value for key, value in fields.items() if value}
 
 
 class InternalErrors:

@@ -57,7 +57,7 @@ class Due(NamedTuple):
 
 
 class Rows:
-    """Puts finished requests into order of arrival, and makes rows of them; no I/O.
+    """Puts finished requests into order of arrival, and makes rows of them. No I/O.
 
     `row` does the hashing and changes nothing, so that another thread can call it: the end of one
     long request may make thousands of rows due.
@@ -79,11 +79,11 @@ class Rows:
         self._due = 0
 
     def started(self, record: RequestRecord) -> None:
-        """A request has arrived; call `finished` when it ends."""
+        """A request has arrived. Call `finished` when it ends."""
         self._pending[id(record)] = record
 
     def finished(self, record: RequestRecord) -> list[Due]:
-        """A request has ended; returns the rows that can be written now."""
+        """A request has ended. Returns the rows that can be written now."""
         if id(record) in self._pending:
             self._ended.add(id(record))
             self._ended_bytes += memory_of(record.request)
@@ -123,13 +123,13 @@ class Rows:
         return due
 
     def row(self, due: Due) -> TraceRequest:
-        """Make the row; may be called from another thread."""
+        """Make the row. May be called from another thread."""
         request = due.request
         block_tokens = self._id_tokens if due.token_ids else self._text_tokens
         input_tokens = due.prompt_tokens or request.prompt_tokens
-        wanted = -(-input_tokens // block_tokens)
-        blocks = [self._hash(block.to_bytes(8, "little")) for block in request.blocks[:wanted]]
-        for number in range(len(blocks), wanted):
+        count = -(-input_tokens // block_tokens)
+        blocks = [self._hash(block.to_bytes(8, "little")) for block in request.blocks[:count]]
+        for number in range(len(blocks), count):
             blocks.append(self._hash(b"end %d of %d" % (number, due.number)))
         tenant = None
         if due.tenant:
@@ -266,7 +266,7 @@ class Capture:
 
 
 def capture_salt(environ: Mapping[str, str]) -> bytes:
-    """Return the salt of the hashes; raises InputError without a good one."""
+    """Return the salt of the hashes. Raises InputError without a good salt."""
     salt = environ.get(SALT, "")
     if len(salt) < LEAST_SALT:
         raise InputError(
@@ -280,7 +280,7 @@ def capture_salt(environ: Mapping[str, str]) -> bytes:
 async def capturing(
     config: Config, environ: Mapping[str, str], say: Say
 ) -> AsyncIterator[Capture | None]:
-    """Run the capture that the configuration asks for; raises InputError."""
+    """Run the capture that the configuration asks for. Raises InputError."""
     if config.capture.path is None:
         yield None
         return

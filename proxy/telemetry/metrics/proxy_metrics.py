@@ -66,7 +66,7 @@ class ProxyMetrics:
         connections: Callable[[], int] = lambda: 0,
         tenants: Iterable[str] = (),
     ) -> None:
-        """`tenants`: those that always have a label of their own."""
+        """`tenants` always have a label of their own."""
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the series
         self._shaper = shaper
         self._by_backend: list[Counter | BucketHistogram] = []
@@ -77,19 +77,19 @@ class ProxyMetrics:
         ProcessCollector(registry=registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
-            made = Counter(f"forebay_{name}", text, labels, registry=registry)
+            metric = Counter(f"forebay_{name}", text, labels, registry=registry)
             if "backend" in labels:
-                self._by_backend.append(made)
-            return made
+                self._by_backend.append(metric)
+            return metric
 
         def histogram(
             name: str, text: str, buckets: Iterable[float], *labels: str
         ) -> BucketHistogram:
             edges = tuple(buckets)
-            made = BucketHistogram(name, text, labels, registry=registry, buckets=edges)
+            metric = BucketHistogram(name, text, labels, registry=registry, buckets=edges)
             if "backend" in labels:
-                self._by_backend.append(made)
-            return made
+                self._by_backend.append(metric)
+            return metric
 
         self.answers = counter(
             "responses", "Responses, by bucket and status; 499: the client left first",
@@ -214,7 +214,7 @@ class ProxyMetrics:
             self.queue.of[(action.bucket,)].observe(action.queued_s)
 
     def rejected(self, bucket: str, reason: RejectReason) -> None:
-        """A request was rejected; the shaper may reject one that `hold` keeps."""
+        """A request was rejected. The shaper may reject a request that `hold` keeps."""
         self.rejects.of[bucket or "none", reason].inc()
 
     def shed(self, service_class: str) -> None:
@@ -222,7 +222,7 @@ class ProxyMetrics:
         self._shed.of[(service_class,)].inc()
 
     def upstream_error(self, backend: str, kind: str) -> None:
-        """A backend failed; `kind` is one of KINDS."""
+        """A backend failed. `kind` is one of KINDS."""
         self.upstream_errors.of[backend, kind if kind in KINDS else "other"].inc()
 
     def used(self, backend: str, prompt_tokens: int, cached_tokens: int) -> None:
@@ -243,16 +243,16 @@ class ProxyMetrics:
         self._alone.set_function(alone)
 
     def reloaded(self, result: str, generation: int) -> None:
-        """A reload ended; `result` is applied, partly, unchanged or failed."""
+        """A reload ended. `result` is applied, partly, unchanged or failed."""
         self._reloads.of[(result,)].inc()
         self._generation.set(generation)
 
     def finished(self, record: RequestRecord, status: int, now: float) -> None:
         """A request has been answered, or its client has left."""
-        known = STATUSES.get(status) or f"{status // 100}xx"
+        label = STATUSES.get(status) or f"{status // 100}xx"
         bucket, backend = record.bucket, record.backend
-        self.answers.of[bucket, known].inc()
-        self._tenants.of[self.tenant_labels.label(record.tenant), known].inc()
+        self.answers.of[bucket, label].inc()
+        self._tenants.of[self.tenant_labels.label(record.tenant), label].inc()
         if not record.operation or record.sent_at is None:
             return
         operation = record.operation
@@ -274,7 +274,7 @@ class ProxyMetrics:
             self._usage.of[operation, "output"].observe(record.output_tokens)
 
     def text(self) -> bytes:
-        """Return all metrics; those of backends that were removed are dropped first."""
+        """Return all metrics. Metrics of removed backends are dropped first."""
         for family in self._by_backend:
             family.of.keep("backend", self._shaper.backends)
         return generate_latest(self.registry)
