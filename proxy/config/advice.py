@@ -1,4 +1,4 @@
-"""Say what a backend lacks, a flag of vLLM or a newer version, and what to do about it."""
+"""Name the flag of vLLM or the newer version that a backend lacks, and the remedy."""
 
 from typing import Final
 

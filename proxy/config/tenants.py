@@ -54,11 +54,11 @@ class Tenants(Section):
         return self.keys is not None if self.isolate_cache == "auto" else self.isolate_cache
 
     def has_quota(self, tenant: str) -> bool:
-        known = self.known.get(tenant)
-        return known is not None and known.tokens_per_s is not None
+        entry = self.known.get(tenant)
+        return entry is not None and entry.tokens_per_s is not None
 
     def class_among_all(self, tenant: str, service_class: ServiceClass) -> ServiceClass:
         """Return the class by which an overloaded proxy sheds a request: never above its grant."""
-        known = self.known.get(tenant)
-        granted = not tenant or (known is not None and service_class in known.classes)
+        entry = self.known.get(tenant)
+        granted = not tenant or (entry is not None and service_class in entry.classes)
         return service_class if granted or service_class == "batch" else "standard"
