@@ -322,7 +322,7 @@ class Dispatcher:
     # Tenants.
 
     def tell_tenants_apart(self) -> None:
-        """Order by tenants, from the first request that names one."""
+        """Order by tenants, from the first request that names a tenant."""
         if self.fairness.on:
             return
         self.fairness.on = self.precedence.on = True

@@ -170,7 +170,7 @@ class Health:
 
     def remove(self, name: str) -> None:
         """Remove a backend. Later events about it are ignored."""
-        self.moved = True  # it may have been the last one up
+        self.moved = True  # it may have been the last backend up
         self._backends.pop(name, None)
 
     def set_models(self, name: str, models: frozenset[str] | None) -> None:

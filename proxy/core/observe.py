@@ -36,7 +36,7 @@ class ModelledPrefill:
 
 
 def _turn(prefill: ModelledPrefill) -> tuple[bool, int]:
-    """Return the order of prefills in a step: first the begun ones, then by priority."""
+    """Return the order of prefills in a step: begun prefills first, then by priority."""
     return prefill.left >= prefill.sent.uncached_tokens, prefill.sent.priority
 
 
@@ -78,7 +78,7 @@ class ModelledEngine:
         room, seconds = float(FULL_STEP_TOKENS), 0.0
         cost, chunk = self.backend.cost, self.backend.spec.chunk_tokens
         ready = [p for p in self._prefills.values() if p.sent.reached_at <= now]
-        if not ready:  # the API server tokenizes the next ones
+        if not ready:  # the API server tokenizes the next prompts
             self.ends_at = min((p.sent.reached_at for p in self._prefills.values()), default=inf)
             return
         for prefill in sorted(ready, key=_turn):
@@ -271,7 +271,7 @@ class ObservingShaper(Shaper):
         return self._shadow
 
     def _twin(self, recorder: DecisionRecorder, now: float) -> Shaper:
-        """Return a shaper with the same rules and backends, which learns from this one."""
+        """Return a shaper with the same rules and backends, which learns from this shaper."""
         dispatcher, fairness = self._dispatcher, self._dispatcher.fairness
         shaper = Shaper(
             [backend.spec for backend in self.backends.values() if not backend.draining],

@@ -29,8 +29,8 @@ class Shaper:
     """The policy and its state, behind the events that a driver reports.
 
     Attributes:
-        changes: what operators change while requests run.
-        peering: what other proxies report, and what this one reports to them.
+        changes: the changes by operators while requests run.
+        peering: the reports of other proxies, and the report of this proxy.
         recorder: keeps a record of each decision; None: no records.
         preview: returns the record that a request would get if it arrived now; changes nothing.
         charge_unqueued: charges a quota for a request that passes no queue.

@@ -132,7 +132,7 @@ class Hindsight:
         buckets: Mapping[str, Bucket],
         now: float,
     ) -> None:
-        """Note a request that is about to be sent: in a ghost's place, or delayed by one."""
+        """Note a request that is about to be sent: in a ghost's place, or delayed by a ghost."""
         slack_s = inf
         for ghost in list(self._ghosts):
             ours = ghost.waiting

@@ -14,8 +14,8 @@ Rules that decide about a new request. All but the first two have a value and a 
  observed           sent at once, as every request is; `would` has the decision of mode shape
 
 Rules for a request that was admitted and is rejected after all: `deadline_passed` in the queue,
-`gave_way` to a more urgent one in a full queue, or `no_time`, `line_full` or `no_backend` after its
-backend had failed.
+`gave_way` to a more urgent request in a full queue, or `no_time`, `line_full` or `no_backend` after
+its backend had failed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -53,8 +53,8 @@ new backends are avoided for longer, and a missed cache hit is noticed later."""
 EDGES_S: Final[tuple[float, ...]] = (0.25, 1.0, 4.0)
 """Between the classes of `PredictionError`. Doubled: waits up to 0.5 s share the error of chats."""
 OF_ALL: Final = 0.75
-"""No wait is taken to be less certain than this share of the error of all prefills: short ones
-are off the most, but most waits consist of many of them. Doubled, it hardly applies; without it,
+"""A wait is at least as uncertain as this share of the error of all prefills: short prefills are
+off the most, but most waits consist of many of them. Doubled, it hardly applies; without it,
 1.7 to 3.1 instead of at most 1.9 % of Azure code's requests are rejected falsely."""
 
 FULL_STEP_TOKENS: Final = 8_192

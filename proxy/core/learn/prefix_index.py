@@ -55,7 +55,7 @@ class Touch:
 
     `stamp` is the time of the request, a little later if that is needed to put touches in order.
     Successive requests that leave only anonymous blocks share one Touch, so that a million short
-    requests need no more memory than one.
+    requests need no more memory than one request.
     """
 
     __slots__ = ("anonymous", "blocks", "left", "stamp")
@@ -185,7 +185,7 @@ class PrefixIndex:
         self.evicted = False
 
     def _evict(self) -> None:
-        """Drop the oldest blocks until the rest fits: anonymous ones first, then from the tail."""
+        """Drop the oldest blocks until the rest fits: anonymous blocks first, then the tail."""
         held, touches = self._held, self._touches
         excess = len(held) + self._anonymous - self.capacity_blocks
         while excess > 0:

@@ -162,7 +162,7 @@ def _last(mates: Iterable[QueuedRequest]) -> QueuedRequest | None:
 
 
 def whole_s(seconds: float) -> float:
-    """Round up to whole seconds, at least one, within the range that clients obey."""
+    """Round up to whole seconds, at least 1 s, within the range that clients obey."""
     return float(ceil(max(1.0, min(RETRY_MOST_S, seconds))))
 
 

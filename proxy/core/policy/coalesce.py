@@ -131,7 +131,7 @@ def awaited_tokens(backend: Backend, waiting: QueuedRequest) -> int:
 def hits_elsewhere(
     backend: Backend, queues: FleetQueues
 ) -> Iterator[tuple[QueuedRequest, Backend]]:
-    """Find requests that wait for other backends although this one has cached more of them.
+    """Find requests that wait for other backends although this backend has cached more of them.
 
     Yields:
         The waiting request and the backend it waits for.

@@ -285,7 +285,7 @@ def _assume(options: list[Option], backends: Sequence[Backend]) -> None:
 
     The prior is slower than most GPUs: with it, a backend that has computed nothing would never be
     chosen. Chats alone may give a speed for documents that is somewhat off: it is used to predict
-    but not to choose, or all documents that meet idle backends would go to the one believed faster.
+    but not to choose, or all documents that meet idle backends would go to the seemingly fastest.
     A backend of another, slower kind is known from its first chats.
     """
     if not all([o.proven for o in options]):

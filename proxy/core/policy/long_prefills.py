@@ -2,8 +2,8 @@
 
 A prefill that takes longer than a chat is willing to wait blocks every chat behind it:
  1. The backend chunks long prefills itself (BackendSpec.chunk_tokens): nothing else is needed.
- 2. One backend is kept clear: a long prefill may not take the last backend without one until
-    another will soon be clear, or until its own patience ends. The only backend of a model cannot
+ 2. One backend is kept clear: a long prefill may not take the last clear backend until another
+    will soon be clear, or until its own patience ends. The only backend of a model cannot
     be kept clear: there, only vLLM's `--long-prefill-token-threshold` helps.
 The second applies only while requests of a more urgent bucket flow (`long_s`): for `RECENT_S` after
 each, but not after the first in a while (`LOAD_TIME_S`).
@@ -82,7 +82,7 @@ class LongPrefills:
                     flow.rejected_share += (rejected - flow.rejected_share) / HISTORY
 
     def long_s(self, bucket: str, backend: Backend, now: float) -> float:
-        """Return the prefill time above which requests of this bucket block more urgent ones.
+        """Return the prefill time above which requests of this bucket block more urgent requests.
 
         inf while the backend gets no requests of a more urgent bucket.
         """
@@ -125,7 +125,7 @@ class LongPrefills:
     def crowd_s(
         self, backend: Backend, waiting: QueuedRequest, prefill_s: float, long_s: float, now: float
     ) -> float:
-        """Return the wait of a long prefill while all backends but one take turns at them."""
+        """Return the wait of a long prefill while all backends but one compute them in turn."""
         if self._rejected(waiting.bucket, backend, now) <= 1.0 / HISTORY:
             return 0.0  # at most one of the last requests was rejected
         deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)

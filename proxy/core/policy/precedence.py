@@ -120,7 +120,7 @@ class Precedence:
         """Return the wait for work that waits at other proxies for this backend and goes first.
 
         Args:
-            before_s: of the work that waits here, the part that goes first.
+            before_s: seconds of the work waiting here that goes first.
         """
         assert backend.elsewhere is not None
         queued_s, bucket = backend.elsewhere.queued_s, waiting.bucket
@@ -165,8 +165,8 @@ class Precedence:
     ) -> float:
         """Return the extra margin for chunks of longer prefills, computed alongside `before_s`.
 
-        Full steps carry a chunk of each longer prefill until it ends. Waiting ones follow if they
-        will have waited long by then.
+        Full steps carry a chunk of each longer prefill until it ends. Waiting prefills follow if
+        they will have waited long by then.
         """
         queue, least = (
             backend.prefill_queue,
@@ -205,9 +205,8 @@ class Precedence:
                 seconds += before_s
                 if flow.work_s > 0:
                     count += len(flow) * min(1.0, before_s / flow.work_s)
-        return seconds, max(
-            1, round(count)
-        ) if seconds > 0.0 else 0  # a part of a request counts as one
+        # A part of a request counts as a whole request.
+        return seconds, max(1, round(count)) if seconds > 0.0 else 0
 
     def _overtaken_by_flows(self, waiting: QueuedRequest, now: float) -> float:
         """Return the share of the engines that other classes and tenants will take meanwhile."""

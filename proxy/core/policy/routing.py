@@ -107,7 +107,7 @@ def warm_or_least_work(
     """Pick the earliest first token. A cached prefix shortens the prefill.
 
     A prefill counts twice if its prompt is cached somewhere and no other request wants that prefix
-    now: a copy elsewhere would serve this request only, and the next one there waits for it. It
+    now: a copy elsewhere would serve this request only, and the next request there waits for it. It
     counts for more where many requests run, as it delays all of them. Its step counts once: there,
     answers are decoded anyway. While a backend is free, a shared prefix is copied so that answers
     are decoded in batches of less context.

@@ -224,7 +224,7 @@ class StartGate:
             return False
         if queue.tokens < STEP_TOKENS:
             return True  # so is every part of them
-        least = max(uncached_tokens, queue.chunk_tokens)  # it passes longer ones
+        least = max(uncached_tokens, queue.chunk_tokens)  # it passes longer prefills
         before = [p for p in queue.prefills.values() if p.uncached_tokens <= least]
         if sum([prefill.uncached_tokens for prefill in before]) < STEP_TOKENS:
             return True

@@ -2,7 +2,7 @@
 
 The server tokenizes one text after the other, so a request behind a long text waits for it, even if
 the engine is idle. The proxy keeps this queue short (`policy/start.py`): the next request
-goes out when the texts before it are nearly done, and then the most urgent one goes first.
+goes out when the texts before it are nearly done, and then the most urgent request goes first.
 """
 
 from forebay.proxy.core.learn.api_server import ServerModel
@@ -39,7 +39,7 @@ class ApiServerQueue:
 
     def answered(self, reached_at: float, now: float) -> None:
         """Note an answer to a request that was to reach the engine at `reached_at`."""
-        if reached_at > now:  # the server is faster, and all texts behind this one come earlier
+        if reached_at > now:  # the server is faster, and all texts behind this text come earlier
             self.free_at -= reached_at - now
 
     def restarted(self) -> None:

@@ -14,8 +14,8 @@ many backends is priced completely. In a larger fleet at most this many backends
 prefix are priced. At most this many rejected requests of a bucket are followed. Doubled: an arrival
 in a fleet of 16 costs twice."""
 APART: Final = 1e12
-"""Seconds beyond any clock: ranks idle backends before busy ones, and full ones last. Doubled: the
-same."""
+"""Seconds beyond any clock: ranks idle backends before busy backends, and full backends last.
+Doubled: the same."""
 
 
 class FleetQueues:

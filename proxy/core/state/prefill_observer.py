@@ -11,7 +11,7 @@ from forebay.proxy.core.state.in_flight import InFlight
 from forebay.proxy.core.state.prefill_queue import PrefillQueue
 
 LEARN_FROM: Final = 4.0
-"""Elapsed time is attributed to prefills that have ended. The progress of unfinished ones is
+"""Elapsed time is attributed to prefills that have ended. The progress of unfinished prefills is
 unknown, so ended work must be this many times the unfinished work. Doubled: learns less
 often in chunking engines."""
 
@@ -41,7 +41,7 @@ class PrefillObserver:
         self._answered_at = inf  # the last answer of a step of which more answers may come
 
     def begin(self, now: float, elsewhere: Elsewhere | None) -> None:
-        """Start an observation. The last one is dropped if it has no answer."""
+        """Start an observation. The last observation is dropped if it has no answer."""
         if self._answered_at < inf:
             self._end_step()
         self._terms = (0.0, 0.0, 0.0)

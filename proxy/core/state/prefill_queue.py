@@ -30,7 +30,7 @@ class PrefillQueue:
         total_s: prefill_s of all prefills.
         silent: number of prefills whose first token cannot be seen.
         chunk_tokens: see BackendSpec; set by `chunk`.
-        chunked: the engine chunks long prefills, so shorter ones pass longer ones.
+        chunked: the engine chunks long prefills, so short prefills pass them.
         ordered: the engine begins the waiting prefill with the lowest priority.
         elsewhere: the work of other proxies in this engine.
     """
@@ -76,7 +76,9 @@ class PrefillQueue:
             if head.counts or elapsed_s > head.late_s:
                 floor = head.overdue_s
             if elapsed_s > head.late_s:
-                left = head.cold_s - elapsed_s  # the engine had evicted what seemed to be cached
+                left = (
+                    head.cold_s - elapsed_s
+                )  # the engine had evicted the blocks that seemed to be cached
         return self.total_s - head.prefill_s + max(left, floor)
 
     def ahead_s(self, uncached_tokens: float, now: float, priority: float | None = None) -> float:

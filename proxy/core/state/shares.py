@@ -22,7 +22,7 @@ class Shares:
     """Seconds of prefill that one backend owes to each kind of request.
 
     Args:
-        share: of prefill seconds, by kind.
+        share: guaranteed share of prefill seconds, by kind.
     """
 
     def __init__(self, share: dict[str, float]) -> None:
