@@ -84,7 +84,7 @@ def check_head(response: UpstreamResponse) -> None:
     if coding != "chunked":
         raise Failure("transfer_coding", upstream_error())  # none was asked for
     if "transfer-encoding" in headers and "content-length" in headers:
-        raise Failure("framing", upstream_error())  # another parser may choose the other one
+        raise Failure("framing", upstream_error())  # another parser may choose the other value
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise Failure("encoding", upstream_error())  # none was asked for
 

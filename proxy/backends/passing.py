@@ -21,7 +21,7 @@ STEP_TOKENS: Final = 8_192
 """Of one tenant on one backend, while others use it: one step of an engine. One larger request may
 run alone. Doubled: others wait twice as long behind it."""
 LEAST_TOKENS: Final = 1_024  # that a request of the engine counts: audio has no estimate
-ACTIVE_S: Final = 10.0  # a tenant uses a backend for so long after its last request there
+ACTIVE_S: Final = 10.0  # a tenant uses a backend until this long after its last request there
 LOOK_S: Final = 0.05  # between two looks for room that shaped requests have left
 
 
@@ -46,7 +46,7 @@ class _Here:
     """The requests that are passed on to one backend.
 
     Attributes:
-        tokens: of the engine's work of each tenant that runs.
+        tokens: the engine's running work for each tenant, in tokens.
         count: requests of each tenant that run.
         waiting: by tenant; the tenant served last is at the end.
         active: tenants by the time of their latest request there, shaped or not.
@@ -98,7 +98,7 @@ class PassedOn:
         """Hold a slot while the block runs. Raises ApiError if no slot is free in time.
 
         Args:
-            tokens: of work for the engine; 0: the API server alone answers.
+            tokens: work for the engine; 0: the API server alone answers.
         """
         if self.has_room(upstream, tenant, tokens):
             lease = self._take(upstream.name, tenant, tokens)

@@ -28,7 +28,7 @@ from forebay.proxy.telemetry.log_events import LogEvent, Say
 
 STALE_WITHIN_S = 0.5  # a kept connection that is lost so soon was closed while idle
 GRAY_EVERY_S = 0.5  # between two looks for backends that are slow
-DECLINED_S = 10.0  # a backend that declined is no alternative for so long
+DECLINED_S = 10.0  # a backend that declined is no alternative for this long
 
 STATE_EVENTS: dict[State, LogEvent] = {
     "up": LogEvent.BACKEND_UP,
@@ -249,7 +249,7 @@ class Backends:
         Args:
             path: each has a rotation of its own, so that a client's pattern of paths loads none.
             model: as `Request.model`.
-            tenant, tokens: of the request, as in `PassedOn.slot`: a backend with room goes first.
+            tenant, tokens: as in `PassedOn.slot`; a backend with room for them goes first.
         """
         up = [u for u in self.upstreams.values() if u.up and u is not but and u.serves(model)]
         others = [u for u in up if u.most_prefills == ANY] or up

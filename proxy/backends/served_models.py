@@ -11,7 +11,7 @@ from forebay.proxy.http1 import errors
 from forebay.proxy.telemetry.log_events import LogEvent, Say
 from forebay.traces.command_line.messages import shortlist
 
-NEW_S = 600.0  # a backend that was never up for so long is not waited for
+NEW_S = 600.0  # a backend that was never up in this time is not waited for
 
 
 class ServedModels(Models):

@@ -61,6 +61,7 @@ def changes(old: Config, new: Config) -> Changes:
     needs_restart = NEEDS_RESTART
     if old.capture.path is not None:  # a new capture.path is not used before a restart
         needs_restart |= NEEDS_RESTART_IN_CAPTURE
+    # A key that needs a restart keeps its old value in the new configuration.
     for section in Config.model_fields:
         before, after = getattr(old, section), getattr(new, section)
         if before == after:

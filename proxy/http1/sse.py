@@ -130,9 +130,9 @@ class StreamEvent:
         done: the `[DONE]` mark.
         has_output: non-empty content, reasoning or tool-call text (role-only, empty and usage
             events are not output: vllm#3768).
-        finish_reason: of the first choice that carries one.
+        finish_reason: the reason of the first choice that has a reason.
         kind: the type of the event, where events have one (not in chats and completions).
-        response_id: of a response that is kept for later requests.
+        response_id: the id of a response that is kept for later requests.
         usage: the usage object, when the event has one.
         error: the error object, when the event has one.
     """

@@ -36,13 +36,14 @@ async def exchange(
     """Ask one backend. Raises Failure and UpstreamFault while nothing but heartbeats was relayed.
 
     Args:
-        listener: of a stream, or of a large response.
+        listener: learns from a stream, or from a large response.
         limit: bytes of a response that is not a stream.
     """
     response = await backends.open(
         asked.method, upstream, asked.target, asked.body, asked.headers,
         asked.model, asked.wrote,
     )  # fmt: skip
+    # The connection is kept only for a response that is still being sent on.
     relaying = False
     try:
         check_head(response)

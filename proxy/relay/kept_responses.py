@@ -21,8 +21,8 @@ class KeptResponse:
 
     Attributes:
         backend: the backend that made it.
-        tokens: of its prompt and its output.
-        blocks, block_tokens: of its prompt, as in `Request`.
+        tokens: tokens of its prompt and its output.
+        blocks, block_tokens: blocks of its prompt, as in `Request`.
     """
 
     backend: str

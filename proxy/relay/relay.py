@@ -50,7 +50,7 @@ class ShapedRequest:
         reply_headers: returns our headers of the response. They hold the queueing time, so it is
             called once the request has been sent.
         memory: the memory of the request and of its response.
-        opening: of the response, before its first event.
+        opening: the beginning of the response, before its first event.
         missed: the backend that was asked before does not have the model.
     """
 

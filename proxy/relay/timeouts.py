@@ -21,7 +21,7 @@ except ImportError:  # Windows: the bytes in the kernel are not counted
     ioctl = None  # type: ignore[assignment]
 
 TICK_S = 0.25
-# A client that takes so much within `client_write` goes on, however large the answer: by default
+# A client that takes this much within `client_write` goes on, even with a large answer: by default
 # 550 bytes/s. A bound of one byte would let a client hold an answer for ever.
 PROGRESS_BYTES = 16 << 10
 

@@ -21,7 +21,7 @@ from forebay.proxy.relay.delivery import UNTAKEN_BYTES
 from forebay.proxy.relay.stream import StreamListener
 from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
 
-WHOLE_BYTES = 256 << 10  # parsing so much takes a millisecond
+WHOLE_BYTES = 256 << 10  # parsing this takes a millisecond
 KEPT_BYTES = 2048  # of the end of one piece, in which an object may have begun
 MOST_USAGES = 8  # of one piece that are looked at, the last ones first
 # In JSON a quote inside a string has a backslash before it: without one these are keys. The object
@@ -124,6 +124,7 @@ class LargeAnswer:
         return outgoing
 
     async def _relay_body(self, outgoing: web.StreamResponse, watch: TimeoutWatch) -> None:
+        # The bytes that came before the response began.
         begin, self._begin = self._begin, b""
         self._search(begin)
         await outgoing.write(begin)
@@ -144,6 +145,7 @@ class LargeAnswer:
             write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
             return untaken() <= UNTAKEN_BYTES
 
+        # Read until the client falls behind, then wait for the client.
         while not self._failed:
             watch.reading_since = clock()
             try:
@@ -189,4 +191,4 @@ class LargeAnswer:
     def _cut(self) -> None:
         self._listener.cut()
         if self._incoming.transport is not None:
-            self._incoming.transport.close()  # flushes what was written, which is too little
+            self._incoming.transport.close()  # flushes the written bytes, which are too few

@@ -37,7 +37,7 @@ from forebay.proxy.share.workers import Worker, WorkerPool
 ANSWER_S, RELOAD_S = 2.0, 60.0  # new backends are probed before a reload ends
 BODY_BYTES, BODY_S = 64 << 20, 30.0  # of a preview; a worker's own limits are lower
 PASSED = ("x-forebay-class", "x-request-timeout")  # headers that decide about a request
-RETELL_S = 1.0  # a worker that has restarted sends a drained backend work for so long at most
+RETELL_S = 1.0  # a worker that has restarted sends a drained backend work for this long at most
 NO_HEADERS: Mapping[str, str] = {}
 
 

@@ -28,8 +28,8 @@ class RequestRecord:
         upstream_id: the id for the backends; other than `id` while an equal id is served.
         written: the head of the request was written to a backend.
         operation: OpenTelemetry's name: chat or text_completion; "" for a path that is not shaped.
-        path: of the API, for a request whose work is charged; "" for others.
-        estimated_tokens: of the body of a request that is not shaped, until a backend counts them.
+        path: path of the API, for a request whose work is charged; "" for others.
+        estimated_tokens: estimate for a request that is not shaped, until a backend counts.
         model: as the backends know it.
         request: the request as the policy sees it, once the body is parsed.
         held_s: waited before it entered the queue from which it was sent (`hold`).

@@ -133,7 +133,7 @@ class Origin:
             else:
                 return connection
         # A shortage of this machine counts if it was met at every address: without IPv6, ::1 of
-        # localhost fails with "no address", whatever happens at 127.0.0.1.
+        # localhost fails with "no address", even if 127.0.0.1 answers.
         raise min(faults, key=lambda fault: fault.errno in _OURS)
 
     def _keep(self, connection: Connection) -> None:

@@ -50,7 +50,7 @@ async def _received(
         request.writer.output_size = 0
     if request.content.is_eof():
         return _already_here(request, limit, memory)
-    # A list of small parts would take 30 times their size. A BytesIO gives what it holds uncopied.
+    # A list of small parts would take 30 times their size. A BytesIO gives its content uncopied.
     body, size = BytesIO(), 0
     clock = asyncio.get_running_loop().time
     due = clock() + patience_s

@@ -67,7 +67,7 @@ class _Protocol(web.RequestHandler):
     def __init__(self, server: "HttpServer", *, loop: asyncio.AbstractEventLoop, **kw: Any) -> None:
         super().__init__(server, loop=loop, **kw)
         self.address = ""
-        self.idle: dict[_Protocol, None] = {}  # those of this address, perhaps with this one
+        self.idle: dict[_Protocol, None] = {}  # idle connections of this address
         self._broken = False  # it is not known where the next request begins
         self._dropping = False  # the last request is answered
         self._chunks = 0  # received of the body that is being received
@@ -193,7 +193,7 @@ class _Protocol(web.RequestHandler):
         """Parse the received bytes, then read again."""
         self._waits = False
         if self._reading_paused or self._buffer_paused:
-            return  # its end begins this anew
+            return  # its end begins this again
         data, self._unparsed = self._unparsed, b""
         if data:
             self.data_received(data)
@@ -320,7 +320,7 @@ class HttpServer(web.Server):
         idle: the connections, by the address of their client.
         failed: called with unexpected exceptions.
         parsing_s: time that parsing requests has taken, before anything is known of their senders.
-        turns: of connections with much to read.
+        turns: the read order of connections with large bodies.
     """
 
     def __init__(

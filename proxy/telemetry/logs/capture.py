@@ -96,6 +96,8 @@ class Rows:
     def _ready(self, most_pending: int) -> list[Due]:
         due = []
         while self._pending:
+            # Rows leave in order of arrival, so a running request holds back the requests after it,
+            # until there are too many.
             first = next(iter(self._pending))
             ended = first in self._ended
             many = len(self._pending) > most_pending or self._ended_bytes > self._most_bytes

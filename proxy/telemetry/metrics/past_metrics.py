@@ -38,7 +38,7 @@ class PastMetrics:
             if at > before and chosen:
                 break
             chosen = text
-            if at > before:  # the oldest one that is kept is younger
+            if at > before:  # the oldest snapshot that is kept is younger
                 break
         full = len(self._kept) == self._kept.maxlen
         if not chosen or (self._kept[0][0] > before and not full):

@@ -295,6 +295,7 @@ class _ShaperMetrics:
         self._connections = connections
 
     def collect(self) -> Iterable[Metric]:
+        # Gauges of each backend.
         per_backend: dict[str, tuple[str, Callable[[Backend], float]]] = {
             "backend_up": ("1 if the backend takes work", lambda b: b.up),
             "in_flight_requests": (
@@ -316,6 +317,7 @@ class _ShaperMetrics:
             for backend in self._shaper.backends.values():
                 family.add_metric([backend.name], float(read(backend)))
             yield family
+        # Sums of the predictions of cached tokens.
         sums: dict[str, tuple[str, Callable[[PrefixError], float]]] = {
             "predicted_cached_tokens": (
                 "Prompt tokens predicted to be cached",
@@ -336,6 +338,7 @@ class _ShaperMetrics:
             for backend in self._shaper.backends.values():
                 counted.add_metric([backend.name], amount(backend.cache.error))
             yield counted
+        # Facts of the proxy itself.
         family = GaugeMetricFamily("forebay_queue_depth", "Waiting requests", labels=["bucket"])
         for bucket in self._shaper.buckets:
             family.add_metric([bucket], self._shaper.queued(bucket))
