@@ -44,7 +44,7 @@ class Placement:
         starts: it may start there now.
         sent_now: it may start, and no request of its bucket waits there.
         queued: requests of its bucket that wait already; -1 if it would not wait.
-        limits: its bucket, with the `max_wait` that holds for it.
+        limits: its bucket, with the `max_wait` that applies to it.
         gives_way: the request that would leave the full queue for it.
     """
 

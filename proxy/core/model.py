@@ -11,17 +11,16 @@ INSTANT_S: Final = 0.05
 within it are measured together, a waiting request is offered to another backend once in it, and the
 ratio of two shorter times says nothing. Doubled: stealing and learning react 0.05 s later."""
 MAJORITY: Final = 0.5
-"""The share of a whole that speaks for all of it: two prefills of half a prompt's size prove its
-prediction, half of a cached prefix shows that the cache keeps it, a block in half of the prompts is
-common to them, one report of a cache that keeps less moves the estimate half of the way, a request
-has waited long after half of the time to its deadline, and no tenant
-holds half of a queue while another is active. One request reserves at most half of the KV pool for
-its output, and a request that takes half of an engine leaves another engine to other tenants.
-Doubled (the whole): nothing is proven by less than all, shares of buckets never apply, one tenant
-may fill a queue, and one request an engine."""
+"""The share of a whole that speaks for all of it. Learning: two prefills of half a prompt's size
+prove its prediction, a block in half of the prompts is common to them, and one report of a cache
+that keeps less moves the estimate half of the way. Waiting: a request has waited long after half of
+the time to its deadline, and no tenant holds half of a queue while another is active. Engines: one
+request reserves at most half of the KV pool for its output, and a request that takes half of an
+engine leaves another engine to other tenants. Doubled (the whole): nothing is proven by less than
+all, shares of buckets never apply, one tenant may fill a queue, and one request an engine."""
 SLACK: Final = 0.1
 """The share of a whole that changes nothing. Scores of two backends are equal if they differ by
-less than this share of a cold prefill. This share of a prompt's blocks may stay untranslated. More
+at most this share of a cold prefill. This share of a prompt's blocks may stay untranslated. More
 urgent work that takes less of an engine leaves the order as it is. A prefill that is over its
 prediction still counts for this share of it. A resource this far below its limit is calm. Doubled:
 load is balanced at the cost of longer waits, and the engine may run empty behind a late prefill."""

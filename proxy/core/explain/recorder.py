@@ -68,7 +68,7 @@ class DecisionRecorder:
         """Record the decision about a new request.
 
         Args:
-            limits: the bucket, with the `max_wait` that holds for it.
+            limits: the bucket, with the `max_wait` that applies to the request.
             option: the option that the route picked from `options`.
             queued: requests of its bucket that wait already; -1 if it would not wait.
             reason: None if it is admitted.

@@ -231,7 +231,7 @@ class ReturnTimes:
         return at <= now < at + RETRY_MOST_S
 
     def limits(self, bucket: Bucket, request: Request, now: float) -> Bucket:
-        """Return the bucket with the `max_wait` that holds for a request when it arrives."""
+        """Return the bucket with the `max_wait` that applies to a request when it arrives."""
         came_back_at = self._came_back_at.get(request.model, -inf)
         if now >= came_back_at + RETRY_MOST_S or self.is_back(request, now):
             return bucket

@@ -21,7 +21,7 @@ from forebay.proxy.core.state.queue import QueuedRequest
 
 AWAITED: Final = 2.0
 """In a chunking engine a follower would pass its leader. It waits for the leader only if that takes
-at most this many times the saving of the cache hit; a shared system prompt saves little. Halved: 50
+at most this many times the saving of the cache hit. A shared system prompt saves little. Halved: 50
 users who ask at once have their document computed four times instead of once."""
 
 

@@ -10,7 +10,7 @@
  5. Of that tenant, the class that is owed its share, then the most urgent class, and in it the
     request that is due first: shortest first with aging.
 
-`engine_priority` tells engines that order by priority (`BackendSpec.priority`) which classes and
+Engines that order by priority (`BackendSpec.priority`) get `engine_priority`, by which classes and
 tenants go before requests that were sent earlier.
 
 Guaranteed shares never take the last clear backend (`long_prefills.py`): that rule decides where a

@@ -41,7 +41,7 @@ Block = Literal[
 
 
 class StartGate:
-    """The rule that says which requests may start."""
+    """Decides which requests may start."""
 
     def __init__(
         self,
