@@ -14,7 +14,7 @@ class HeldRequests:
     """Requests that wait for a backend to come up, in no queue.
 
     Args:
-        most: returns how many may be kept; one more is not. A tenant may have half of them.
+        most: returns the number of requests that may be kept. A tenant may have half of them.
 
     Attributes:
         count: requests that are kept now.

@@ -1,6 +1,6 @@
 """Limit retries, so that they cannot overload a fleet that already fails.
 
-One retry rescues a request; a retry of every request doubles the load. So a request is tried twice
+One retry rescues a request. A retry of every request doubles the load. So a request is tried twice
 at most, and only a small share of all requests may be in retry at once.
 """
 

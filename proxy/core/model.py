@@ -155,19 +155,19 @@ class Request(_Value):
         prompt_tokens: estimated.
         output_tokens: the most it may generate, all sequences together (max_tokens for each),
             estimated if not stated.
-        blocks: chained hashes of the prompt's full blocks; prompts with equal leading hashes share
+        blocks: chained hashes of the prompt's full blocks. Prompts with equal leading hashes share
             that prefix.
         block_tokens: estimated tokens in one block.
         timeout_s: the client wants its first token within this time after arrival.
-        streams: its first token can be seen, and ends its prefill; otherwise the prefill ends when
-            it was predicted to.
+        streams: its first token can be seen, and ends its prefill. Otherwise the prefill ends at
+            its predicted end.
         tenant: the tenant that it counts for; "" without tenants.
         service_class: its urgency.
         pure: nothing but its prefill comes before its first token: no fetched image, no grammar.
         sequences: outputs that the engine generates side by side: n for each of its prompts.
         quota_tokens: the charge of a quota until the engine has counted the prompt; 0: the prompt
             tokens are no estimate.
-        identity: equal for equal prompts; 0: unknown.
+        identity: equal for equal prompts; 0 if unknown.
         home: the backend that keeps the earlier response of the prompt, or "".
         model: only backends that serve it may take the request; "": any may.
     """

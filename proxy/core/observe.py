@@ -24,7 +24,8 @@ class ModelledPrefill:
     """A prefill in a modelled engine.
 
     Attributes:
-        left: tokens that are not computed yet; `step` of them are computed in the current step.
+        left: tokens that are not computed yet.
+        step: tokens that are computed in the current step.
     """
 
     __slots__ = ("left", "sent", "step")

@@ -3,7 +3,7 @@
 A proxy that runs out of event loop, memory or file descriptors fails every request. Before that it
 rejects the least urgent class: first batch, then standard, at last every class. At each look it
 goes one step up if a reading is above the limit of its step, and one step down once every reading
-is well below, so that it does not flap. A loop that is late now and then sheds batch; standard is
+is well below, so that it does not flap. A loop that is late now and then sheds batch. Standard is
 shed only where the loop is late as a rule.
 """
 

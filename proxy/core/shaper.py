@@ -32,7 +32,7 @@ class Shaper:
         changes: the changes by operators while requests run.
         peering: the reports of other proxies, and the report of this proxy.
         recorder: keeps a record of each decision; None: no records.
-        preview: returns the record that a request would get if it arrived now; changes nothing.
+        preview: returns the record that a request would get if it arrived now. Nothing changes.
         charge_unqueued: charges a quota for a request that passes no queue.
     """
 

@@ -30,7 +30,7 @@ class ListenerContext(ssl.SSLContext):
     """A context that reports clients which speak plain HTTP.
 
     Attributes:
-        on_plain_http: called for each of them; nothing else shows them to the proxy.
+        on_plain_http: called for each of them. Nothing else shows them to the proxy.
     """
 
     sslobject_class: type[ssl.SSLObject] = Handshake

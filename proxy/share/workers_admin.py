@@ -1,6 +1,6 @@
 """The admin port of a proxy with several workers: combines the workers' own admin ports.
 
-`/metrics` has the series of all workers, with a label `worker`; Prometheus can sum them. A worker
+`/metrics` has the series of all workers, with a label `worker`. Prometheus can sum them. A worker
 that does not answer in time is left out and reported as down.
 """
 

@@ -2,10 +2,10 @@
 
 Durations are recorded in seconds under a tag. Once a second each tag with values becomes one line.
 hdrhistogram's own log writer is not used: it cannot write a StartTime, never writes a tag and
-floors Interval_Max; its encoder is correct. Nothing here reads a clock: time stamps are arguments.
+floors Interval_Max. Its encoder is correct. Nothing here reads a clock: time stamps are arguments.
 
 Every histogram holds whole microseconds from 1 us to 1 h with 3 significant digits (worst error
-0.05 %). A value outside is clamped to the bound; above 1 h it is also counted as overflow.
+0.05 %). A value outside is clamped to the bound. Above 1 h it is also counted as overflow.
 """
 
 import binascii
@@ -206,7 +206,7 @@ class Total:
 class IntervalLog:
     """Collects durations by tag. Each `flush` writes one line for each tag with values.
 
-    Recording appends to an array (40 ns); once per interval all its values become microseconds and
+    Recording appends to an array (40 ns). Once per interval all its values become microseconds and
     fill the histograms.
     """
 

@@ -4,7 +4,7 @@ This is an estimate from the later work of the backends. A request that was reje
 time or room is followed as if it alone waited in the queue where it would have waited (a ghost):
 
 - It would have been sent at the first moment at which a backend that was priced for it would have
-  let it start with no request before it there; or in place of the first request behind it that was
+  let it start with no request before it there, or in place of the first request behind it that was
   sent. So the time that the queue before it took is observed, not predicted.
 - It then meets its target if the wait so far plus the rest of that backend's prefills is within
   `max_wait`, and with its own predicted prefill within the client's limit. If not, the rejection
@@ -19,7 +19,7 @@ In a long overload, when the engines work without a break, a rejection is `costs
 `false`: there was no room for one more. A ghost that has harmed no request within RETRY_MOST_S has
 harmed none: by then its client would be back. Not modelled: the KV cache that the ghost would have
 taken, and where the requests behind it would have gone instead. LOOK_AT_MOST ghosts of each bucket
-are followed at a time, which bounds the cost; the others are `unjudged`.
+are followed at a time, which bounds the cost. The others are `unjudged`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -44,7 +44,7 @@ class Receipt:
     Attributes:
         options: the forecast for each backend on arrival.
         chosen: the option that the route picked on arrival.
-        rule: the condition that decided (see `recorder.py`); it compared `value` with `limit`.
+        rule: the condition that decided, by `value` against `limit` (see `recorder.py`).
         queued: requests of its bucket that waited already; -1 if it did not have to wait.
         target_s: the first token was promised within this time after arrival.
         waits: seconds in the queue by what kept it there.

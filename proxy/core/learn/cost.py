@@ -6,7 +6,7 @@ u: uncached tokens, n: prompt tokens. The last term is causal attention: each ne
 everything before it, so a chunk of u tokens that ends at n costs u*(n - u/2) token pairs. The b and
 g terms are equal at 37k to 54k tokens for models of 4B to 14B parameters.
 
-The coefficients start at a prior for an 8B model on an H200. Each has a scale; an extended Kalman
+The coefficients start at a prior for an 8B model on an H200. Each has a scale. An extended Kalman
 filter follows the logarithms of the scales as a random walk (Ljung, System Identification, 11.4).
 It observes the logarithm of measured over predicted seconds: a chat counts as much as a 120k-token
 document, and no coefficient becomes negative or jumps. The scales mostly move together, as the

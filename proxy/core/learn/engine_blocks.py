@@ -22,7 +22,7 @@ class BlockPlace:
 
     Attributes:
         keys: keys of all engine blocks of that prompt.
-        owner: the last text block learned with it; they are forgotten together.
+        owner: the last text block learned with it. They are forgotten together.
         tokens: prompt tokens up to the end of the text block, in proportion to the text.
         shared: engine blocks shared by two prompts that differ right behind this text block;
             None until two such prompts were seen.

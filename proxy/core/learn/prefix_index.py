@@ -71,7 +71,7 @@ class PrefixIndex:
     """The blocks that one backend is believed to hold, least recently used first.
 
     Attributes:
-        capacity_blocks: how many blocks fit; the excess is evicted by the next `touch`.
+        capacity_blocks: number of blocks that fit. The next `touch` evicts the excess.
         evicted: the index has been full once.
     """
 

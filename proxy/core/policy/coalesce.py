@@ -1,7 +1,7 @@
 """One prefill for many: which requests wait for another request's prefill?
 
 Fifty users who open one document need its prefill once (single-flight). A request follows
- - a prefill in the engine that computes its prefix: sent now, it would compute the rest again;
+ - a prefill in the engine that computes its prefix: sent now, it would compute the rest again,
  - a waiting request with a long prompt that shares more with it than the cache does (`leader`).
 A follower is a cache hit once its leader's prefill has ended.
 """

@@ -26,8 +26,8 @@ from forebay.proxy.core.state.queue import QueuedRequest
 
 STRETCH: Final = 5.0
 """A request is due this many times its prefill after its arrival, and at its deadline at the
-latest; of one bucket the request that is due first goes first. Cache hits so pass documents that
-came before them, and nothing that arrives much later passes a document.
+latest. In a bucket the request that is due first goes first. So cache hits pass documents that came
+before them, and no request that arrives much later passes a document.
 Doubled: 0.3 to 0.4 points more in time, but more rejections after a wait, and documents' p99 in
 overload 1 to 18 % longer."""
 

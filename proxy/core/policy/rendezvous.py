@@ -9,10 +9,10 @@ taken decides which prompts count as equal:
  - behind the common root: a block that most prompts share (a system prompt) would send everything
    to one backend;
  - inside the document: a block of the question would make each question a document of its own.
-So the key is the block at the largest power of two within the first `min_match` of the prompt, so
-that questions of different lengths about one document agree; or the next power of two behind what
-most recent prompts share. Counting starts when there are other proxies; a restart only moves
-prompts whose beginning is common.
+So the key is the block at the largest power of two within the first `min_match` of the prompt.
+Questions of different lengths about one document then agree. If most recent prompts share that
+block, it is the next power of two that they do not share. Counting starts when there are other
+proxies. A restart only moves prompts whose beginning is common.
 """
 
 from collections.abc import Sequence

@@ -35,15 +35,18 @@ class Backend:
         strict: it takes only requests that name one of its models.
         draining: it will be removed; `up` stays False until then.
         most_prefills: below infinity during a trial or while it reports that it is full.
-        queues: waiting requests by bucket; `queued` is their number, `queued_s` their prefills.
+        queues: waiting requests by bucket.
+        queued, queued_s: number and prefill seconds of all waiting requests.
         passing: requests that have passed all queues (`proxy/backends/passing.py`).
-        in_flight: running requests by id; `sequences`: the outputs that they generate together;
-            `context_tokens`: the tokens that a decode step reads for them.
+        in_flight: running requests by id.
+        sequences: outputs that the running requests generate together.
+        context_tokens: tokens that a decode step reads for the running requests.
         holdings: the slots and KV cache that each tenant holds.
         leaders: waiting requests that others may follow.
         followers: waiting requests that wait for a prefill of another request here.
         review: a prefill has ended that followers may have waited for.
-        decode_s: average seconds from first token to finish, by bucket; `decode_all_s` of all.
+        decode_s: average seconds from first token to finish, by bucket.
+        decode_all_s: average seconds from first token to finish, of all buckets.
         starving: a waiting request for which KV cache is kept free.
         elsewhere: the work of other proxies here; None without other proxies.
         load: prompt tokens of recent requests, a decayed sum; a cached token counts once.
@@ -143,7 +146,7 @@ class Backend:
     def wait_s(self, ahead_s: float, prompt_tokens: int, now: float) -> float:
         """Return the wait besides the prefill, for a request sent now.
 
-        In the engine it is `ahead_s`; meanwhile the API server tokenizes the prompt.
+        In the engine it is `ahead_s`. Meanwhile the API server tokenizes the prompt.
         """
         ahead_s = max(ahead_s, self._lone_s(now))
         server = self.api_server

@@ -34,7 +34,7 @@ class InFlight:
         sent_at: when it was sent.
         first_token_at: when its first token came; None before.
         ends_at: predicted end of a prefill whose first token cannot be seen; else inf.
-        counts: it counts towards `prefills_per_backend`; cache hits do not.
+        counts: it counts towards `prefills_per_backend`, as it is no cache hit.
         late_s: seconds of its prefill after which its answer is late, so it was hardly cached.
         overdue_s: least seconds its prefill counts for until its first token.
         priority: as sent to the engine; lower goes first.

@@ -53,7 +53,7 @@ class PrefillObserver:
     def lose_track(self) -> None:
         """Drop the observation until a first token is seen or the engine is empty.
 
-        A prefill whose first token cannot be seen is over by its prediction only, so the begin of
+        A prefill whose first token cannot be seen is over by its prediction only, so the start of
         the next prefill is unknown.
         """
         if self._answered_at < inf:

@@ -1,6 +1,6 @@
 """The log: one logger, with lines of text or of JSON.
 
-A line holds configured values and counts; never a prompt, a query, a client's header or a response.
+A line holds configured values and counts, never a prompt, a query, a client's header or a response.
 Names that servers and clients chose are cleaned here, so each event is one line.
 """
 
@@ -62,7 +62,7 @@ def _event(line: logging.LogRecord) -> dict[str, object]:
 class InternalErrors:
     """Logs unexpected exceptions: each kind at most once a minute, so that no client fills a disk.
 
-    A line has the class and the place; the text of an exception may quote a prompt.
+    A line has the class and the place, as the text of an exception may quote a prompt.
     """
 
     def __init__(self, say: Say, clock: Callable[[], float]) -> None:

@@ -1,6 +1,6 @@
 """Write the traffic as a trace for `forebay replay` and `simulate`, without text and names.
 
-Each shaped request is a row, also a rejected one, in order of arrival; the first arrives at 0. A
+Each shaped request is a row, even if rejected, in order of arrival. The first arrives at 0. A
 prompt becomes its length and the hashes of its blocks, keyed by a secret salt. So the file shows
 that two prompts begin alike, but no prompt can be guessed from it. Tenants are keyed hashes too.
 Lengths are the engine's counts where the response reported them. Otherwise the prompt's length is
