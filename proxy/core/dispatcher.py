@@ -73,7 +73,7 @@ class Dispatcher:
         )
         self.queues = FleetQueues(buckets)
         self.running: dict[str, tuple[Backend, QueuedRequest]] = {}
-        self.silent: dict[str, Backend] = {}  # with prefills that end by time alone
+        self.silent: dict[str, Backend] = {}  # backends with prefills that end by time alone
         self.least_patience_s = least_patience_s(buckets)
         self.by_length = list(buckets.values())
         self.return_times = ReturnTimes(buckets)

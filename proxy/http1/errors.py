@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import orjson
 
 NAMED = 20  # models that an error names
-NAMED_CHARS = 200  # of a model that a client asked for
+NAMED_CHARS = 200  # characters of a client's model name in an error
 CLIENT, LOAD, SERVER = "invalid_request_error", "rate_limit_error", "server_error"
 
 

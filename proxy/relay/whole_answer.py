@@ -22,8 +22,8 @@ from forebay.proxy.relay.stream import StreamListener
 from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
 
 WHOLE_BYTES = 256 << 10  # parsing this takes a millisecond
-KEPT_BYTES = 2048  # of the end of one piece, in which an object may have begun
-MOST_USAGES = 8  # of one piece that are looked at, the last ones first
+KEPT_BYTES = 2048  # end of a piece that is kept, as an object may have begun in it
+MOST_USAGES = 8  # usages looked at in one piece, from the end
 # In JSON a quote inside a string has a backslash before it: without one these are keys. The object
 # may hold others, but not their objects.
 _USAGE = re.compile(rb'"usage"\s*+:\s*+(\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\})')

@@ -47,7 +47,7 @@ _DECODE_ERRORS = (
     HdrLengthException,
     HdrHistogramSettingsException,
     ArithmeticError,
-    AssertionError,  # of the decoder, for an empty payload
+    AssertionError,  # the decoder raises it for an empty payload
     LookupError,
     MemoryError,
     OSError,

@@ -14,7 +14,7 @@ from forebay.proxy.core.model import ENOUGH
 PRIOR_SERVER_S_PER_TOKEN: Final = 3.8e-6
 """vLLM 0.26 with an H200. Doubled: the first hits of long prompts are predicted twice as late."""
 BEFORE_SHARE: Final = 0.65
-"""Of that time, the part in which the next text waits: reading and tokenizing. Doubled (all of it):
+"""Part of that time in which the next text waits: reading and tokenizing. Doubled (all of it):
 hits of one long document are sent half as fast again as the server takes them."""
 
 

@@ -37,7 +37,7 @@ for 98 instead of 96 %."""
 UNSURE_SCALE: Final = 0.1
 """Largest variance of each log scale besides. Doubled: chats tell less about documents."""
 DRIFT: Final = 0.001  # share of these variances added per observation; doubled: forgets faster
-FURTHEST: Final = log(100.0)  # of a scale; doubled: an engine may be 10,000 times as slow
+FURTHEST: Final = log(100.0)  # bound of a log scale; doubled: an engine may be 10,000 times as slow
 MOST_OFF: Final = 5.0
 """An observation counts as at most this many times off. At 3, two documents no longer correct the
 lessons of a chat about an engine; doubled: one hiccup spoils predictions."""

@@ -18,9 +18,11 @@ DEFAULT_INDEX_BLOCKS: Final = 1 << 16
 answers tell, and memory doubles."""
 KEPT_STEP: Final = 1.01  # factor of `kept` when more is cached; doubled: it swings more
 KEPT_LEAST: Final = 0.25
-"""Of a known KV pool; below that the reports must mean something else. Doubled: an engine that
-other clients share is believed to hold half of its pool for us."""
-KEPT_LEAST_UNKNOWN: Final = 1e-3  # of DEFAULT_INDEX_BLOCKS; doubled: pools below 65k tokens suffer
+"""Share of a known KV pool. Below that the reports must mean something else. Doubled: an engine
+that other clients share is believed to hold half of its pool for us."""
+KEPT_LEAST_UNKNOWN: Final = (
+    1e-3  # share of DEFAULT_INDEX_BLOCKS; doubled: pools below 65k tokens suffer
+)
 KEPT_MOST: Final = 1.5  # prompts may be shorter than estimated; doubled: slower back to 1
 SURPLUS_BLOCKS: Final = 1.5
 """Text blocks cached beyond the prediction; less may be the end of a prompt, which is in no block.
@@ -124,7 +126,7 @@ class PrefixCache:
         self.engine_blocks: EngineBlocks | None = None
         self.error = PrefixError()
         self.reports = False
-        self._block_tokens = 512.0  # of the latest prompt
+        self._block_tokens = 512.0  # tokens in a block of the latest prompt
 
     @property
     def mode(self) -> str:

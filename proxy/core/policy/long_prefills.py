@@ -21,8 +21,8 @@ from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 
 OVERLAP_SHARE: Final = 0.4
-"""Of a chat's max_wait: this near to clear counts as clear. Doubled: 1 point fewer in time next to
-unshared 120k documents."""
+"""Share of a chat's max_wait: this near to clear counts as clear. Doubled: 1 point fewer in time
+next to unshared 120k documents."""
 
 
 class Flow:

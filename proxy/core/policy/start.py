@@ -29,7 +29,7 @@ prompt of a light tenant. Doubled: its p99 is 2.8 instead of 2.4 times that alon
 Block = Literal[
     "",  # it may start
     "down",  # the backend takes no work
-    "slots",  # of max_concurrency sequences that run there too few are free
+    "slots",  # too few of the backend's max_concurrency slots are free
     "trial",  # it is on trial or reported that it is full: few prefills at once
     "tokenizer",  # its API server tokenizes texts that were sent before
     "line",  # its backlog is longer than `dispatch_ahead`

@@ -22,7 +22,7 @@ from forebay.proxy.core.learn.prefix_index import common_run
 from forebay.proxy.core.model import ENOUGH, HISTORY, MAJORITY, REMEMBERED_MOST, Request
 from forebay.proxy.core.state.tenants import Fairness
 
-OUTPUT_QUANTILE: Final = 0.9  # of answers that fit into their reservation; it has no double
+OUTPUT_QUANTILE: Final = 0.9  # share of answers that fit into their reservation; it has no double
 
 
 class _Root:

@@ -12,10 +12,11 @@ from forebay.proxy.core.model import CLASSES, STANDARD
 from forebay.proxy.core.state.queue import BucketQueue, QueuedRequest
 
 BUCKETS_SHARE: Final = 0.6
-"""Of the seconds, in equal parts to the buckets with waiting requests. At 0.8, 74 instead of 82 %
-are in time at 1.5 times the capacity; it has no double."""
+"""Share of the seconds that all buckets with waiting requests get, in equal parts. At 0.8, 74
+instead of 82 % are in time at 1.5 times the capacity; it has no double."""
 CLASS_SHARE: Final = 0.05
-"""Of the seconds, to each class with waiting requests. Doubled: batch takes a tenth of overload."""
+"""Share of the seconds that each class with waiting requests gets. Doubled: batch takes a tenth of
+overload."""
 
 
 class Shares:

@@ -51,7 +51,7 @@ class Connection(asyncio.Protocol):
         self._silent = True
         self._can_keep = False
         self._paused = False
-        self._waits = False  # for its turn to read again
+        self._waits = False  # it waits for its turn to read again
         self._at_chunk = False  # the parser has just seen the end of a chunk
         self.served = 0
         self.idle_since = 0.0

@@ -72,11 +72,11 @@ class _Protocol(web.RequestHandler):
         self._dropping = False  # the last request is answered
         self._chunks = 0  # received of the body that is being received
         self._unparsed = b""  # received after more than is parsed at once
-        self._waits = False  # for its turn to go on
+        self._waits = False  # it waits for its turn to go on
         self._head_bytes = 0  # bytes of a head that is not complete
         self._head_timer: asyncio.TimerHandle | None = None
         self._last_payload: StreamReader | None = None
-        self._length = 0  # of the body that is being received; 0 if it is not stated
+        self._length = 0  # bytes of the body that is being received; 0 if not stated
         self._wire: asyncio.Transport | None = None  # kept, as aiohttp drops its reference on close
         self._cut_timer: asyncio.TimerHandle | None = None
 
