@@ -20,9 +20,8 @@ KEPT_STEP: Final = 1.01  # factor of `kept` when more is cached; doubled: it swi
 KEPT_LEAST: Final = 0.25
 """Share of a known KV pool. Below that the reports must mean something else. Doubled: an engine
 that other clients share is believed to hold half of its pool for us."""
-KEPT_LEAST_UNKNOWN: Final = (
-    1e-3  # share of DEFAULT_INDEX_BLOCKS; doubled: pools below 65k tokens suffer
-)
+KEPT_LEAST_UNKNOWN: Final = 1e-3
+"""Share of DEFAULT_INDEX_BLOCKS. Doubled: pools below 65k tokens suffer."""
 KEPT_MOST: Final = 1.5  # prompts may be shorter than estimated; doubled: slower back to 1
 SURPLUS_BLOCKS: Final = 1.5
 """Text blocks cached beyond the prediction; less may be the end of a prompt, which is in no block.
