@@ -55,8 +55,6 @@ def rejection(action: Reject, receipt: Receipt | None) -> str:
             return f"{value:.0f} requests of this length are waiting, limit {limit:.0f}"
         case "tenant_share":
             return "Your own requests fill your share of the queue"
-        case "earlier_programs":
-            return "Tasks that began before fill the caches"
         case "gave_way":
             return "Gave its place in a full queue to another tenant, or to a more urgent request"
         case "prompt_too_long":

@@ -112,10 +112,6 @@ class NewRequests:
         reason = self._decide(waiting, bucket, place, now)
         long_prefills = dispatcher.forecast.long_prefills
         long_prefills.decided(bucket.name, request.model, rejected=reason is not None)
-        dispatcher.programs.came(
-            request, place.option.matched_tokens, now, admitted=reason is None,
-            late=reason == "deadline_unattainable",
-        )  # fmt: skip
         if reason is not None:
             return [self._reject_new(request, bucket, reason, place, now)]
         return self._take_in(waiting, bucket, place, now)
@@ -260,18 +256,7 @@ class NewRequests:
         reason = self._admit(request, limits, place.option, place.queued, backend.idle)
         if reason is None and place.queued >= 0 and self._too_much(waiting, bucket, backend, now):
             return "queue_full"
-        if reason is None and self._crowds(request, place, now):
-            return "deadline_unattainable"
         return reason
-
-    def _crowds(self, request: Request, place: Placement, now: float) -> bool:
-        """Return whether it would push out programs that began before its own."""
-        dispatcher, backend = self._dispatcher, place.backend
-        programs = dispatcher.programs
-        if not programs.held_back or backend.idle or backend.holdings.below_share(request.tenant):
-            return False
-        matched, backends = place.option.matched_tokens, dispatcher.backends.values()
-        return programs.crowded(request, matched, backends, now)
 
     def _too_much(
         self, waiting: QueuedRequest, bucket: Bucket, backend: Backend, now: float

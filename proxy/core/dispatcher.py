@@ -16,7 +16,7 @@ from forebay.proxy.core.model import (
     RejectReason,
     Send,
 )
-from forebay.proxy.core.policy.admission import Programs, ReturnTimes, whole_s
+from forebay.proxy.core.policy.admission import ReturnTimes, whole_s
 from forebay.proxy.core.policy.coalesce import (
     expected_tokens,
     freed_followers,
@@ -77,7 +77,6 @@ class Dispatcher:
         self.least_patience_s = least_patience_s(buckets)
         self.by_length = list(buckets.values())
         self.return_times = ReturnTimes(buckets)
-        self.programs = Programs()
         self.output_lengths = OutputLengths()
         self.recent_use = RecentUse()
         self.sharing = False

@@ -108,7 +108,6 @@ class Shaper:
         if dispatcher.recorder is not None:
             dispatcher.recorder.finished(request_id, now)
         backend, waiting = dispatcher.running.pop(request_id)
-        dispatcher.programs.answered(waiting.request, now)
         if dispatcher.fairness.on:
             dispatcher.refund_prefill(backend, waiting, now)
         prefilled = backend.finished(request_id, now)

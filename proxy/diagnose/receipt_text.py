@@ -234,17 +234,9 @@ def _against(receipt: Receipt, ttft_s: float) -> str:
     return text
 
 
-REJECTED = {
-    "earlier_programs": "Rejected at once: tasks or chats that began before fill the KV caches.",
-    "no_time": "Its backend failed, and no time was left for another one.",
-}
-
-
 def _rejection(receipt: Receipt) -> str:
     value, limit, bucket = receipt.value, receipt.limit, receipt.bucket
     waited_s = receipt.ended_at - receipt.arrived_at
-    if receipt.rule in REJECTED:
-        return REJECTED[receipt.rule]
     match receipt.rule:
         case "max_wait":
             assert receipt.chosen is not None
@@ -288,6 +280,8 @@ def _rejection(receipt: Receipt) -> str:
                 f"Rejected after {_spoken(waited_s)} in the queue: the queue of bucket {bucket} "
                 "was full, and a request that is more urgent, or of a tenant with less, came."
             )
+        case "no_time":
+            return "Its backend failed, and no time was left for another one."
     raise AssertionError(receipt.rule)
 
 

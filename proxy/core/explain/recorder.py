@@ -1,6 +1,6 @@
 """Keep a record of each decision. The recorder observes the dispatcher and decides nothing.
 
-Rules that decide about a new request. Most have a value and a limit:
+Rules that decide about a new request. All but the first two have a value and a limit:
 
  starts, queues     admitted: it meets its target, as predicted
  idle               admitted though it would not: an idle backend rejects no request
@@ -8,7 +8,6 @@ Rules that decide about a new request. Most have a value and a limit:
  timeout            rejected: these and its prefill, against the client's own limit
  line_full          rejected: waiting requests of the bucket, against `max_queue`
  tenant_share       rejected: its tenant holds as much of the queue as leaves others room
- earlier_programs   rejected: programs that began before fill the KV caches
  tenant_quota       rejected: seconds until the tenant's quota has room for it
  prompt_too_long    rejected: its tokens, against `up_to` of the last bucket
  no_backend         rejected: no backend that may take it is up
@@ -82,7 +81,7 @@ class DecisionRecorder:
                 self.hindsight.admitted(request, bucket, options, queued)
             return
         self._refuse(receipt, now)
-        if receipt.rule not in ("tenant_share", "earlier_programs"):
+        if receipt.rule != "tenant_share":
             self.hindsight.rejected(waiting, receipt, option, now)
 
     def observed(self, request: Request, bucket: Bucket, now: float) -> None:
@@ -259,8 +258,6 @@ def note_decision(
     if queued >= bucket.max_queue:
         receipt.rule = "line_full"
         receipt.value, receipt.limit = float(queued), float(bucket.max_queue)
-    elif reason == "deadline_unattainable" and attainable(request, limits, option):
-        receipt.rule = "earlier_programs"
     elif reason == "deadline_unattainable":
         wait_s = option.wait_s + option.margin_s
         receipt.rule, receipt.value, receipt.limit = "max_wait", wait_s, limits.max_wait_s

@@ -3,8 +3,7 @@
  1. admission.py: is a request accepted or rejected, and when should its client come back?
     Constants: SURE, RETURN_SHARE, RETRY_MOST_S; in learn/cost.py FAR_OFF.
     Worth: 41 points at 1.5 to 3 times load; of clients that come back at 3 times load, 97 instead
-    of 68 % served; agents' tasks that began first, a third of the time to the end of a task where
-    turns wait for answers.
+    of 68 % served.
  2. routing.py: which backend?
     Constants: NO_WAIT_S, DISTURBS; in model.py SLACK, in learn/cost.py UNPROVEN.
     Worth: cached prefixes 1.6 points at 1.5 times load; copies for one request that count twice,

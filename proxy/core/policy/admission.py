@@ -8,12 +8,11 @@ a wrong estimate must not reject a request that could have been served
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import ceil, fsum, inf
+from math import ceil, inf
 from typing import Final
 
 from forebay.proxy.core.learn.cost import FAR_OFF
 from forebay.proxy.core.model import (
-    FULL,
     MAJORITY,
     REMEMBERED_MOST,
     Bucket,
@@ -245,130 +244,3 @@ class ReturnTimes:
             if len(self._came_back_at) >= REMEMBERED_MOST:
                 self._came_back_at.clear()
             self._came_back_at[request.model] = now
-
-
-class Program:
-    """A task of an agent, or a chat, as `Programs` knows it.
-
-    Attributes:
-        number: of its beginning.
-        tokens: of its context, without what its first prompt shared with others.
-        prompt: the length of its latest prompt; `end`: the last block of that.
-        at: time of the latest event.
-        goes_on: a second prompt has extended the first one.
-    """
-
-    __slots__ = ("at", "end", "goes_on", "number", "prompt", "tokens")
-
-    def __init__(self, number: int, tokens: int) -> None:
-        self.number = number
-        self.tokens = tokens
-        self.prompt = self.end = 0
-        self.at = 0.0
-        self.goes_on = False
-
-
-class Programs:
-    """Which programs go on in overload? A program is an agent's task, or a chat.
-
-    Each prompt of a program extends the one before, so it costs little while the cache holds that.
-    If the contexts of all programs exceed the KV caches, each turn evicts the context of another
-    program, and whole prompts are computed again and again. So once a turn would wait for too long,
-    a turn is accepted only if the contexts of the programs that began before leave room for its
-    own. The others are rejected, and go on when earlier ones have ended. This lasts until half of
-    the caches is free.
-
-    Attributes:
-        tokens: of the contexts of those that went on within RETRY_MOST_S, in which a client comes
-            back that was rejected.
-        held_back: programs are rejected in favour of others.
-    """
-
-    def __init__(self) -> None:
-        self._by_end: dict[int, Program] = {}
-        self._recent: dict[int, Program] = {}  # by number, the longest without an event first
-        self._count = 0
-        self.tokens = 0
-        self.held_back = False
-
-    def came(
-        self, request: Request, matched_tokens: int, now: float, *, admitted: bool, late: bool
-    ) -> None:
-        """Count a prompt.
-
-        Args:
-            matched_tokens: cached tokens, which the first prompt of a program shares with others.
-            late: it is rejected, as it would wait for too long.
-        """
-        program = self._find(request)
-        if program is not None:
-            self._uncount(program)
-            del self._by_end[program.end]
-            program.tokens += max(0, request.prompt_tokens - program.prompt)
-            program.goes_on = True
-            self.held_back = self.held_back or late
-        elif admitted and request.blocks:
-            self._count += 1
-            program = Program(self._count, request.prompt_tokens - matched_tokens)
-        else:
-            return
-        program.prompt, program.end = request.prompt_tokens, request.blocks[-1]
-        self._by_end[program.end] = program
-        self._note(program, now)
-        if len(self._by_end) > REMEMBERED_MOST:
-            oldest = next(iter(self._by_end))
-            self._uncount(self._by_end.pop(oldest))
-
-    def answered(self, request: Request, now: float) -> None:
-        """Count the time of a program from its latest answer on."""
-        program = self._by_end.get(request.blocks[-1]) if request.blocks else None
-        if program is not None:
-            self._uncount(program)
-            self._note(program, now)
-
-    def crowded(
-        self, request: Request, matched_tokens: int, backends: Iterable[Backend], now: float
-    ) -> bool:
-        """Return whether a prompt would push out programs that began before its own."""
-        if not self.held_back:
-            return False
-        self._pass_time(now)
-        room = FULL * fsum([backend.kv_tokens for backend in backends if backend.up])
-        if self.tokens < MAJORITY * room:
-            self.held_back = False
-            return False
-        program = self._find(request)
-        if program is None:
-            return self.tokens + request.prompt_tokens - matched_tokens > room
-        before = [
-            p.tokens for p in self._recent.values() if p.number < program.number and p.goes_on
-        ]
-        own_tokens = program.tokens + max(0, request.prompt_tokens - program.prompt)
-        return sum(before) + own_tokens > room
-
-    def _find(self, request: Request) -> Program | None:
-        """Return the program whose latest prompt this one extends, or is equal to."""
-        by_end = self._by_end
-        for block in reversed(request.blocks):
-            if block in by_end:
-                return by_end[block]
-        return None
-
-    def _note(self, program: Program, now: float) -> None:
-        self._pass_time(now)
-        program.at = now
-        self._recent[program.number] = program
-        self.tokens += program.tokens * program.goes_on
-
-    def _uncount(self, program: Program) -> None:
-        if self._recent.pop(program.number, None) is not None:
-            self.tokens -= program.tokens * program.goes_on
-
-    def _pass_time(self, now: float) -> None:
-        """Stop counting programs that may have ended."""
-        recent = self._recent
-        while recent:
-            oldest = recent[next(iter(recent))]
-            if oldest.at >= now - RETRY_MOST_S:
-                return
-            self._uncount(oldest)
