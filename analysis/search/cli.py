@@ -279,8 +279,9 @@ def search_command(given: SearchArguments, placement: PlacementFlags) -> None:
         raise InputError(f"--{name}: for a sim: target; a server has its own flags")
     slos = given.slos()
     source = TraceSource(given.trace, format_name=given.trace_format, skip_bad=given.skip_bad)
+    maker = given.maker(slos, placement)  # first: a wrong target is the only thing to say then
     question = given.question(list(source.requests()), slos)
-    searching = LoadSearch(question, given.maker(slos, placement), given.out, talk)
+    searching = LoadSearch(question, maker, given.out, talk)
     kept = searching.resume(given.about(source.sha256(), placement), force=given.force)
     if kept:
         talk(f"going on after {kept} parts of an earlier search in {given.out}")

@@ -29,7 +29,7 @@ LEAST_GAIN = 1e-3
 QUANTILES = (0.5, 0.9, 0.99)
 RESAMPLES = 300
 MOST_MISSED = 1 / 3
-"""A fit that misses a figure of the very requests it was fitted to by more is none."""
+"""A fit that misses a figure of the very requests it was fitted to by more is told of."""
 Floats = NDArray[np.float64]
 
 
@@ -53,16 +53,23 @@ class RunFit:
         return compared(self.measured[part], self.predicted[part])
 
     def refusal(self) -> str | None:
-        """Return why no engine should use this fit, or None if one may."""
-        if (said := refusal(self.fit)) is not None:
-            return said
-        worst = max(self.lines(held_out=False), key=lambda line: abs(line.error))
-        if abs(worst.error) <= MOST_MISSED:
-            return None
-        return (
-            f"{worst.name} of the fitted requests themselves is off by {worst.error:+.0%}; "
-            "give the flags of the measured server, its model and its GPU"
-        )
+        """Return why the fit is no physics, or None: the server was faster than the GPU can be."""
+        if (text := refusal(self.fit)) is not None:
+            return text
+        longest = max(self.lines(held_out=False), key=lambda line: line.error)
+        return _missed(longest) if longest.error > MOST_MISSED else None
+
+    def doubt(self) -> str | None:
+        """Return the time that the server exceeds by far, or None: it did other work as well."""
+        shortest = min(self.lines(held_out=False), key=lambda line: line.error)
+        return _missed(shortest) if shortest.error < -MOST_MISSED else None
+
+
+def _missed(line: "FitLine") -> str:
+    return (
+        f"{line.name} of the fitted requests themselves is off by {line.error:+.0%}; "
+        "give the flags of the measured server, its model and its GPU"
+    )
 
 
 def predict(

@@ -1,6 +1,7 @@
 """`forebay engine calibrate RUN --trace TRACE`: fit whole replays and print the errors left."""
 
 import re
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,6 +57,8 @@ def calibrate_runs(
         _print(done)
     if (why := done.refusal()) is not None:
         raise InputError(f"{names}: this fit is no calibration: {why}")
+    if (why := done.doubt()) is not None:
+        print(f"forebay engine: warning: {names}: {why}", file=sys.stderr)
     if out is not None:
         write_calibration(done.file, out)
 

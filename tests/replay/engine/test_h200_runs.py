@@ -57,7 +57,9 @@ def validate(run: str) -> dict[str, Any]:
 def test_the_simulated_engine_is_as_near_a_real_h200_as_it_was(run: str) -> None:
     told = validate(run)
     errors = {
-        f"{line['measure']} p{100 * line['quantile']:g}": line["error"] for line in told["lines"]
+        f"{line['measure']} p{100 * line['quantile']:g}": line["error"]
+        for line in told["lines"]
+        if line["quantile"] is not None  # the others are means
     }
     assert errors.keys() == LIMITS[run].keys()
     assert {line["requests"] for line in told["lines"]} == {215}
