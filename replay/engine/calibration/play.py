@@ -60,7 +60,7 @@ class _Arrivals:
         self._count = 0
 
     def next_at(self) -> float:
-        """Return when the next request is sent or through; inf without any."""
+        """Return when the next request is sent or through, inf without any."""
         through_at = self._inside[0][0] if self._inside else inf
         return min(through_at, self._unsent[0].arrival_s if self._unsent else inf)
 
