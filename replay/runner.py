@@ -321,7 +321,7 @@ async def _send_all(
 
 
 def _window_s(schedule: Schedule, sent: int) -> float:
-    """Return how long arrivals went on, if the run was not stopped. 0: until the last answer.
+    """Return the seconds of arrivals, if the run was not stopped. 0: until the last answer.
 
     A closed loop that sent its whole trace ended before its duration, which then does not count.
     """

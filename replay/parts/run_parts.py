@@ -148,7 +148,7 @@ class RunningPart(Protocol):
         ...
 
     async def status(self) -> str:
-        """Say how the part ended."""
+        """Return the end of the part as text."""
         ...
 
     async def finish(self) -> None:
