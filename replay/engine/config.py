@@ -41,7 +41,7 @@ class EngineConfig:
         calibration: step-time constants or their file. Default: the shipped file of model and GPU.
         vllm_version: vLLM version whose scheduling rules and defaults hold. Options that this
             version lacks are bad input.
-        async_scheduling: by default as the vLLM version has it on a GPU (`asynchronous`).
+        async_scheduling: None is the vLLM version's default on a GPU (`asynchronous`).
         quantization: fp8, awq or gptq, for a model whose configuration states 16 bits.
     """
 

@@ -49,7 +49,7 @@ class EngineCore:
             config.num_blocks(), uncached_first=config.release.uncached_blocks_first
         )
         self.scheduler = self._new_scheduler()
-        self.prompt_tokens = 0  # of requests that produced their first token
+        self.prompt_tokens = 0  # prompts of requests that produced their first token
         self.generation_tokens = 0
         self.steps = 0
         self.busy_s = 0.0

@@ -30,8 +30,8 @@ class EngineRequest:
         max_tokens: most output tokens, known in advance. Default: `output_target`.
         finish_reason: reason of its own end, "length" or "stop".
         hashes: chained hashes of the prompt's full blocks, extended as output fills blocks.
-        arrival_s: when the server received it.
-        queued_s: when the engine had it: later than that by the time in the API server.
+        arrival_s: time at which the server received it.
+        queued_s: time at which the engine had it, after its time in the API server.
         priority: smaller goes first, under the priority policy only.
         content: its tokens, where the driver knows them.
         process: the process of the API server that has it. None if no server is in front.

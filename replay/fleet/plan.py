@@ -112,7 +112,7 @@ class FleetPlan:
     """The plan of a whole fleet.
 
     Attributes:
-        flags, variables: of the first server, explained. Other servers differ in numbers only.
+        flags, variables: the first server's, explained. Other servers differ in numbers only.
         left_out: flags that this vLLM version does not have.
         notes: remarks for the user.
         kv_tokens: computed KV cache size of one server. None where the model's sizes are unknown.

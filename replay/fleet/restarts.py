@@ -36,7 +36,7 @@ class Restarts:
         """Return the seconds to wait before the restart. None: the server is given up.
 
         Args:
-            up_s: how long the server had been healthy, 0 when it never was.
+            up_s: seconds that the server had been healthy, 0 when it never was.
         """
         if up_s >= self._policy.forgiven_after_s:
             self.in_a_row = 0

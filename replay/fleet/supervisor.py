@@ -34,7 +34,7 @@ class _Life:
     """One process of a server.
 
     Attributes:
-        how: how it ended.
+        how: its end, as text.
         words: the last error in its log.
         up_s: seconds it was up. None if it never was.
     """

@@ -27,7 +27,7 @@ class Part:
     """One process of a replay that has several.
 
     Attributes:
-        number: from 0.
+        number: number of this process, from 0.
         count: number of processes.
         run_id: prefix of request ids, a different one in each process.
         start: sets the clock to the start that all processes have in common, and waits for it.

@@ -33,7 +33,7 @@ from forebay.replay.results.watching import Progress
 from forebay.replay.send.drain import Stop
 from forebay.traces.errors import InputError
 
-START_IN_S = 0.05  # from the message to the start, so that all processes have it before
+START_IN_S = 0.05  # time after the message, so that all processes have it before the start
 START_ON_NODES_IN_S = 1.0
 MOST_LINE_BYTES = 1 << 20
 

@@ -57,8 +57,8 @@ class RejectionHindsight:
         met: number with a first token in time.
         missed: admitted requests without a first token in time.
         rejected: requests rejected on arrival.
-        tried: by id, True if a rejection that was tried alone was false (a sample, or all).
-        otherwise: by name of another rule, the number that would have met their targets.
+        tried: rejections tried alone (a sample, or all), by id: True if it was false.
+        otherwise: number of requests in time under each other rule, by its name.
     """
 
     requests: int

@@ -170,8 +170,8 @@ class Simulated:
     """A finished simulation.
 
     Attributes:
-        outcomes: in order of arrival.
-        busy: for each engine, the share of the time until the last answer in which it computed.
+        outcomes: results of all requests, in order of arrival.
+        busy: share of the time until the last answer in which each engine computed.
         cpu_s: processor seconds of the simulation, without loading the trace.
         receipts: receipts of every request, if the scenario is `explained`.
     """

@@ -140,7 +140,7 @@ def run_all(
     """Simulate the cases on `jobs` processes (default: all cores). Summaries are in their order.
 
     Args:
-        bounded: as of `summarise`.
+        bounded: compute the bound, see `summarise`.
     """
     jobs = min(jobs or len(os.sched_getaffinity(0)), len(listed))
     leads = _leads(listed, bounded)

@@ -12,7 +12,7 @@ from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.text import shared_text
 
-BYTES_PER_TOKEN = 4  # of prompt text, of which only equal blocks matter here
+BYTES_PER_TOKEN = 4  # prompt text, of which only equal blocks matter here
 
 
 @dataclass(frozen=True, slots=True)

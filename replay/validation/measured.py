@@ -153,7 +153,7 @@ def _check_trace(
     ids = {row.id for row in trace}
     if not table.keys() <= ids:
         raise InputError(f"{folder}: has requests that are not in the trace")
-    added: int | None = None  # by a chat template: the same for every request
+    added: int | None = None  # tokens of a chat template: the same for every request
     end_s = max(row.arrival_s for row in trace if row.id in table)
     for row in trace:
         if row.id not in table:

@@ -56,7 +56,7 @@ class _Arrivals:
     def __init__(self, server: ApiServer, requests: Iterable[EngineRequest]) -> None:
         self._server = server
         self._unsent = deque(sorted(requests, key=lambda request: request.arrival_s))
-        self._inside: list[tuple[float, int, EngineRequest]] = []  # by when they are through
+        self._inside: list[tuple[float, int, EngineRequest]] = []  # heap, by exit time
         self._count = 0
 
     def next_at(self) -> float:

@@ -29,7 +29,7 @@ def read_shape(
 
     Args:
         weights_gib: size of all weights. None: the size in the files.
-        stretches_yarn: as vLLM up to 0.29, see `_max_model_len`.
+        stretches_yarn: use the rule of vLLM up to 0.29, see `_max_model_len`.
 
     Raises:
         InputError: naming the file, and the field that is missing or cannot be used.

@@ -32,7 +32,7 @@ class ModelShape:
         ffn: MLP width of one token. With a mixture of experts, of all its experts together.
         weight_bytes: bytes of the whole model as served, before tensor parallelism.
         max_model_len: longest context, tokens.
-        sliding_layers: how many of the layers keep only a window of the context.
+        sliding_layers: number of layers that keep only a window of the context.
         sliding_window: tokens of that window.
         latent: cached numbers for each token and layer of multi-head latent attention (MLA). 0:
             not MLA.

@@ -11,7 +11,7 @@ class WeightFormat:
     """How the matrices of the layers are stored. Embeddings, head and norms have 16 bits.
 
     Attributes:
-        name: for messages, such as `fp8`.
+        name: name for messages, such as `fp8`.
         attention_bits, linear_bits, expert_bits: bits of one weight, scales included.
         arithmetic: FLOP/s that products run at where the GPU has the units: bf16, fp8 or fp4.
             Elsewhere weights are unpacked and multiplied in 16 bits.

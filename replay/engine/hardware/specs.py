@@ -32,7 +32,7 @@ class ModelSpec:
         mixture: experts of the layers that have them. None: all layers are dense.
         latent: sizes of multi-head latent attention (MLA). None: keys and values are cached.
         sliding_layers, sliding_window: layers that attend to the last tokens only, and how many.
-        weights: how the matrices of the layers are stored and multiplied.
+        weights: format in which the matrices of the layers are stored and multiplied.
         served_bytes: bytes of all weights as served. 0: `parameters` times `bytes_per_value`.
         kv_value_bytes: bytes of one cached number.
         default_len: context without --max-model-len. 0: `max_model_len`.

@@ -30,7 +30,7 @@ class AnswerOrigin:
 
     Attributes:
         model: name for clients.
-        version: of the simulated vLLM.
+        version: version of the simulated vLLM.
         tells_cached: usage has prompt_tokens_details.
     """
 

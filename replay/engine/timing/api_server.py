@@ -37,10 +37,10 @@ class ServerTimes:
     characters a token), `stream_token_s` on vLLM 0.32.0 for the CPU.
 
     Attributes:
-        request_s: from sending a short request to an idle server until the engine takes it in.
+        request_s: time from sending a short request to an idle server until the engine takes it in.
         receive_token_s: the loop's work for each prompt token before the engine has it.
         tokenize_token_s: a worker's work for each prompt token of a text. Token ids need none.
-        answer_s: from the end of an engine step until a client has the token.
+        answer_s: time from the end of an engine step until a client has the token.
         answer_token_s: the loop's work for each prompt token before the first token is sent.
         stream_token_s: the loop's work for a chunk of one token.
     """

@@ -53,7 +53,7 @@ class Calibration:
         gemm_compute: share of peak FLOP/s of large matrix products.
         gemm_bandwidth: share of bandwidth of small ones (weights are read once) and of elementwise
             kernels.
-        roofline_power: how sharply matrix products and attention turn from memory to compute bound.
+        roofline_power: sharpness of the turn from memory to compute bound.
         prefill_compute: share of peak FLOP/s of prefill attention.
         decode_bandwidth: share of bandwidth of attention that reads keys and values.
         step_s: the CPU's part of a step: scheduling, input preparation and output. Asynchronous
@@ -65,8 +65,8 @@ class Calibration:
         eager_launch_s: the same for a step with more tokens than the largest graph.
         admit_s: seconds that the engine stops between two steps to take in a request.
         admit_token_s: the same for each prompt token.
-        request_s, receive_token_s, tokenize_token_s, answer_s, answer_token_s, stream_token_s: of
-            the API server, see `ServerTimes`.
+        request_s, receive_token_s, tokenize_token_s, answer_s, answer_token_s, stream_token_s:
+            times of the API server, see `ServerTimes`.
         source: origin of the numbers.
     """
 
@@ -138,7 +138,7 @@ class CalibrationFile:
         model, gpu: model and GPU of the constants. Model `*` is every model.
         date: ISO date of the fit.
         source: origin of the measurements.
-        checked: how far it was checked: reference, number of held-out rows, error.
+        checked: extent of the check: reference, number of held-out rows, error.
         fitted: names of the fitted constants. The others are the prior's.
         points: the measured points with the model's value and their role, as in the file.
     """

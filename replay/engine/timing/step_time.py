@@ -49,7 +49,7 @@ class StepWork:
         sampled: requests that produce a token.
         decode_context: context tokens read by requests with one token, summed.
         chunks: length and offset of each prefill chunk, in tokens. A chunk has several tokens.
-        window_context: as decode_context, but of each request at most the window of sliding layers.
+        window_context: decode_context with at most the window of sliding layers for each request.
     """
 
     tokens: int = 0

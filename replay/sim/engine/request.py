@@ -27,7 +27,7 @@ class SimRequest:
         first_token_s, finished_s: times of the first and the last token, seconds. -1.0 before.
         cached_tokens: prompt tokens hit at the first admission.
         stall_s: largest gap between two of its tokens, seconds.
-        preemptions: how often it was preempted.
+        preemptions: number of its preemptions.
         priority: lower goes first, under the engine's priority policy only.
         process: the process of the API server that has it, set by `ServedEngine`.
     """

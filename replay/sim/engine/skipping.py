@@ -65,7 +65,7 @@ class SkippingEngine:
         self._state = IDLE
         self._next = inf
         self._started = 0.0
-        self._seconds = 0.0  # of the current step or stretch
+        self._seconds = 0.0  # duration of the current step or stretch
         self._admitting_s = 0.0  # delays the next step
         # The current stretch:
         self._count = 0  # number of steps

@@ -20,7 +20,7 @@ class EngineView:
         self.number = number
         self.kv_tokens = kv_tokens
         self.running = 0  # requests
-        self.tokens = 0  # of their prompts
+        self.tokens = 0  # prompt tokens of these requests
         self.prefill_tokens = 0  # uncached prompt tokens of requests before their first token
         self.index = PrefixIndex(DEFAULT_INDEX_BLOCKS)
 

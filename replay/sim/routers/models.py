@@ -19,7 +19,7 @@ from forebay.replay.sim.routers.token_routers import Dynamo, DynamoQueues, LlmD,
 
 CHARS_PER_TOKEN: Final = 4
 TREE_CHARS: Final = 33_554_432  # size of a worker's tree in vllm-router, half of sglang-router's
-VIRTUAL_NODES: Final = 160  # of each engine on a hash ring
+VIRTUAL_NODES: Final = 160  # points of each engine on a hash ring
 
 
 class LeastConnections(RouterModel):

@@ -142,8 +142,8 @@ def fitting(release: Floats, deadline: Floats, work: Floats, engines: float) -> 
     """Return the part of each request that is served if as many as possible are (see the module).
 
     Args:
-        release: when the work can begin, seconds.
-        deadline: when it must be done, later than `release`.
+        release: earliest start of the work, seconds.
+        deadline: latest end of the work, later than `release`.
         work: seconds on one engine, above 0.
     """
     count = len(work)
