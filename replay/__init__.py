@@ -1,4 +1,4 @@
-"""Load generation in four steps: plan, send, results, parts. Beside them, what sends nothing.
+"""Load generation in four steps: plan, send, results, parts. Next to them, rooms that send nothing.
 
 More than half of this package sends nothing: `engine` is a simulated vLLM server, `sim` a fleet of
 them in virtual time, `validation` compares them with real ones, and `fleet` starts real ones.

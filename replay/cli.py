@@ -140,7 +140,7 @@ class ReplayArguments:
     quiet: Annotated[bool, typer.Option("--quiet", help="show no progress line")] = False
 
     def options(self) -> ReplayOptions:
-        """Parse what has a syntax; raises InputError."""
+        """Parse the options that have a syntax (InputError: a wrong value)."""
         for value, option in ((self.target, "--target"), (self.out, "--out")):
             if not value and not self.print_schedule:
                 raise InputError(f"Missing option '{option}' (only --print-schedule needs none)")

@@ -1,7 +1,7 @@
-"""Run one process of a replay that has several; `parts/run_parts.py` starts it.
+"""Run one process of a replay that has several. `parts/run_parts.py` starts it.
 
 Its standard input has the job in one line, then one line with the common start, then one line for
-each time the run is to stop; its end stops the run at once. Standard output has one JSON line for
+each time the run is to stop. Its end stops the run at once. Standard output has one JSON line for
 each message: ready, live figures, and at last how the run ended.
 """
 
@@ -68,7 +68,7 @@ async def _replay_part(job: PartJob, stop: Stop) -> str:
 
 
 async def _listen(orders: asyncio.StreamReader, stop: Stop) -> None:
-    """Stop the run at each line; at the end of input without waiting for answers."""
+    """Stop the run at each line, and at the end of input without waiting for answers."""
     while await orders.readline():
         stop.request()
     stop.request()

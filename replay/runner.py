@@ -46,7 +46,7 @@ from forebay.traces.schema import TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A finished run; `values` is `summary.json`.
+    """A finished run. `values` is `summary.json`.
 
     `ended` is "complete", "interrupted", or "drain timeout" if running answers were cancelled.
     """
@@ -84,6 +84,7 @@ async def replay(
     Raises InputError for bad input, before it sends or overwrites anything, and for a process of
     several that fails.
     """
+    # First check all input that needs no server.
     import numpy  # noqa: F401 - bulk recording uses it: import it now, not during the run
 
     options.check()
@@ -152,9 +153,9 @@ def _make_plan(
     source: TraceSource,
     scan: Scan,
 ) -> _Plan:
-    known = [n for n in (served.max_model_len, options.max_model_len) if n is not None]
-    if known:
-        scan = source.limit_to(scan, min(known))
+    limits = [n for n in (served.max_model_len, options.max_model_len) if n is not None]
+    if limits:
+        scan = source.limit_to(scan, min(limits))
     if options.keys and (unknown := sorted(scan.tenants - set(options.keys))):
         raise InputError(f"--keys: has no key of tenant {unknown[0]!r}; add it")
     schedule, agenda = plan_schedule(options, source, scan)
@@ -277,7 +278,7 @@ def _count(plan: _Plan) -> int:
 
 
 def _most_in_flight(plan: _Plan) -> int:
-    """Return the in-flight limit; a closed loop of sessions has sub-agents beside them."""
+    """Return the in-flight limit. A closed loop of sessions has sub-agents in addition to them."""
     closed = plan.schedule.arrivals.closed
     return closed if closed and plan.agenda is None else plan.options.max_in_flight
 
@@ -320,7 +321,7 @@ async def _send_all(
 
 
 def _window_s(schedule: Schedule, sent: int) -> float:
-    """Return how long arrivals went on, if the run was not stopped; 0: until the last answer.
+    """Return the seconds of arrivals, if the run was not stopped. 0: until the last answer.
 
     A closed loop that sent its whole trace ended before its duration, which then does not count.
     """
@@ -332,7 +333,7 @@ def _window_s(schedule: Schedule, sent: int) -> float:
 def _count_never_sent(
     plan: _Plan, recorder: Recorder, was_sent: Callable[[int], bool], ended: str
 ) -> None:
-    """Record scheduled requests that were not sent; a closed loop with a duration has none."""
+    """Record scheduled requests that were not sent. A closed loop with a duration has none."""
     schedule = plan.schedule
     if ended != "interrupted" or (schedule.arrivals.closed and plan.options.duration_s is not None):
         return
@@ -382,7 +383,7 @@ def _print_changes(plan: _Plan) -> None:
 
 
 def _say(plan: _Plan) -> Callable[[str], None]:
-    """Return what prints a message; of several processes only the first one speaks."""
+    """Return a function that prints a message, in the first process only."""
     return _print if plan.part is None or plan.part.number == 0 else lambda _: None
 
 

@@ -12,7 +12,7 @@ from forebay.replay.clock.virtual_loop import VirtualClockLoop
 
 
 class Clock:
-    """Seconds since `restart()`; must be made inside a running loop."""
+    """Seconds since `restart()`. It must be made inside a running loop."""
 
     def __init__(self, scale: float = 1.0) -> None:
         loop = asyncio.get_running_loop()

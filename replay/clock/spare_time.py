@@ -13,14 +13,14 @@ from collections import deque
 from forebay.replay.clock.clock import Clock
 
 SOON_S = 0.000_2  # an arrival that is due within this time would be late by a step
-SETTLED_S = 0.000_1  # by then the server has read what was sent
+SETTLED_S = 0.000_1  # by then the server has read the request
 LONG_S = 0.002  # left of a gap: room for many steps, which take half of the time in a row
-MOST_S = 0.001  # after this long a step is taken at the next read, whatever is due
+MOST_S = 0.001  # after this long a step is taken at the next read, even if an arrival is due
 WITHOUT_READS_S = 0.02  # after this long it is taken even if nothing was read
 
 
 class SpareTime:
-    """The turns of one run; the pacer says when arrivals are due.
+    """The turns of one run. The pacer reports when arrivals are due.
 
     Attributes:
         wanted: the futures of callers that wait for a turn.
@@ -48,7 +48,7 @@ class SpareTime:
         await turn
 
     def wait(self, due_s: float, left_s: float) -> None:
-        """Note that a request was just sent; the next is due at second `due_s`, in `left_s`."""
+        """Note that a request was just sent. The next is due at second `due_s`, in `left_s`."""
         scale = self._clock.scale
         self._from_s = due_s - left_s + SETTLED_S * scale
         self._until_s = due_s - SOON_S * scale

@@ -22,7 +22,7 @@ class AsyncScheduler(Scheduler):
     def arrived(self, request: EngineRequest) -> None:
         """Record that the oldest placeholder of `request` became a token."""
         request.tokens += 1
-        if request.placeholders:  # none left: it was preempted, and its prefill includes the token
+        if request.placeholders:  # 0: it was preempted, and its prefill includes the token
             request.placeholders -= 1
             self._register(request, (request.computed - request.placeholders) // self._block_size)
 
@@ -56,7 +56,7 @@ class AsyncEngineCore(EngineCore):
         return bool(self._requests) or bool(self._next and self._next.tokens)
 
     def start_step(self, now: float) -> float:
-        """Start the planned step and plan the next; return the seconds until `finish_step`."""
+        """Start the planned step and plan the next. Return the seconds until `finish_step`."""
         if self._step is not None:
             raise RuntimeError("a step is running")
         step = self._next
@@ -74,7 +74,7 @@ class AsyncEngineCore(EngineCore):
         if step is None:
             raise RuntimeError("no step is running")
         self._step = None
-        outputs = [one for one in step.sampled if self._requests.get(one.id) is one]
+        outputs = [request for request in step.sampled if self._requests.get(request.id) is request]
         finished = []
         for request in outputs:
             self.scheduler.arrived(request)

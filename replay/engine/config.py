@@ -1,4 +1,4 @@
-"""The checked options of one simulated engine: names and defaults are those of `vllm serve`."""
+"""The checked options of one simulated engine, named and set by default as in `vllm serve`."""
 
 import math
 from dataclasses import dataclass, fields
@@ -30,18 +30,18 @@ from forebay.traces.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Options of an engine; a value that cannot work raises InputError here.
+    """Options of an engine. A value that cannot work raises InputError here.
 
-    The attributes not listed are vLLM's options of the same names; None is vLLM's default.
+    The other attributes are vLLM's options of the same names. None is vLLM's default.
 
     Attributes:
         model, gpu: a name, a JSON file (see `find_model`, `find_gpu`) or the sizes themselves.
         time_scale: simulated seconds that pass in one wall second (servers only).
         seed: random seed of output lengths, output words and request ids.
-        calibration: step-time constants or their file; default: the shipped ones of model and GPU.
-        vllm_version: vLLM version whose scheduling rules and defaults hold; options that this
+        calibration: step-time constants or their file. Default: the shipped file of model and GPU.
+        vllm_version: vLLM version whose scheduling rules and defaults hold. Options that this
             version lacks are bad input.
-        async_scheduling: by default as the vLLM version has it on a GPU (`asynchronous`).
+        async_scheduling: None is the vLLM version's default on a GPU (`asynchronous`).
         quantization: fp8, awq or gptq, for a model whose configuration states 16 bits.
     """
 
@@ -124,11 +124,11 @@ class EngineConfig:
         self.step_constants()
 
     def step_constants(self) -> Calibration:
-        """Return the constants of the step-time model; raises InputError for a bad file."""
+        """Return the constants of the step-time model (InputError: a bad file)."""
         return self.calibration_file().constants
 
     def constants_remark(self) -> str | None:
-        """Return a remark on what was not measured on this GPU; None if everything was."""
+        """Return a remark on parts not measured on this GPU, None if all parts were measured."""
         parts = unmeasured(self.rank_spec, self.gpu_spec)
         remarks = [measured_elsewhere(self.calibration_file(), self.gpu_spec.name)]
         if parts:
@@ -136,7 +136,7 @@ class EngineConfig:
         return "; ".join(remark for remark in remarks if remark) or None
 
     def calibration_file(self) -> CalibrationFile:
-        """Return the constants with their provenance; raises InputError for a bad file."""
+        """Return the constants with their provenance (InputError: a bad file)."""
         model, gpu = self.model_spec, self.gpu_spec
         if self.calibration is None:
             return calibration_file_of(model.name, gpu.name)
@@ -152,14 +152,14 @@ class EngineConfig:
         return read
 
     def server_times(self) -> ServerTimes:
-        """Return the times of the API server; raises InputError for a bad calibration file."""
+        """Return the times of the API server (InputError: a bad calibration file)."""
         return self.step_constants().server_times()
 
     def api_server(self, constants: Calibration | None = None) -> ApiServer:
         """Return the API server in front of the engine, without any request.
 
         Args:
-            constants: replace those of the configuration.
+            constants: used instead of the constants of the configuration.
         """
         times = (constants or self.step_constants()).server_times()
         return ApiServer(times, self.api_server_count, self.renderer_num_workers)

@@ -25,7 +25,7 @@ class StepResult:
         outputs: requests that got one token each, in scheduling order. The driver has yet to set
             their `first_token_s` and `last_token_s`.
         finished: requests of `outputs` that are done and have left the engine.
-        aborted: requests aborted since the previous step; they have left the engine.
+        aborted: requests aborted since the previous step. They have left the engine.
     """
 
     duration_s: float
@@ -49,7 +49,7 @@ class EngineCore:
             config.num_blocks(), uncached_first=config.release.uncached_blocks_first
         )
         self.scheduler = self._new_scheduler()
-        self.prompt_tokens = 0  # of requests that produced their first token
+        self.prompt_tokens = 0  # prompts of requests that produced their first token
         self.generation_tokens = 0
         self.steps = 0
         self.busy_s = 0.0
@@ -89,7 +89,7 @@ class EngineCore:
 
     @property
     def streams(self) -> int:
-        """Return how many requests get a token from the running step."""
+        """Return the number of requests that get a token from the running step."""
         return self._step.work.sampled if self._step is not None else 0
 
     @property
@@ -121,7 +121,7 @@ class EngineCore:
         return list(self._requests.values())
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request; ValueError when it can never run (callers check first)."""
+        """Queue a request (ValueError: it can never run, which callers check first)."""
         if not 0 < request.prompt_tokens < self.limits.max_model_len:
             raise ValueError(f"{request!r}: the context holds {self.limits.max_model_len} tokens")
         if request.output_target < 1:
@@ -133,7 +133,7 @@ class EngineCore:
         self.scheduler.add(request)
 
     def abort(self, request_id: str) -> bool:
-        """Drop a waiting or running request; return False when the engine does not have it."""
+        """Drop a waiting or running request. False if the engine does not have it."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return False
@@ -143,7 +143,7 @@ class EngineCore:
         return True
 
     def start_step(self, now: float) -> float:
-        """Schedule a step; return the seconds until `finish_step` is due."""
+        """Schedule a step, and return the seconds until `finish_step` is due."""
         if self._step is not None:
             raise RuntimeError("a step is running")
         step = self._step = self.scheduler.schedule()

@@ -10,7 +10,7 @@ from forebay.replay.engine.vllm_versions import NEWEST, RELEASES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementFlags:
-    """vLLM's flags that place a model on GPUs; None: vLLM's default, or what a log says.
+    """vLLM's flags that place a model on GPUs. None: vLLM's default, or the value in a log.
 
     `engine`, `simulate`, `size`, `search`, `fleet up` and `kv` share them.
     """
@@ -33,13 +33,13 @@ class PlacementFlags:
 
     def placement(self) -> dict[str, Any]:
         """Return the given flags and their values, as arguments of `EngineConfig`."""
-        given = {flag.name: getattr(self, flag.name) for flag in fields(PlacementFlags)}
-        return {name: value for name, value in given.items() if value is not None}
+        flags = {flag.name: getattr(self, flag.name) for flag in fields(PlacementFlags)}
+        return {name: value for name, value in flags.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFlags(PlacementFlags):
-    """vLLM's flags that decide how a server schedules; names and defaults are `EngineConfig`'s."""
+    """vLLM's flags that decide how a server schedules, as in `EngineConfig`."""
 
     max_model_len: Annotated[
         int | None, typer.Option(help="Longest context, tokens; default: the model's.")

@@ -32,7 +32,7 @@ class BlockPool:
 
     Attributes:
         observer: learns evictions from the pool and stored blocks from the scheduler.
-        changes: registrations and evictions so far; while it is equal, the same lookup has the
+        changes: registrations and evictions so far. While it is equal, the same lookup has the
             same hits.
 
     Args:
@@ -48,7 +48,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self._references = [0] * num_blocks
         self._hash_of: list[int | None] = [None] * num_blocks
-        # A hash nearly always has one block; equal prompts prefilled together register several.
+        # A hash nearly always has one block. Equal prompts prefilled together register several.
         self._cached: dict[int, int | dict[int, None]] = {}
         self.observer: CacheObserver | None = None
         self.changes = 0
@@ -59,7 +59,7 @@ class BlockPool:
 
     @property
     def usage(self) -> float:
-        """Return the share of usable blocks that requests hold; cached free blocks are not held."""
+        """Return the share of usable blocks that requests hold, without cached free blocks."""
         return 1.0 - len(self._free) / (self.num_blocks - 1)
 
     @property
@@ -69,13 +69,13 @@ class BlockPool:
 
     def leading_run(self, hashes: Sequence[int], limit: int) -> list[int]:
         """Return the blocks of the first of `hashes` without a gap, at most `limit`."""
-        cached, found = self._cached, []
+        cached, blocks = self._cached, []
         for index in range(min(limit, len(hashes))):
             entry = cached.get(hashes[index])
             if entry is None:
                 break
-            found.append(entry if isinstance(entry, int) else next(iter(entry)))
-        return found
+            blocks.append(entry if isinstance(entry, int) else next(iter(entry)))
+        return blocks
 
     def count_free(self, blocks: Iterable[int]) -> int:
         """Count the blocks in the free list: taking them uses up free blocks."""
@@ -122,7 +122,7 @@ class BlockPool:
             free.move_to_end(block, last=False)
 
     def register(self, block: int, block_hash: int) -> None:
-        """Let later prompts hit `block`; called when its content is scheduled, as vLLM does."""
+        """Let later prompts hit `block`, as vLLM does when the content of a block is scheduled."""
         if self._hash_of[block] is not None:
             return
         self._hash_of[block] = block_hash
@@ -136,7 +136,7 @@ class BlockPool:
             entry[block] = None
 
     def forget_all(self) -> bool:
-        """Drop the whole prefix cache; return False and keep it while any block is in use."""
+        """Drop the whole prefix cache. False if it stays because a block is in use."""
         if len(self._free) != self.num_blocks - 1:
             return False
         self._cached.clear()
@@ -147,15 +147,15 @@ class BlockPool:
         return True
 
     def hash_of(self, block: int) -> int | None:
-        """Return the hash under which `block` is registered; for tests."""
+        """Return the hash under which `block` is registered (for tests)."""
         return self._hash_of[block]
 
     def free_order(self) -> list[int]:
-        """Return the free list in the order of allocation; for tests."""
+        """Return the free list in the order of allocation (for tests)."""
         return list(self._free)
 
     def check(self) -> None:
-        """Raise AssertionError if references, free list and index disagree; for tests."""
+        """Raise AssertionError if references, free list and index disagree (for tests)."""
         for block in range(1, self.num_blocks):
             assert (self._references[block] == 0) == (block in self._free), block
             block_hash = self._hash_of[block]

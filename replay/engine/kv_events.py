@@ -1,6 +1,6 @@
 """Collect the changes of the prefix cache as KV events of vLLM 0.32.
 
-This module has the events and their option; `kv_publisher` sends them. A prefix hit makes no event.
+This module has the events and their option, `kv_publisher` sends them. A prefix hit makes no event.
 The hashes are this engine's own 64-bit block hashes: chained like vLLM's, but never equal to them.
 """
 
@@ -18,14 +18,14 @@ MEDIUM = "GPU"
 
 @dataclass(frozen=True, slots=True)
 class KvEventsConfig:
-    """vLLM's KVEventsConfig, names and defaults; a value that cannot work raises InputError.
+    """vLLM's KVEventsConfig, names and defaults. A value that cannot work raises InputError.
 
     Attributes:
         endpoint: address for events. An address with `*` or `::`, and any ipc://, is bound. The
             publisher connects to any other, so that several engines can feed one subscriber.
-        replay_endpoint: address that answers subscribers that missed batches; always bound.
+        replay_endpoint: address that answers subscribers that missed batches, always bound.
         buffer_steps: batches kept for the replay.
-        hwm: batches queued for one slow subscriber; more are dropped for it.
+        hwm: batches queued for one slow subscriber. Further batches are dropped for it.
         max_queue_size: accepted but unused: nothing is queued in front of the socket here.
         topic: first frame of every message.
     """
@@ -77,20 +77,20 @@ _KINDS = {
 
 
 def parse_kv_events(text: str) -> KvEventsConfig:
-    """Parse the JSON object of `--kv-events-config`; raises InputError."""
+    """Parse the JSON object of `--kv-events-config` (InputError: not JSON, or a wrong value)."""
     try:
-        given = orjson.loads(text)
+        values = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InputError(f"{FLAG}: not JSON ({error})") from None
-    if not isinstance(given, dict):
+    if not isinstance(values, dict):
         raise InputError(f'{FLAG}: give a JSON object such as {{"enable_kv_cache_events": true}}')
-    if unknown := given.keys() - _KINDS.keys():
+    if unknown := values.keys() - _KINDS.keys():
         raise InputError(f"{FLAG}: no such key {min(unknown)!r}; known are {', '.join(_KINDS)}")
-    return KvEventsConfig(**given)
+    return KvEventsConfig(**values)
 
 
 class KvEvents:
-    """Collects the changes of the cache until they are taken; a `CacheObserver`."""
+    """Collects the changes of the cache until `take`, as a `CacheObserver`."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

@@ -82,9 +82,9 @@ def widths_of(model: ModelSpec) -> list[int]:
 
 
 def rank_of(model: ModelSpec, ranks: int) -> ModelSpec:
-    """Return the part of a model that one of `ranks` GPUs computes; raises InputError.
+    """Return the part of a model that one of `ranks` GPUs computes (InputError: no equal parts).
 
-    Heads, MLPs and the vocabulary are divided; with fewer KV heads than GPUs, every GPU has one.
+    Heads, MLPs and the vocabulary are divided. With fewer KV heads than GPUs, every GPU has one.
     """
     if ranks == 1:
         return model
@@ -114,7 +114,7 @@ def _share(mixture: Mixture | None, ranks: int) -> Mixture | None:
 
 
 def served_model(model: ModelSpec, quantization: str | None, kv_cache_dtype: str) -> ModelSpec:
-    """Return a model with --quantization and --kv-cache-dtype applied; raises InputError."""
+    """Return a model with --quantization and --kv-cache-dtype applied (InputError: wrong value)."""
     check_kv_dtype(kv_cache_dtype)
     if quantization is not None:
         model = _quantised(model, quantization)
@@ -138,7 +138,8 @@ def _quantised(model: ModelSpec, name: str) -> ModelSpec:
             "the option out"
         )
     matrices = sum(
-        group.layers * sum(one.experts * one.weights for one in group.products if one.bits == 16)
+        group.layers
+        * sum(product.experts * product.weights for product in group.products if product.bits == 16)
         for group in model.layer_groups
     )
     routers = 0
@@ -152,7 +153,7 @@ def _quantised(model: ModelSpec, name: str) -> ModelSpec:
 def check_precision(model: ModelSpec, gpu: GpuSpec, kv_cache_dtype: str = "auto") -> None:
     """Raise InputError if the GPU cannot compute the model's weights or KV cache.
 
-    FP8 and FP4 weights are unpacked to 16 bits where there are no such units; only NVIDIA's GPUs
+    FP8 and FP4 weights are unpacked to 16 bits on a GPU without such units. Only NVIDIA's GPUs
     have kernels that unpack FP4.
     """
     features, stored = features_of(gpu), model.weights

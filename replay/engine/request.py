@@ -1,4 +1,4 @@
-"""One request inside the engine: lengths, block hashes and progress; never its text."""
+"""One request inside the engine: lengths, block hashes and progress, but never its text."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ Extend = Callable[[int, int], int]
 
 
 class Content(Protocol):
-    """The tokens of a request; KV events need them."""
+    """The tokens of a request, which KV events need."""
 
     cache_salt: str | None
 
@@ -27,14 +27,14 @@ class EngineRequest:
         id: unique among the requests in the engine.
         prompt_tokens: length of the prompt.
         output_target: output tokens after which it ends by itself.
-        max_tokens: most output tokens, known in advance; by default `output_target`.
+        max_tokens: most output tokens, known in advance. Default: `output_target`.
         finish_reason: reason of its own end, "length" or "stop".
-        hashes: chained hashes of the prompt's full blocks; grows as output fills blocks.
-        arrival_s: when the server received it.
-        queued_s: when the engine had it: later than that by the time in the API server.
+        hashes: chained hashes of the prompt's full blocks, extended as output fills blocks.
+        arrival_s: time at which the server received it.
+        queued_s: time at which the engine had it, after its time in the API server.
         priority: smaller goes first, under the priority policy only.
         content: its tokens, where the driver knows them.
-        process: the process of the API server that has it; None if no server is in front.
+        process: the process of the API server that has it. None if no server is in front.
         sink: an object of the driver's.
     """
 
@@ -94,14 +94,14 @@ class EngineRequest:
         self.content = content
         self.sink = sink
         self._extend = extend
-        # The scheduler and the engine core change these fields; the driver sets token times.
+        # The scheduler and the engine core change these fields. The driver sets token times.
         self.tokens = prompt_tokens  # prompt and output so far
         self.computed = 0  # tokens whose keys and values are in the KV cache
-        self.placeholders = 0  # tokens that are being sampled; async scheduling only
-        self.prefilling = False  # its last step left tokens to compute; kept with an interval only
+        self.placeholders = 0  # tokens that are being sampled (async scheduling only)
+        self.prefilling = False  # its last step left tokens to compute (set with an interval only)
         self.blocks: list[int] = []
         self.registered = 0  # leading blocks entered in the prefix cache
-        self.cached_tokens = -1  # prefix hit at the first admission; -1 before it
+        self.cached_tokens = -1  # prefix hit at the first admission, -1 before it
         self.preemptions = 0
         self.aborted = False
         self.process: ApiProcess | None = None

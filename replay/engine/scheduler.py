@@ -10,7 +10,7 @@ The rules, in order:
    scheduler_reserve_full_isl, for its next tokens). No request overtakes a head that does not fit.
 3. Scheduled tokens count as computed at once, and full blocks enter the prefix cache before they
    are computed. A request whose tokens are all computed produces one token at the end of the step.
-4. With prefill_schedule_interval N, the N - 1 steps after one that prefilled only decode, unless
+4. With prefill_schedule_interval N, the N - 1 steps after a step that prefilled only decode, unless
    the last step free to prefill left requests waiting.
 
 `vllm_versions` names the rules of older versions.
@@ -63,8 +63,8 @@ class Scheduled:
         sampled: the requests that produce a token at the end of the step, in the same order.
         admitted: the requests that moved from WAITING to RUNNING.
         preempted: the requests that moved from RUNNING to WAITING.
-        prefills: whether it admits a request with more to compute than its last token, or
-            preempts one that it had given tokens of its prompt.
+        prefills: True if it admits a request with more to compute than its last token, or preempts
+            a request that it had given tokens of its prompt.
         work: tokens, contexts and chunks of the step, for the step-time model.
     """
 
@@ -111,7 +111,7 @@ class Scheduler:
             self.waiting.remove(request)
 
     def finish(self, requests: list[EngineRequest]) -> None:
-        """Remove requests that produced their last token; the next step can use their blocks."""
+        """Remove requests that produced their last token. The next step can use their blocks."""
         if len(requests) == 1:
             self.running.remove(requests[0])
         elif requests:
@@ -155,7 +155,7 @@ class Scheduler:
             request.prefilling = False
 
     def _prefill_cap(self) -> int:
-        """Return the most tokens of one request in this step; 0: no cap."""
+        """Return the most tokens of one request in this step, 0 without a cap."""
         limits = self.limits
         cap, together = limits.long_prefill_token_threshold, len(self.running) + len(self.waiting)
         if not cap or (together <= 1 and limits.cap_spares_lone_request):
@@ -275,7 +275,7 @@ class Scheduler:
             self.prefix_hits += hits
 
     def _hits(self, request: EngineRequest) -> list[int]:
-        """Return the leading cached blocks; the last token is always computed again."""
+        """Return the leading cached blocks. The last token is always computed again."""
         if not self.limits.enable_prefix_caching:
             return []
         # A head that does not fit is looked up in every step: reuse the result while it is valid.
@@ -300,7 +300,7 @@ class Scheduler:
         return needed <= spare and needed + self.pool.count_free(hits) <= spare
 
     def _extend(self, request: EngineRequest, end: int) -> bool:
-        """Allocate blocks up to token `end` and register the full ones; False: too few are free."""
+        """Allocate blocks up to token `end` and register full blocks. False if too few are free."""
         blocks, block_size, pool = request.blocks, self._block_size, self.pool
         missing = -(-end // block_size) - len(blocks)
         if missing > 0:

@@ -52,7 +52,7 @@ class Prompt:
         return list(struct.unpack(f"<{self.tokens}I", self.data))
 
     def block_hashes(self, block_size: int = 16, salt: str | None = None) -> list[int]:
-        """Return chained hashes of the full blocks; they differ for each `salt`."""
+        """Return chained hashes of the full blocks, different for each `salt`."""
         data, width = self.data, block_size * BYTES_PER_TOKEN
         digest, before, hashes = xxh3_64_intdigest, salt_seed(salt), []
         for start in range(0, len(data) - width + 1, width):
@@ -72,7 +72,7 @@ def encode_text(text: str) -> Prompt:
 
 
 def encode_ids(ids: Sequence[int]) -> Prompt:
-    """Return the prompt of these token ids; ValueError if one is not in 0..2**32-1."""
+    """Return the prompt of these token ids (ValueError: an id outside 0..2**32-1)."""
     try:
         return Prompt(struct.pack(f"<{len(ids)}I", *ids), text=False)
     except struct.error as error:
@@ -82,7 +82,7 @@ def encode_ids(ids: Sequence[int]) -> Prompt:
 def encode_chat(
     messages: Iterable[tuple[str, str]], *, add_generation_prompt: bool = True
 ) -> Prompt:
-    """Return the prompt of (role, text) messages; an unknown role counts as the user's."""
+    """Return the prompt of (role, text) messages. An unknown role counts as the user's."""
     parts = []
     for role, text in messages:
         parts.append(ROLE_MARKS.get(role, ROLE_MARKS["user"]))
@@ -93,7 +93,7 @@ def encode_chat(
 
 
 def decode_ids(ids: Sequence[int]) -> str:
-    """Return the text of these token ids; bytes that are not UTF-8 become U+FFFD."""
+    """Return the text of these token ids. Bytes that are not UTF-8 become U+FFFD."""
     return encode_ids(ids).data.replace(b"\0", b"").decode("utf-8", "replace")
 
 
@@ -148,10 +148,10 @@ class OutputBlocks:
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Return tokens `start`..`stop`, counted from the start of the prompt."""
-        prompt, known = self._prompt, self._prompt.tokens
+        prompt, prompt_tokens = self._prompt, self._prompt.tokens
         data = prompt.data[start * BYTES_PER_TOKEN : stop * BYTES_PER_TOKEN]
-        if stop > known:
-            data += self._generation.words(max(start - known, 0), stop - known)
+        if stop > prompt_tokens:
+            data += self._generation.words(max(start - prompt_tokens, 0), stop - prompt_tokens)
         return Prompt(data).token_ids()
 
     def __call__(self, before: int, index: int) -> int:
@@ -166,8 +166,8 @@ def hashes_of_ids(
 ) -> list[int]:
     """Return engine block hashes of a trace's prompt from its block ids, without text.
 
-    Equal leading ids give equal leading hashes. They never match those of the same prompt sent as
-    text, so a run must use one form. `block_tokens` must be a multiple of `block_size`.
+    Equal leading ids give equal leading hashes. They never match the hashes of the same prompt sent
+    as text, so a run must use one form. `block_tokens` must be a multiple of `block_size`.
     """
     if block_tokens % block_size:
         raise ValueError(f"trace blocks of {block_tokens} tokens are not whole engine blocks")

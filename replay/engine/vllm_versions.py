@@ -8,7 +8,7 @@ vllm/engine/arg_utils.py (batch sizes of the OpenAI-compatible server by GPU), v
 (context lengths), vllm/v1/kv_cache_interface.py (steps in flight).
 tests/support/vllm_differential.py compared each version with its own scheduler.
 
-A later version needs one name in `RELEASES`, and a line in `SINCE` or `RULES` for what is new.
+A later version needs one name in `RELEASES`, and a line in `SINCE` or `RULES` for each new rule.
 """
 
 from dataclasses import dataclass
@@ -26,20 +26,20 @@ class VllmRelease:
         batch: (least GPU memory in GiB, max_num_batched_tokens, max_num_seqs), largest first.
         uncached_blocks_first: freed blocks without a hash are reused before the others.
         cap_spares_lone_request: a lone request is not held to long_prefill_token_threshold.
-        minds_skipped_victims: under priority, the step misses no request after it preempted one
-            that it had passed over; otherwise it misses the next in RUNNING.
+        minds_skipped_victims: under priority, the step misses no request after it preempted a
+            request that it had passed over. Otherwise it misses the next in RUNNING.
         passes_self_preempted: under priority, a request that preempts itself does not end the
             pass over RUNNING.
-        paces_prefills: a single engine obeys prefill_schedule_interval; otherwise only the ranks
+        paces_prefills: a single engine obeys prefill_schedule_interval. Otherwise only the ranks
             of a data-parallel deployment do, which is not simulated.
         counts_every_lookup: every look at the head of the queue counts in prefix_cache_queries
-            and _hits; otherwise its admission does.
+            and _hits. Otherwise its admission does.
         whole_prompts_overtake: without chunked prefill, a prompt that fits the rest of the token
-            budget overtakes one that does not; otherwise it waits behind it.
-        stretches_yarn: the context of a YaRN model is its factor times its original length;
-            otherwise max_position_embeddings includes the factor.
+            budget overtakes a prompt that does not. Otherwise it waits behind that prompt.
+        stretches_yarn: the context of a YaRN model is its factor times its original length.
+            Otherwise max_position_embeddings includes the factor.
         keeps_steps_in_flight: with asynchronous scheduling, sliding layers keep the tokens of two
-            steps beside their window.
+            steps in addition to their window.
     """
 
     name: str
@@ -67,7 +67,7 @@ class VllmRelease:
 
     @property
     def reserves_full_isl(self) -> bool:
-        """Return the default of scheduler_reserve_full_isl; older versions did not reserve."""
+        """Return the default of scheduler_reserve_full_isl: True for versions with the option."""
         return "scheduler_reserve_full_isl" in self.options
 
     def batch_defaults(self, memory_gib: float, gpu: str = "") -> tuple[int, int]:
@@ -134,7 +134,7 @@ NEWEST = list(RELEASES)[-1]
 
 
 def find_release(name: str) -> VllmRelease:
-    """Find the version called `name`; raises InputError that lists the known ones."""
+    """Find the version called `name` (InputError: an unknown name, with the known versions)."""
     if name not in RELEASES:
         raise InputError(f"--vllm-version {name}: give {', '.join(RELEASES)}")
     return RELEASES[name]

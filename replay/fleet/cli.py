@@ -124,7 +124,7 @@ def down(folder: Folder = DIR, as_json: AsJson = False) -> None:
 
 
 def _install(options: UpOptions, notes: list[str]) -> "VllmInstall":
-    """Find vLLM; for a dry run without one, assume the newest version and note it."""
+    """Find vLLM. A dry run without vLLM assumes the newest version and notes it."""
     from forebay.replay.fleet.gpu.vllm_install import (
         NEWEST,
         VllmInstall,
@@ -136,6 +136,7 @@ def _install(options: UpOptions, notes: list[str]) -> "VllmInstall":
     if options.vllm_version is not None:
         release_of(options.vllm_version)
         return VllmInstall(options.vllm or "vllm", options.vllm_version)
+    # Without vLLM, only a dry run can go on.
     try:
         install = find_vllm(options.vllm)
     except InputError:
@@ -146,6 +147,7 @@ def _install(options: UpOptions, notes: list[str]) -> "VllmInstall":
             f"vllm is not installed here: planned for {newest}; --vllm-version for another"
         )
         return VllmInstall("vllm", newest)
+    # A dry run starts nothing, so it asks vLLM for nothing more.
     if not options.dry_run and ("+cpu" in install.version) is not options.cpu:
         _check_build(install, options.cpu)
     if options.dry_run:
@@ -164,14 +166,14 @@ def _check_build(install: "VllmInstall", cpu: bool) -> None:
 
 
 def _gpus(options: UpOptions, notes: list[str]) -> "list[Gpu]":
-    """Choose the GPUs to serve on; a dry run without any assumes those of --gpu."""
+    """Choose the GPUs to serve on. A dry run without GPUs assumes GPUs called --gpu."""
     from forebay.replay.fleet.gpu.gpus import choose_gpus, found_gpus, parse_indexes
 
-    indexes, found = parse_indexes(options.gpus, os.environ), found_gpus()
-    if not found and options.dry_run:
-        found = _assumed(options.gpu, indexes)
-        notes.append(f"no GPU here: planned for {found[0].name}; --gpu names another")
-    return choose_gpus(indexes, found)
+    indexes, gpus = parse_indexes(options.gpus, os.environ), found_gpus()
+    if not gpus and options.dry_run:
+        gpus = _assumed(options.gpu, indexes)
+        notes.append(f"no GPU here: planned for {gpus[0].name}; --gpu names another")
+    return choose_gpus(indexes, gpus)
 
 
 def _assumed(name: str, indexes: list[int] | None) -> "list[Gpu]":
@@ -196,10 +198,10 @@ def _plan(
     from forebay.replay.fleet.plan import make_plan
     from forebay.replay.fleet.proxy_file import NEEDS_EXTRA, proxy_yaml
 
-    wanted = replace(options.fleet(), **placement.placement())
-    servers = -(-len(gpus) // wanted.tensor_parallel_size) or options.servers or 1
+    fleet_options = replace(options.fleet(), **placement.placement())
+    servers = -(-len(gpus) // fleet_options.tensor_parallel_size) or options.servers or 1
     ports = _ports(options.host, options.port, servers, options.dry_run)
-    plan = make_plan(wanted, install, gpus, ports)
+    plan = make_plan(fleet_options, install, gpus, ports)
     can_follow = options.kv_events and all(map(find_spec, ("zmq", "msgspec")))
     if options.kv_events and not can_follow:
         notes.append(NEEDS_EXTRA)
@@ -217,7 +219,7 @@ def _print_plan(plan: "FleetPlan", configuration: str, *, as_json: bool) -> None
 
 
 def _run(options: UpOptions, plan: "FleetPlan", gpus: "list[Gpu]", configuration: str) -> None:
-    """Run the fleet until it is stopped; exit with status 1 unless all servers stayed well."""
+    """Run the fleet until it is stopped. Exit with status 1 unless all servers stayed well."""
     from forebay.replay.fleet.gpu.gpus import check_free
     from forebay.replay.fleet.restarts import RestartPolicy
     from forebay.replay.fleet.run import run_fleet
@@ -232,7 +234,7 @@ def _run(options: UpOptions, plan: "FleetPlan", gpus: "list[Gpu]", configuration
 
 
 def _ports(host: str, first: int, count: int, dry_run: bool) -> list[int]:
-    """Return a port for each server; raises InputError where one is taken."""
+    """Return a port for each server (InputError: a port is taken)."""
     if first == 0:
         return _free_ports(host, count)
     ports = list(range(first, first + count))
@@ -256,12 +258,12 @@ def _free_ports(host: str, count: int) -> list[int]:
     try:
         for _ in range(count):
             taken.append(_listen(host, 0))
-        return [int(one.getsockname()[1]) for one in taken]
+        return [int(listener.getsockname()[1]) for listener in taken]
     except OSError as error:
         raise InputError(f"--host {host}: {error.strerror or error}") from error
     finally:
-        for one in taken:
-            one.close()
+        for listener in taken:
+            listener.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -270,7 +272,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _report(line: str) -> None:
-    with suppress(OSError):  # the terminal may be gone; the servers must outlive it
+    with suppress(OSError):  # the terminal may be gone, and the servers must outlive it
         print(f"fleet: {line}", file=sys.stderr, flush=True)
 
 

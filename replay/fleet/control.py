@@ -33,10 +33,10 @@ async def fleet_status(state: FleetState) -> dict[str, Any]:
     async with aiohttp.ClientSession() as session:
         supervised = state.supervisor.alive
         servers = await asyncio.gather(
-            *(_server(one, session, supervised) for one in state.servers)
+            *(_server(server, session, supervised) for server in state.servers)
         )
     return {
-        "well": supervised and all(one["healthy"] for one in servers),
+        "well": supervised and all(server["healthy"] for server in servers),
         "supervisor": {"pid": state.supervisor.pid, "alive": supervised},
         "model": state.model,
         "vllm": state.vllm,
@@ -68,7 +68,7 @@ async def _server(
 
 
 def stop_fleet(folder: Path, state: FleetState) -> dict[str, Any]:
-    """End the supervisor, which ends its servers; then end this fleet's remaining processes.
+    """End the supervisor, which ends its servers, and then this fleet's remaining processes.
 
     A process whose number belongs to another process by now is not touched.
     """
@@ -88,7 +88,7 @@ def stop_fleet(folder: Path, state: FleetState) -> dict[str, Any]:
 
 
 def _kill_left(leader: Process) -> bool:
-    """Kill the processes that a dead API server left behind; return whether there were any."""
+    """Kill the processes that a dead API server left behind. True if there were any."""
     left = left_of(leader)
     for process in left:
         if process.alive:
@@ -98,7 +98,7 @@ def _kill_left(leader: Process) -> bool:
 
 
 def _end(process: Process, patience_s: float, *, group: bool = False) -> str:
-    """End a process; return `stopped`, `killed`, or `gone` when it had ended before.
+    """End a process. Returns `stopped`, `killed`, or `gone` when it had ended before.
 
     Args:
         group: send SIGKILL to the whole process group, of which `process` is the leader.

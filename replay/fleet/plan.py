@@ -1,4 +1,4 @@
-"""Plan the servers of a fleet from the options of `forebay fleet up`; nothing is started here.
+"""Plan the servers of a fleet from the options of `forebay fleet up`, without starting any.
 
 A wrong option is an InputError before the first process starts, because vLLM would report it a
 minute later and in a hundred lines.
@@ -33,7 +33,7 @@ from forebay.traces.errors import InputError
 GPU_BATCHED_TOKENS, CPU_BATCHED_TOKENS = 8192, 2048
 CPU_KV_MEMORY = "1G"
 SOCKET_PATH = 107  # longest path of a Unix socket, bytes
-EVENTS_PORT, REPLAY_PORT = 1_000, 2_000  # added to the server's port; used without Unix sockets
+EVENTS_PORT, REPLAY_PORT = 1_000, 2_000  # added to the server's port, without Unix sockets
 FIXED = {  # flags that the proxy's configuration depends on, and the option that sets each
     "--model": "--model",
     "--host": "--host",
@@ -58,7 +58,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """The user's choices; None: the value follows from model and machine.
+    """The user's choices. None: the value follows from model and machine.
 
     Attributes:
         folder: folder of the state file, logs, sockets and the proxy's configuration.
@@ -85,7 +85,11 @@ class FleetOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """One server; `gpu` is nvidia-smi's number, of several the first, None on the CPU."""
+    """One server.
+
+    Attributes:
+        gpu: nvidia-smi's number. Of several GPUs the first, None on the CPU.
+    """
 
     name: str
     url: str
@@ -108,10 +112,10 @@ class FleetPlan:
     """The plan of a whole fleet.
 
     Attributes:
-        flags, variables: those of the first server, explained; the others differ in numbers only.
+        flags, variables: the first server's, explained. Other servers differ in numbers only.
         left_out: flags that this vLLM version does not have.
         notes: remarks for the user.
-        kv_tokens: computed KV cache size of one server; None where the model's sizes are unknown.
+        kv_tokens: computed KV cache size of one server. None where the model's sizes are unknown.
     """
 
     install: VllmInstall
@@ -131,19 +135,21 @@ def make_plan(
     """Plan one server on each of `gpus` or on groups of them, or servers on the CPU.
 
     Args:
-        ports: one for each server; their number is the number of servers.
+        ports: one for each server, so their number is the number of servers.
 
     Raises:
         InputError: for an option that vLLM would reject, or a model that does not fit.
     """
     _check_options(options)
     options = replace(options, vllm_args=_known_args(options, install))
+    # The flags that all servers share. The user's own flags go first.
     setting, tokens = _setting(options, install, gpus, len(ports))
-    wanted, left_out = serve_flags(setting, install.flags)
+    flags, left_out = serve_flags(setting, install.flags)
     if CHUNK_FLAG in {flag.name for flag in left_out}:
         setting = replace(setting, chunk=0)  # the proxy must not count on it
-    given = names_in(options.vllm_args)
-    shared = [flag for flag in wanted if flag.name not in given]
+    own_names = names_in(options.vllm_args)
+    shared = [flag for flag in flags if flag.name not in own_names]
+    # Servers differ in GPU, port, log and sockets only.
     places = _groups(gpus, options.tensor_parallel_size) if gpus else [()] * len(ports)
     planned = [
         _server(
@@ -166,7 +172,7 @@ def make_plan(
 
 
 def _groups(gpus: Sequence[Gpu], ranks: int) -> list[Sequence[Gpu]]:
-    """Divide the GPUs among servers of `ranks` each; raises InputError if some are left."""
+    """Divide the GPUs among servers of `ranks` GPUs each (InputError: some GPUs are left over)."""
     if len(gpus) % ranks:
         raise InputError(
             f"--tensor-parallel-size {ranks}: {len(gpus)} GPUs are no whole number of servers; "
@@ -179,6 +185,7 @@ def _setting(
     options: FleetOptions, install: VllmInstall, gpus: Sequence[Gpu], servers: int
 ) -> tuple[Setting, int | None]:
     """Return the facts that flags follow from, and the KV cache size of a server in tokens."""
+    # Sizes: the model's context, the budget of a step and the KV cache.
     profile = _placed(options, find_profile(options.model))
     context = _context(options, profile)
     batched = min([GPU_BATCHED_TOKENS, *(gpu.memory.batched_tokens for gpu in gpus)])
@@ -197,6 +204,7 @@ def _setting(
         ranks=options.tensor_parallel_size,
         kv_cache_dtype=options.kv_cache_dtype or "auto",
     )
+    # Flags follow from these sizes, the machine and the user's options.
     seqs, why = sequences(options.max_num_seqs, tokens)
     setting = Setting(
         profile=profile,
@@ -222,7 +230,7 @@ def _setting(
 
 
 def _placed(options: FleetOptions, profile: Profile) -> Profile:
-    """Return the profile of the model as it is served; raises InputError where vLLM would not.
+    """Return the profile of the model as it is served (InputError: vLLM would not serve it).
 
     Weights that vLLM quantises while it loads them are smaller in memory.
     """
@@ -249,7 +257,7 @@ def _server(
     gpus: Sequence[Gpu],
     port: int,
 ) -> tuple[ServerPlan, tuple[Flag, ...], tuple[Flag, ...]]:
-    """Plan one server; return it with its flags and its environment variables."""
+    """Plan one server, and return it with its flags and its environment variables."""
     endpoints = _endpoints(options, name, port)
     flags = (*shared, kv_events_flag(*endpoints)) if endpoints else tuple(shared)
     variables = tuple(environment(setting, name, [gpu.index for gpu in gpus]))
@@ -297,7 +305,7 @@ def _check_options(options: FleetOptions) -> None:
 
 
 def _known_args(options: FleetOptions, install: VllmInstall) -> tuple[str, ...]:
-    """Return the flags given after `--`; raises InputError for a flag that this vLLM lacks.
+    """Return the flags given after `--` (InputError: a flag that this vLLM lacks).
 
     A prefill threshold of 0 is vLLM's default, and is left out where vLLM has no such flag.
     """
@@ -316,19 +324,19 @@ def _known_args(options: FleetOptions, install: VllmInstall) -> tuple[str, ...]:
 
 def _without(words: Sequence[str], name: str) -> tuple[str, ...]:
     """Leave out the flag `name` and its value."""
-    kept, is_value = [], False
+    rest, is_value = [], False
     for word in words:
         if not is_value and names_in([word]) != {name}:
-            kept.append(word)
+            rest.append(word)
         is_value = not is_value and names_in([word]) == {name} and "=" not in word
-    return tuple(kept)
+    return tuple(rest)
 
 
 def _context(options: FleetOptions, profile: Profile) -> int | None:
-    given, longest = options.max_model_len, profile.context
-    if given is not None and longest is not None and given > longest:
-        raise InputError(f"--max-model-len {given}: {profile.repository} holds {longest:,} tokens")
-    return given or longest
+    length, longest = options.max_model_len, profile.context
+    if length is not None and longest is not None and length > longest:
+        raise InputError(f"--max-model-len {length}: {profile.repository} holds {longest:,} tokens")
+    return length or longest
 
 
 def _chunk(options: FleetOptions, usual: int, context: int | None) -> int:
@@ -336,14 +344,14 @@ def _chunk(options: FleetOptions, usual: int, context: int | None) -> int:
 
     The proxy's configuration contains it too.
     """
-    given = value_in(options.vllm_args, CHUNK_FLAG)
-    if given is None:
+    text = value_in(options.vllm_args, CHUNK_FLAG)
+    if text is None:
         return min(usual, context or usual)
-    if not given.isascii() or not given.isdecimal():
-        raise InputError(f"{CHUNK_FLAG} {given}: give tokens, such as {usual}; 0: no limit")
-    if context is not None and int(given) > context:
-        raise InputError(f"{CHUNK_FLAG} {given}: a request holds {context:,} tokens at most")
-    return int(given)
+    if not text.isascii() or not text.isdecimal():
+        raise InputError(f"{CHUNK_FLAG} {text}: give tokens, such as {usual}; 0: no limit")
+    if context is not None and int(text) > context:
+        raise InputError(f"{CHUNK_FLAG} {text}: a request holds {context:,} tokens at most")
+    return int(text)
 
 
 def _served_name(profile: Profile) -> str:

@@ -31,7 +31,7 @@ async def healthy(session: aiohttp.ClientSession, url: str, timeout_s: float = A
 
 
 async def load(session: aiohttp.ClientSession, url: str) -> ServerLoad | None:
-    """Read /metrics; None when they cannot be read."""
+    """Read /metrics, None when they cannot be read."""
     timeout = aiohttp.ClientTimeout(total=ASK_S)
     try:
         async with session.get(f"{url}/metrics", timeout=timeout) as answer:
@@ -41,7 +41,7 @@ async def load(session: aiohttp.ClientSession, url: str) -> ServerLoad | None:
 
 
 def read_load(text: str) -> ServerLoad:
-    """Read the text of vLLM's /metrics; a missing metric counts as 0."""
+    """Read the text of vLLM's /metrics, where a missing metric counts as 0."""
     sums: dict[str, float] = {}
     for name, value in _LINE.findall(text):
         sums[name] = sums.get(name, 0.0) + float(value)

@@ -26,8 +26,8 @@ def proxy_yaml(plan: FleetPlan, base: Path | None, *, kv_events: bool) -> str:
     """Return the text of the file.
 
     Args:
-        base: a configuration whose keys are kept; it may not have backends.
-        kv_events: whether the proxy can follow KV events.
+        base: a configuration whose keys are kept. It may not have backends.
+        kv_events: True if the proxy can follow KV events.
 
     Raises:
         InputError: where `base` is not a proxy configuration, or has backends.
@@ -47,11 +47,11 @@ def proxy_yaml(plan: FleetPlan, base: Path | None, *, kv_events: bool) -> str:
             backend |= {"kv_events": server.kv_events, "kv_replay": server.kv_replay}
         backends.append(backend)
     written: dict[str, Any] = {"backends": backends, "affinity": {"kv_tokens": "auto"}}
-    kept = _read(base, backends) if base else {}
-    if "buckets" not in kept:
+    user_keys = _read(base, backends) if base else {}
+    if "buckets" not in user_keys:
         written["buckets"] = _buckets(plan.setting.context)
-    affinity = {**written["affinity"], **(kept.get("affinity") or {})}
-    merged = {**written, **kept, "affinity": affinity}
+    affinity = {**written["affinity"], **(user_keys.get("affinity") or {})}
+    merged = {**written, **user_keys, "affinity": affinity}
     return HEADER + yaml.safe_dump(merged, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -65,9 +65,9 @@ def _buckets(context: int | None) -> list[dict[str, Any]]:
 
 
 def _read(base: Path, backends: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the keys of `base`; raises InputError if they do not suit a proxy for the fleet."""
+    """Return the keys of `base` (InputError: they do not suit a proxy for the fleet)."""
     load_config(base, {"backends": backends}, {})
-    kept: dict[str, Any] = yaml.safe_load(base.read_text(encoding="utf-8")) or {}
-    if "backends" in kept:
+    keys: dict[str, Any] = yaml.safe_load(base.read_text(encoding="utf-8")) or {}
+    if "backends" in keys:
         raise InputError(f"--config {base}: backends: leave them out, the fleet's are written")
-    return kept
+    return keys

@@ -7,7 +7,9 @@ MOST_DOUBLINGS = 30  # beyond 1,023 a float overflows
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Waits double from `first_s` to `most_s`; a server is given up after `tries` in a row.
+    """How often and how fast a server that died is restarted.
+
+    Waits double from `first_s` to `most_s`. A server is given up after `tries` in a row.
 
     Attributes:
         forgiven_after_s: a server that was up this long gets all its tries back.
@@ -31,10 +33,10 @@ class Restarts:
         self.in_a_row = 0
 
     def died(self, up_s: float) -> float | None:
-        """Return the seconds to wait before the restart; None: the server is given up.
+        """Return the seconds to wait before the restart. None: the server is given up.
 
         Args:
-            up_s: how long the server had been healthy; 0 when it never was.
+            up_s: seconds that the server had been healthy, 0 when it never was.
         """
         if up_s >= self._policy.forgiven_after_s:
             self.in_a_row = 0

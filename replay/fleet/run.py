@@ -43,6 +43,7 @@ async def run_fleet(
     folder = plan.options.folder.resolve()  # `status` may be asked from another folder
     with locked(folder):
         _check_nothing_left(plan)
+        # Replace the proxy's configuration before the first server starts.
         proxy_file = folder / PROXY
         new = folder / f"{PROXY}.new"
         try:
@@ -57,8 +58,8 @@ async def run_fleet(
             proxy_config=str(proxy_file),
             stop_s=plan.options.drain_s + END_S,
             servers=[
-                ServerState(one.name, one.url, str(one.log.resolve()), one.gpu)
-                for one in plan.servers
+                ServerState(server.name, server.url, str(server.log.resolve()), server.gpu)
+                for server in plan.servers
             ],
         )
 
@@ -71,10 +72,11 @@ async def run_fleet(
                 with suppress(OSError):  # the servers outlive the reader of stdout
                     print(orjson.dumps(data).decode(), flush=True)
 
-        plans = {one.name: one for one in plan.servers}
+        plans = {server.name: server for server in plan.servers}
         supervisor = Supervisor(plans, state, folder, policy, report, all_up)
         loop = asyncio.get_running_loop()
 
+        # The first signal lets running answers finish, the second ends them.
         def on_signal(name: str) -> None:
             if supervisor.stop.is_set():
                 supervisor.now.set()
@@ -117,12 +119,14 @@ def _check_nothing_left(plan: FleetPlan) -> None:
     folder = plan.options.folder
     before = read_state(folder)
     left = [
-        one
-        for one in (before.servers if before else [])
-        if one.process and (one.process.alive or left_of(one.process))
+        server
+        for server in (before.servers if before else [])
+        if server.process and (server.process.alive or left_of(server.process))
     ]
     if left:
-        names = ", ".join(f"{one.name} (process {one.process.pid})" for one in left if one.process)
+        names = ", ".join(
+            f"{server.name} (process {server.process.pid})" for server in left if server.process
+        )
         raise InputError(
             f"--dir {folder}: {names} of a fleet whose supervisor is gone still run: "
             f"`forebay fleet down --dir {folder}` ends them"

@@ -19,7 +19,7 @@ _ERROR = re.compile(r"^(?!.*\bWARNING\b).*?(\b\w*(?:Error|Exception): .+|\berror
 
 
 class ServerProcess:
-    """A started server; `wait` returns how it ended."""
+    """A started server. `wait` returns how it ended."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -27,7 +27,7 @@ class ServerProcess:
 
     @classmethod
     async def start(cls, plan: ServerPlan) -> "ServerProcess":
-        """Start a server that appends to its log; raises InputError where it cannot be run."""
+        """Start a server that appends to its log (InputError: it cannot be run)."""
         try:
             with plan.log.open("ab", buffering=0) as log:  # unbuffered, so closing cannot fail
                 log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {plan.shell}\n".encode())
@@ -47,7 +47,7 @@ class ServerProcess:
         return f"ended with status {status}"
 
     async def stop(self, patience_s: float, now: asyncio.Event) -> bool:
-        """Send SIGTERM to the server, which ends its engine; then SIGKILL to the group.
+        """Send SIGTERM to the server, which ends its engine. Then send SIGKILL to the group.
 
         SIGKILL follows after `patience_s` seconds or when `now` is set. Returns True if the server
         ended by itself.
@@ -77,7 +77,7 @@ class ServerProcess:
             self._kill_group()
 
     def _kill_group(self) -> None:
-        # The group's number is that of its first process. The kernel does not give it to another
+        # The group's number is its first process's number. The kernel does not give it to another
         # process while a member of the group lives.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -91,7 +91,7 @@ async def _run(plan: ServerPlan, log: IO[bytes]) -> asyncio.subprocess.Process:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # its engine joins the group; Ctrl-C does not reach it
+            start_new_session=True,  # its engine joins the group, and Ctrl-C does not reach it
         )
     except OSError as error:
         raise InputError(f"{plan.command[0]}: {error.strerror}") from error
@@ -100,7 +100,7 @@ async def _run(plan: ServerPlan, log: IO[bytes]) -> asyncio.subprocess.Process:
 def last_words(log: Path) -> str:
     """Return the last exception in the log, or its last line."""
     lines = _tail(log)
-    errors = [found[1] for line in lines if (found := _ERROR.search(line))]
+    errors = [match[1] for line in lines if (match := _ERROR.search(line))]
     return shorten((errors or lines or ["its log is empty"])[-1])
 
 

@@ -11,7 +11,7 @@ LINE_WIDTH = 118
 
 
 def plan_text(plan: FleetPlan, *, commands: bool) -> str:
-    """Describe every flag and its reason; with `commands` also the commands to type."""
+    """Describe every flag and its reason, with `commands` also the commands to type."""
     where = ", ".join(
         f"{server.name} {server.url}" if server.gpu is None else f"GPU {server.gpu} {server.url}"
         for server in plan.servers
@@ -89,11 +89,11 @@ def status_text(status: dict[str, Any]) -> str:
     supervisor = status["supervisor"]
     watched = f"supervisor {supervisor['pid']}" + ("" if supervisor["alive"] else " is gone")
     lines = [f"{status['model']} with vLLM {status['vllm']}, {watched}"]
-    width = max(len(one["name"]) + len(one["url"]) for one in status["servers"]) + 2
-    for one in status["servers"]:
-        place = f"{one['name']}  {one['url']}".ljust(width)
-        phase = "healthy" if one["healthy"] else _phase(one)
-        lines.append(f"{place}  {phase}  for {one['for_s']:.0f} s{_restarts(one)}{_load(one)}")
+    width = max(len(row["name"]) + len(row["url"]) for row in status["servers"]) + 2
+    for row in status["servers"]:
+        place = f"{row['name']}  {row['url']}".ljust(width)
+        phase = "healthy" if row["healthy"] else _phase(row)
+        lines.append(f"{place}  {phase}  for {row['for_s']:.0f} s{_restarts(row)}{_load(row)}")
     lines.append(f"proxy: forebay proxy --config {status['proxy_config']}")
     return "\n".join(lines)
 

@@ -1,9 +1,9 @@
 """The folder of a fleet: its lock, its state, and the identity of its processes.
 
     lock        locked (flock) by the supervisor as long as it lives
-    state.json  the running servers; replaced at every change, removed after a clean end
+    state.json  the running servers, replaced at every change, removed after a clean end
     proxy.yaml  the proxy's configuration for this fleet
-    NAME.log    output of a server; NAME.events, NAME.replay: its sockets
+    NAME.log    output of a server. NAME.events and NAME.replay are its sockets
 
 Only the owner can read the folder (0700), because KV events carry the tokens of prompts.
 """
@@ -43,7 +43,7 @@ class Process:
 
 @dataclass(slots=True)
 class ServerState:
-    """One server; `since` is the time of its last change of phase, seconds of the epoch."""
+    """One server. `since` is the time of its last change of phase, seconds of the epoch."""
 
     name: str
     url: str
@@ -72,7 +72,7 @@ class FleetState:
 
 
 def start_time(pid: int) -> str:
-    """Return when the process started, unique among processes with its number; empty: it ended.
+    """Return when the process started, unique among processes with its number. Empty: it ended.
 
     The text comes from /proc: the boot's id, and clock ticks since the boot (field 22 of stat,
     proc(5)).
@@ -100,7 +100,7 @@ def left_of(leader: Process) -> list[Process]:
 
 
 def _start_and_session(pid: int) -> tuple[str, int]:
-    """Return start time and session (field 6) of a process; empty and 0 if it has ended."""
+    """Return start time and session (field 6) of a process, empty and 0 if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name may be any bytes
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -111,7 +111,7 @@ def _start_and_session(pid: int) -> tuple[str, int]:
 
 
 def this_process() -> Process:
-    """Return this process; raises InputError where there is no /proc to identify processes."""
+    """Return this process (InputError: no /proc to identify processes)."""
     if not (started := start_time(os.getpid())):
         raise InputError("forebay fleet needs Linux's /proc to identify its own processes")
     return Process(os.getpid(), started)
@@ -119,7 +119,7 @@ def this_process() -> Process:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock the folder of a fleet; raises InputError when another supervisor has locked it."""
+    """Lock the folder of a fleet (InputError: another supervisor has locked it)."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -150,7 +150,7 @@ def remove_state(folder: Path) -> None:
 
 
 def read_state(folder: Path) -> FleetState | None:
-    """Read the state file, None if there is none; raises InputError for a wrong folder or file."""
+    """Read the state file, None if it is missing (InputError: a wrong folder or file)."""
     if not folder.is_dir():
         raise InputError(f"--dir {folder}: no such folder; `forebay fleet up` makes it")
     file = folder / STATE
@@ -159,8 +159,8 @@ def read_state(folder: Path) -> FleetState | None:
         if data.pop("format") != FORMAT:
             raise InputError(f"{file}: written by another version of forebay; use that to stop it")
         servers = [
-            ServerState(**{**one, "process": _process(one["process"])})
-            for one in data.pop("servers")
+            ServerState(**{**server, "process": _process(server["process"])})
+            for server in data.pop("servers")
         ]
         supervisor = Process(**data.pop("supervisor"))
         return FleetState(supervisor=supervisor, servers=servers, **data)

@@ -22,11 +22,11 @@ from forebay.traces.errors import InputError
 ASK_EVERY_S = 0.5  # between health checks while a server starts
 LOOK_EVERY_S = 5.0  # between health checks once it is up
 REPORT_EVERY_S = 10.0  # between reports that a server is still starting
-Ends = asyncio.Task[bool] | asyncio.Task[str]  # the fleet is stopped; the server's process ended
+Ends = asyncio.Task[bool] | asyncio.Task[str]  # the fleet is stopped, or the process ended
 
 
 class StartFailed(Exception):
-    """A server's first start failed; the message has its name and the end of its log."""
+    """A server's first start failed. The message has its name and the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class _Life:
     """One process of a server.
 
     Attributes:
-        how: how it ended.
+        how: its end, as text.
         words: the last error in its log.
-        up_s: seconds it was up; None if it never was.
+        up_s: seconds it was up. None if it never was.
     """
 
     how: str
@@ -52,7 +52,7 @@ class Supervisor:
         when_up: called once, when all servers are up for the first time.
 
     Attributes:
-        stop: set it to stop the fleet; running answers may finish.
+        stop: set it to stop the fleet. Running answers may finish.
         now: set it to end running answers too.
     """
 
@@ -77,7 +77,7 @@ class Supervisor:
         self.now = asyncio.Event()
 
     async def run(self) -> bool:
-        """Run until `stop` is set or every server is given up; leave no process behind.
+        """Run until `stop` is set or every server is given up, and leave no process behind.
 
         Returns True if all servers were well to the end. Raises StartFailed, or InputError for a
         command that cannot be run.
@@ -166,7 +166,7 @@ class Supervisor:
         session: aiohttp.ClientSession,
         either: set[Ends],
     ) -> bool:
-        """Wait until the server is healthy; False if it ended, is stopped or took too long."""
+        """Wait until the server is healthy. False if it ended, is stopped or took too long."""
         started = reported = time.monotonic()
         while not any(task.done() for task in either):
             if await healthy(session, server.url):
@@ -191,7 +191,7 @@ class Supervisor:
         session: aiohttp.ClientSession,
         either: set[Ends],
     ) -> float:
-        """Wait until the server ends, hangs or is stopped; return how many seconds it was up."""
+        """Wait until the server ends, hangs or is stopped. Returns the seconds that it was up."""
         started = well = time.monotonic()
         while True:
             await asyncio.wait(either, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
@@ -220,12 +220,15 @@ class Supervisor:
     def _change(self, server: ServerState, phase: Phase) -> None:
         server.phase, server.since = phase, time.time()
         self._write()
-        if not self._all_were_up and all(one.phase == "up" for one in self._state.servers):
+        if not self._all_were_up and all(state.phase == "up" for state in self._state.servers):
             self._all_were_up = True
             self._when_up()
 
     def _write(self) -> None:
-        """Write the state; a full disk or a missing folder is reported once and ends no server."""
+        """Write the state.
+
+        A full disk or a missing folder is reported once and ends no server.
+        """
         try:
             write_state(self._folder, self._state)
         except OSError as error:

@@ -27,7 +27,7 @@ class Part:
     """One process of a replay that has several.
 
     Attributes:
-        number: from 0.
+        number: number of this process, from 0.
         count: number of processes.
         run_id: prefix of request ids, a different one in each process.
         start: sets the clock to the start that all processes have in common, and waits for it.
@@ -48,7 +48,7 @@ class Part:
         schedule: Schedule,
         agenda: Agenda | None,
     ) -> tuple[ReplayOptions, Schedule, Agenda | None]:
-        """Return what this process has of the whole; `source` then reads only its rows."""
+        """Return this process's part of the whole. `source` then reads only its rows."""
         parts = divide(source.requests(), self.count)
         source.keep(parts, self.number)
         rows = range(len(parts)) if agenda is None else agenda.roots
@@ -76,7 +76,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class PartJob:
-    """All that a process needs to know of its part; `reports`: it sends live figures."""
+    """All that a process needs to know of its part. `reports` is True if it sends live figures."""
 
     options: ReplayOptions
     number: int

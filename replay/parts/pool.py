@@ -1,4 +1,4 @@
-"""Processes for work that takes long, or one line that says why this machine has none."""
+"""Processes for work that takes long, or one line that says why this machine has no pool."""
 
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -7,7 +7,7 @@ from forebay.traces.errors import InputError
 
 
 def process_pool(jobs: int) -> ProcessPoolExecutor:
-    """Return a pool; raises InputError where /dev/shm is missing or cannot be written."""
+    """Return a pool (InputError: /dev/shm is missing or cannot be written)."""
     try:
         return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
     except OSError as error:

@@ -6,7 +6,7 @@ from forebay.traces.errors import InputError
 
 
 def connect(address: str) -> Any:
-    """Return the module `ray`, connected to the cluster at `address`; end it with `ray.shutdown()`.
+    """Return the module `ray`, connected to the cluster at `address` until `ray.shutdown()`.
 
     Raises:
         InputError: Ray is not installed, or the cluster cannot be reached.

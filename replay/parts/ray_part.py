@@ -1,6 +1,6 @@
 """Run parts of a replay on the nodes of a Ray cluster.
 
-On each node an actor starts `part_process`, and passes on its lines; nothing of Ray is between a
+On each node an actor starts `part_process`, and passes on its lines. Nothing of Ray is between a
 part and its sockets. The clocks of the nodes are compared with ours, so that all parts start at the
 same moment: a node's clock is read many times, and the reading with the shortest way there and back
 tells how far it is ahead, with an error of at most half of that way.
@@ -76,7 +76,7 @@ class PartHost:
             self._process.stdin.flush()
 
     def line(self) -> bytes:
-        """Wait for the next line of the process; b"" when it has ended."""
+        """Wait for the next line of the process, b"" when it has ended."""
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
@@ -96,7 +96,7 @@ class PartHost:
 
 
 class RayPart:
-    """A part that runs on a node; it is used as a process of this machine is."""
+    """A part that runs on a node, used as a process of this machine is."""
 
     def __init__(self, ray: Any, actor: Any, node: ClusterNode, place: Path) -> None:
         self.option = "--ray"
@@ -114,9 +114,9 @@ class RayPart:
             asked_s = time.monotonic()
             read_s = await self._actor.clock_s.remote()
             told_s = time.monotonic()
-            found = NodeClock(read_s - (asked_s + told_s) / 2, (told_s - asked_s) / 2)
-            if best is None or found.error_s < best.error_s:
-                best = found
+            reading = NodeClock(read_s - (asked_s + told_s) / 2, (told_s - asked_s) / 2)
+            if best is None or reading.error_s < best.error_s:
+                best = reading
         assert best is not None
         return best
 
@@ -176,18 +176,19 @@ class Machines:
 
     @classmethod
     async def connect(cls, options: ReplayOptions) -> "Machines":
-        """Connect to the cluster that `options.ray` names; raises InputError."""
+        """Connect to the cluster that `options.ray` names (InputError: it cannot be reached)."""
         ray = connect(options.ray or "")
         up = [node for node in ray.nodes() if node["Alive"]]
         nodes = [ClusterNode(node["NodeID"], node["NodeManagerAddress"]) for node in up]
         return cls(ray, sorted(nodes, key=lambda node: (node.address, node.id)), options)
 
     async def begin(self, job: PartJob) -> RayPart:
-        """Start a part on the next node; raises InputError if that does not happen in a minute."""
+        """Start a part on the next node (InputError: that takes more than a minute, or fails)."""
         node = self.nodes[job.number % len(self.nodes)]
         place = job.options.out
         if self._trace is not None:
             job = replace(job, options=replace(job.options, trace=()))
+        # An actor on exactly this node, with one of its processors.
         affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         host = self._ray.remote(PartHost).options(
             num_cpus=1,
@@ -196,6 +197,7 @@ class Machines:
         )
         actor = host.remote(pickle.dumps(job), self._trace_name, self._trace)
         part = RayPart(self._ray, actor, node, place)
+        # A start without a common clock would make wrong times, so no part stays behind then.
         try:
             part.clock = await asyncio.wait_for(part.read_clock(), BEGIN_TIMEOUT_S)
             if part.clock.error_s > MOST_CLOCK_ERROR_S:
@@ -218,7 +220,7 @@ class Machines:
                     "Forebay on it"
                 ) from None
             raise
-        if job.number < len(self.nodes):  # once for each machine, whatever number of parts it has
+        if job.number < len(self.nodes):  # once for each machine, also if it has several parts
             self.clocks.append({"address": node.address, **asdict(part.clock)})
         print(
             f"forebay replay: {part.name}: its clock is {part.clock.ahead_s:+.6f} s ahead of ours, "

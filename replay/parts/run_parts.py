@@ -1,4 +1,4 @@
-"""Send a replay from several processes, and merge what they measured into one run folder.
+"""Send a replay from several processes, and merge their measurements into one run folder.
 
 The processes are on this machine, or on the machines of a Ray cluster. Each of them runs a whole
 replay of its part of the trace into a folder of its own, from a start that all have in common. Rows
@@ -33,7 +33,7 @@ from forebay.replay.results.watching import Progress
 from forebay.replay.send.drain import Stop
 from forebay.traces.errors import InputError
 
-START_IN_S = 0.05  # from the message to the start, so that all processes have it before
+START_IN_S = 0.05  # time after the message, so that all processes have it before the start
 START_ON_NODES_IN_S = 1.0
 MOST_LINE_BYTES = 1 << 20
 
@@ -50,7 +50,7 @@ async def replay_in_processes(
     progress: Progress | None,
     stop: Stop,
 ) -> Measured:
-    """Run all parts and merge them; raises InputError if one of them fails.
+    """Run all parts and merge them (InputError: a part fails).
 
     Args:
         requests: number of requests of the whole, for the progress line.
@@ -63,6 +63,7 @@ async def replay_in_processes(
         running: list[_Child] = []
         shown: asyncio.Task[None] | None = None
         try:
+            # Each part has a folder of its own, and no part writes to the terminal.
             for number, place in enumerate(places):
                 job = PartJob(
                     replace(options, out=place, quiet=True, warmup=0, metrics=(), ray=None),
@@ -74,6 +75,7 @@ async def replay_in_processes(
                 )
                 begin = _LocalPart.begin if machines is None else machines.begin
                 running.append(_Child(number, await begin(job), live))
+            # All parts start at one moment, which lies after the message to the last of them.
             await _all(child.ready() for child in running)
             start_in_s = START_IN_S if machines is None else START_ON_NODES_IN_S
             started_s = time.monotonic() + start_in_s
@@ -92,6 +94,7 @@ async def replay_in_processes(
                 await child.part.kill()
             if machines is not None:
                 machines.leave()
+        # Their rows and histograms become one run.
         measured = await merge_parts(
             places, ended, started_unix_s, interval_s(clock.scale), folder, totals, comments
         )
@@ -99,7 +102,7 @@ async def replay_in_processes(
 
 
 async def _until_ended(running: Sequence["_Child"], stop: Stop) -> str:
-    """Pass on each request to stop; returns how the run as a whole ended."""
+    """Pass on each request to stop, and return how the run as a whole ended."""
 
     async def pass_on() -> None:
         for event in (stop.sending, stop.waiting):
@@ -117,7 +120,7 @@ async def _until_ended(running: Sequence["_Child"], stop: Stop) -> str:
 
 
 async def _all(waits: Any) -> list[Any]:
-    """Wait for all; the first error ends the others."""
+    """Wait for all. The first error ends the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(wait) for wait in waits]
@@ -127,7 +130,7 @@ async def _all(waits: Any) -> list[Any]:
 
 
 class RunningPart(Protocol):
-    """A part of a run on this machine or another; `option` asked for it."""
+    """A part of a run on this machine or another, which `option` asked for."""
 
     name: str
     option: str
@@ -137,15 +140,15 @@ class RunningPart(Protocol):
         ...
 
     def order(self, line: str) -> None:
-        """Send a line to the part; one that has ended is noticed elsewhere."""
+        """Send a line to the part. That a part has ended is noticed elsewhere."""
         ...
 
     async def line(self) -> bytes:
-        """Wait for a line of the part; b"" when it has ended."""
+        """Wait for a line of the part, b"" when it has ended."""
         ...
 
     async def status(self) -> str:
-        """Say how the part ended."""
+        """Return the end of the part as text."""
         ...
 
     async def finish(self) -> None:
@@ -167,11 +170,11 @@ class _LiveSum:
     def update(self, number: int, figures: dict[str, Any]) -> None:
         self._latest[number] = figures
         for name in LIVE_COUNTS:
-            setattr(self.total, name, sum(one.get(name, 0) for one in self._latest))
+            setattr(self.total, name, sum(latest.get(name, 0) for latest in self._latest))
         self.total.ttft = HdrHistogram(1, HIGHEST_US, 2)
-        for one in self._latest:
-            if one:
-                self.total.ttft.decode_and_add(one["ttft"])
+        for latest in self._latest:
+            if latest:
+                self.total.ttft.decode_and_add(latest["ttft"])
 
 
 class _LocalPart:
@@ -225,7 +228,7 @@ class _LocalPart:
 
 
 class _Child:
-    """A part of the run under way, and what it says."""
+    """A part of the run in progress, and its messages."""
 
     def __init__(self, number: int, part: RunningPart, live: _LiveSum) -> None:
         self.part = part
@@ -241,7 +244,7 @@ class _Child:
         return ended
 
     async def _message(self, wanted: str) -> Any:
-        """Wait for a message; raises InputError if the part fails before it."""
+        """Wait for a message (InputError: the part fails before it)."""
         while line := await self.part.line():
             message = orjson.loads(line)
             if "live" in message:

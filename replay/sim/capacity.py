@@ -23,8 +23,8 @@ def capacity_per_s(trace: Sequence[TraceRequest], config: EngineConfig, count: i
 def mixed_capacity_per_s(trace: Sequence[TraceRequest], configs: Sequence[EngineConfig]) -> float:
     """Return the requests a second that different engines complete together.
 
-    Each completes its part of what a fleet of as many of its kind would. Handed out in turn, all
-    would wait for the slowest.
+    Each engine completes its part of the rate of a fleet of `count` equal engines. Handed out in
+    turn, all requests would wait for the slowest engine.
     """
     count = len(configs)
     parts = {config: capacity_per_s(trace, config, count) / count for config in set(configs)}

@@ -137,9 +137,9 @@ class SimulateArguments:
             )
 
     def scenario(self, flags: EngineFlags, *, sweeps_policy: bool) -> "Scenario":
-        """Make the scenario; the routing of --config counts only while --policy is the default.
+        """Make the scenario. The routing of --config counts only while --policy is the default.
 
-        --long-prefill-token-threshold takes precedence over that of --config.
+        --long-prefill-token-threshold takes precedence over the threshold in --config.
         """
         from forebay.replay.engine.config import EngineConfig
         from forebay.replay.sim.scenario import Scenario, split_gpus, threshold_of
@@ -149,12 +149,12 @@ class SimulateArguments:
         policy = self.policy
         if self.config is not None and policy == DEFAULT_POLICY and not sweeps_policy:
             policy = proxy.routing
-        given = flags.values()
-        given["long_prefill_token_threshold"] = flags.long_prefill_token_threshold or threshold_of(
+        values = flags.values()
+        values["long_prefill_token_threshold"] = flags.long_prefill_token_threshold or threshold_of(
             proxy
         )
         return Scenario(
-            EngineConfig(model=self.model, gpu=first, **given),
+            EngineConfig(model=self.model, gpu=first, **values),
             self.gpus,
             policy,
             proxy,
@@ -206,23 +206,23 @@ def simulate_command(given: SimulateArguments, flags: EngineFlags) -> None:
     scenario = given.scenario(flags, sweeps_policy="policy" in axes)
     names = [bucket.name for bucket in scenario.buckets()]
     slos = default_slos(names) if given.slo is None else parse_slos(given.slo, names)
-    listed = list(cases(axes, scenario, given.workload(), slos))
-    remarks = (remark for case in listed for remark in case.scenario.constants_remarks())
+    sweep = list(cases(axes, scenario, given.workload(), slos))
+    remarks = (remark for case in sweep for remark in case.scenario.constants_remarks())
     for remark in dict.fromkeys(remarks):
         print(f"forebay simulate: {remark}", file=sys.stderr)
     if given.explain is not None:
-        _explain(listed[0], given.explain, as_json=given.as_json)
+        _explain(sweep[0], given.explain, as_json=given.as_json)
         return
     if given.stream:
         from forebay.replay.sim.stream import stream_case
 
-        results = [stream_case(listed[0])]
+        results = [stream_case(sweep[0])]
     elif given.out is not None:
-        results = [_kept(listed[0], given.out, force=given.force, bounded=given.possible)]
+        results = [_kept(sweep[0], given.out, force=given.force, bounded=given.possible)]
     elif given.ray:
-        results = list(run_on_ray(listed, given.ray, bounded=given.possible))
+        results = list(run_on_ray(sweep, given.ray, bounded=given.possible))
     else:
-        results = list(run_all(listed, given.jobs, bounded=given.possible))
+        results = list(run_all(sweep, given.jobs, bounded=given.possible))
     show(results, as_json=given.as_json)
 
 

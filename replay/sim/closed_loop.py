@@ -14,7 +14,7 @@ from forebay.traces.schema import TraceRequest
 def closed_loop(
     trace: Sequence[TraceRequest], engine: ServedEngine, name: str, at_once: int
 ) -> list[SimOutcome]:
-    """Play all of `trace` on the idle `engine`, `at_once` in flight; outcomes in its order.
+    """Play all of `trace` on the idle `engine`, `at_once` in flight. Outcomes are in its order.
 
     A request arrives, in seconds, at the moment its slot became free.
     """

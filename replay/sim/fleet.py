@@ -1,7 +1,7 @@
 """Simulate a whole fleet in virtual time: the live policy in front of simulated engines.
 
 No sockets and no sleeping. Three kinds of events move time: arrivals, the next event of an engine,
-and the policy's timer. The shaper is the one that the proxy runs; a parity test compares the two.
+and the policy's timer. The shaper is the proxy's own, and a parity test compares the two.
 The network takes no time.
 """
 
@@ -22,7 +22,7 @@ Journal = list[tuple[float, Action]]
 
 # A union, not a protocol: compiled code then calls the first directly.
 Policy = Shaper | RouterModel
-"""The proxy's policy, or the model of another router or of none."""
+"""The proxy's policy, or the model of another router or of clients without a router."""
 
 
 class SimOutcome:
@@ -32,7 +32,7 @@ class SimOutcome:
         request: its row of the trace.
         backend, sent_s: the engine that got it, and when, in seconds of the trace.
         matched_tokens: prompt tokens that the policy expected to be cached when it sent them.
-        served: the request in the engine; None before it is sent.
+        served: the request in the engine. None before it is sent.
         reject: the rejection, if there was one.
     """
 
@@ -77,7 +77,7 @@ class SimOutcome:
 
 
 def proxy_request(row: TraceRequest, timeout_s: float = inf) -> ProxyRequest:
-    """Convert `row` to what the proxy would see: full blocks of the trace are prefix blocks."""
+    """Convert `row` to a request as the proxy would see it: full blocks are prefix blocks."""
     full = row.input_tokens // row.block_tokens
     blocks = row.blocks or ()
     return ProxyRequest(
@@ -102,7 +102,7 @@ def sim_request(row: TraceRequest) -> SimRequest:
 
 
 class EngineTimer:
-    """When one engine is due; `entered` orders engines that are due at one instant."""
+    """When one engine is due. `entered` orders engines that are due at one instant."""
 
     __slots__ = ("due", "engine", "entered", "number")
 
@@ -114,14 +114,14 @@ class EngineTimer:
 
 
 class Fleet:
-    """One policy in front of engines; `run` once.
+    """One policy in front of engines, for one call of `run`.
 
     Args:
         tells_cached: answers report their cached prompt tokens, as a vLLM with
             --enable-prompt-tokens-details does.
-        patience: seconds until the client of a request gives up on its first token; by default
+        patience: seconds until the client of a request gives up on its first token. By default
             clients never give up.
-        on_end: takes each outcome when its request has ended; `run` then keeps and returns none.
+        on_end: takes each outcome when its request has ended. `run` then returns an empty list.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Fleet:
         self._now = 0.0
 
     def run(self, trace: Iterable[TraceRequest]) -> list[SimOutcome]:
-        """Play the whole trace, which must be in order of arrival; outcomes in the same order."""
+        """Play the whole trace in its order of arrival, and return outcomes in the same order."""
         policy, outcomes = self.policy, self._outcomes
         if isinstance(policy, AllKnowing):
             policy.look_into(self.engines)
@@ -177,7 +177,7 @@ class Fleet:
         return list(outcomes.values())
 
     def _play(self, until: float) -> None:
-        """Play all events before `until`; an arrival at that instant goes first."""
+        """Play all events before `until`. An arrival at that instant goes first."""
         policy, rounds = self.policy, self._rounds
         while True:
             timer = rounds[1]
@@ -208,8 +208,8 @@ class Fleet:
             lengths = policy.wants_usage
             if lengths or cached_tokens != outcome.matched_tokens:
                 output_tokens = request.output_target if lengths else 0
-                known = cached_tokens if self._tells_cached else None
-                policy.used(request.id, output_tokens, now, known)
+                reported = cached_tokens if self._tells_cached else None
+                policy.used(request.id, output_tokens, now, reported)
             self._carry_out(policy.finish(request.id, now), now)
             if self._on_end is not None:
                 self._on_end(outcomes.pop(request.id))

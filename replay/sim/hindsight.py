@@ -4,9 +4,9 @@ A rejection predicts that a request would miss its target. To check this, the sa
 again and the request is admitted. Nothing differs before it arrives, so the answer is exact. There
 are two questions.
 
-Alone: would this request have met its target? Under lasting overload nearly every one would: a
-request that is admitted as an exception takes the place of the next one, and one of them must be
-rejected. No rule can have both few such rejections and few late answers.
+Alone: would this request have met its target? Under lasting overload nearly every request would:
+if it is admitted as an exception, it takes the place of the next request, and one of the two must
+be rejected. No rule can have both few such rejections and few late answers.
 
 Together: would more requests have met their targets under another admission rule, or without
 rejections (admitted requests then leave the queue at their deadline)? The difference counts the
@@ -33,7 +33,7 @@ AFTER_S = 60.0  # arrivals that are this much later do not affect a request any 
 
 @dataclass(frozen=True, slots=True)
 class TtftTargets:
-    """TTFT targets by bucket, in seconds; a bucket that is not named has none.
+    """TTFT targets by bucket, in seconds. A bucket without a name here has no target.
 
     The policy gets the target as the client's timeout.
     """
@@ -57,8 +57,8 @@ class RejectionHindsight:
         met: number with a first token in time.
         missed: admitted requests without a first token in time.
         rejected: requests rejected on arrival.
-        tried: by id, whether a rejection that was tried alone was false (a sample, or all).
-        otherwise: by name of another rule, the number that would have met their targets.
+        tried: rejections tried alone (a sample, or all), by id: True if it was false.
+        otherwise: number of requests in time under each other rule, by its name.
     """
 
     requests: int
@@ -105,7 +105,7 @@ def judge(
 
 
 def _false(row: TraceRequest, trace: Sequence[TraceRequest], targets: TtftTargets) -> bool:
-    """Tell whether the rejected request meets its target when it is admitted."""
+    """True if the rejected request meets its target when it is admitted."""
     until = row.arrival_s + AFTER_S
     after = _play([r for r in trace if r.arrival_s < until], targets, _but(row.id))
     return targets.met(next(o for o in after if o.request.id == row.id))

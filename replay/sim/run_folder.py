@@ -29,7 +29,7 @@ LINES = 3_600  # most lines of each tag in the .hlog: writing one takes 0.4 ms
 def keep(
     folder: Path, case: SweepCase, simulated: Simulated, summary: dict[str, Any], *, force: bool
 ) -> None:
-    """Write the four files of a run; raises InputError when the folder cannot take it."""
+    """Write the four files of a run (InputError: the folder cannot take it)."""
     with RunFolder(folder, force=force) as run:
         log = IntervalLog(HlogWriter(run.hlog, 0.0, ["forebay simulate: virtual time"]))
         buckets = simulated.scenario.buckets()
@@ -40,7 +40,7 @@ def keep(
         ]
         ended = sorted(rows, key=lambda row: row.done_s or 0.0)
         end_s = (ended[-1].done_s or 0.0) if ended else 0.0
-        # A line for each second and tag, as in a replay; a week gets as many lines as an hour.
+        # A line for each second and tag, as in a replay. A week gets as many lines as an hour.
         every_s = max(1, math.ceil(end_s / LINES))
         line_ends_s = every_s
         for row in ended:
@@ -63,7 +63,8 @@ def row_of(outcome: SimOutcome, bucket: str, names: TaskNames) -> Row:
     due, first = request.arrival_s, outcome.first_token_s
     queued_s = reject.queued_s if reject else (outcome.sent_s or due) - due
     unset = dict.fromkeys(Row.__slots__)
-    known = {
+    # A simulated request is sent when it is due, and the proxy's wait is the only delay before it.
+    values = {
         "id": request.id,
         "bucket": bucket,
         "session": request.session,
@@ -87,11 +88,11 @@ def row_of(outcome: SimOutcome, bucket: str, names: TaskNames) -> Row:
         **_end(outcome),
         **(_rejection(reject) if reject else {}),
     }
-    return Row(**{**unset, **known})  # type: ignore[arg-type]
+    return Row(**{**unset, **values})  # type: ignore[arg-type]
 
 
 def _end(outcome: SimOutcome) -> dict[str, float | int | None]:
-    """Make the columns of a request that was answered to the end; none for others."""
+    """Make the columns of a request that was answered to the end, empty for others."""
     first, last = outcome.first_token_s, outcome.finished_s
     if first is None or last is None:
         return {}
@@ -173,7 +174,7 @@ def _record(case: SweepCase, simulated: Simulated, summary: dict[str, Any]) -> d
 
 
 def _trace(trace: Path | Sequence[TraceRequest]) -> dict[str, str | None]:
-    """Name the trace, as a replay does; one that was read from a pipe has no hash."""
+    """Name the trace, as a replay does. A trace that was read from a pipe has no hash."""
     if isinstance(trace, Path) and not trace.is_file():
         return {"path": str(trace), "sha256": None}
     source = TraceSource(trace)

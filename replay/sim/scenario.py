@@ -27,27 +27,27 @@ from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
 DIRECT = "direct"
-"""Policy name: no proxy; requests go directly to the engines in turn."""
+"""Policy name: without a proxy, requests go directly to the engines in turn."""
 ALL_KNOWING = "all_knowing"
 """Policy name: a reference that sees the true contents of the engines' caches."""
 POLICIES = (*ROUTES, DIRECT, *ROUTER_MODELS, ALL_KNOWING)
-"""Policies by name, besides those of plug-ins and files (proxy/config/routes.py)."""
+"""Policies by name, in addition to plug-ins and files (proxy/config/routes.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One fleet to simulate; raises InputError for one that cannot be simulated.
+    """One fleet to simulate (InputError: it cannot be simulated).
 
     Attributes:
         engine: options of each engine.
         gpus: number of engines, each on a GPU of its own.
-        gpu_mix: names of different GPUs, which the engines get in turn; empty: all are alike.
+        gpu_mix: names of different GPUs, which the engines get in turn. Empty: all are alike.
         policy: name of a routing policy of the proxy, DIRECT, a model of another router, or
             ALL_KNOWING.
         proxy: the proxy's configuration: buckets, affinity, admission. All engines get the number
             of slots of its first backend.
         tenants: weights and quotas of the trace's tenants, in place of the configuration's.
-        exact: compute every engine step one by one; the same times, slowly.
+        exact: compute every engine step by itself: the same times, slowly.
         explained: keep a receipt of every decision (proxy/core/explain/recorder.py).
     """
 
@@ -146,15 +146,15 @@ def check_policy(name: str) -> None:
 
 
 def route_of(policy: str) -> Route:
-    """Return a routing policy of the proxy, a plug-in or a file; raises InputError."""
+    """Return a routing policy of the proxy, a plug-in or a file (InputError: no such policy)."""
     try:
         route = find_route(policy)
     except InputError as error:
         raise InputError(f"--policy {error}") from error
     if route is None:
-        known = ", ".join(dict.fromkeys((*POLICIES, *route_names())))
+        names = ", ".join(dict.fromkeys((*POLICIES, *route_names())))
         raise InputError(
-            f"--policy {policy}: no such policy; {known}, or a function in a file: FILE.py:NAME"
+            f"--policy {policy}: no such policy; {names}, or a function in a file: FILE.py:NAME"
         )
     return route
 
@@ -170,8 +170,8 @@ class Simulated:
     """A finished simulation.
 
     Attributes:
-        outcomes: in order of arrival.
-        busy: for each engine, the share of the time until the last answer in which it computed.
+        outcomes: results of all requests, in order of arrival.
+        busy: share of the time until the last answer in which each engine computed.
         cpu_s: processor seconds of the simulation, without loading the trace.
         receipts: receipts of every request, if the scenario is `explained`.
     """
@@ -185,7 +185,7 @@ class Simulated:
 
 
 def simulate(trace: Sequence[TraceRequest], scenario: Scenario) -> Simulated:
-    """Play `trace`, in order of arrival; equal input gives equal output to the bit.
+    """Play `trace`, in order of arrival. Equal input gives equal output to the bit.
 
     Raises InputError for a request that no engine could ever hold.
     """
@@ -208,7 +208,7 @@ def simulate(trace: Sequence[TraceRequest], scenario: Scenario) -> Simulated:
 def no_collections() -> Iterator[None]:
     """Look for no cyclic objects meanwhile, which costs a fifth of the time.
 
-    Reading a trace and simulating it make none.
+    Reading and simulating a trace make no such objects.
     """
     collecting = gc.isenabled()
     gc.disable()

@@ -3,8 +3,8 @@
 The arrival times are kept, because the schedule needs them all: making it takes 46 bytes a row (526
 MiB for 10 million rows), and 8 bytes a row stay (149 MiB with everything else). Rows are read again
 while they are played. A request that has ended is counted into histograms of three significant
-digits, as those of a replay. Not computed, because that needs every request: the share of the
-possible goodput, and the times of sessions.
+digits, as in a replay. The share of the possible goodput and the times of sessions are not
+computed, because they need every request.
 """
 
 import gc
@@ -76,19 +76,19 @@ class StreamTotals:
         self.last_s = max(self.last_s, end_s)
 
     def _histogram(self, metric: str, bucket: str) -> HdrHistogram:
-        found = self.histograms.get((metric, bucket))
-        if found is None:
-            found = self.histograms[metric, bucket] = HdrHistogram(1, MOST_US, 3)
-        return found
+        histogram = self.histograms.get((metric, bucket))
+        if histogram is None:
+            histogram = self.histograms[metric, bucket] = HdrHistogram(1, MOST_US, 3)
+        return histogram
 
     def distributions(self, metric: str) -> dict[str, dict[str, float | int | None]]:
         """Return count, percentiles and maximum in ms, of all and of each bucket."""
         everything = HdrHistogram(1, MOST_US, 3)
         shown = {}
         for bucket in self.buckets:
-            one = self.histograms.get((metric, bucket.name)) or HdrHistogram(1, MOST_US, 3)
-            everything.add(one)
-            shown[bucket.name] = _in_ms(one)
+            histogram = self.histograms.get((metric, bucket.name)) or HdrHistogram(1, MOST_US, 3)
+            everything.add(histogram)
+            shown[bucket.name] = _in_ms(histogram)
         return {"all": _in_ms(everything), **shown}
 
 
@@ -96,7 +96,7 @@ def _in_ms(histogram: HdrHistogram) -> dict[str, float | int | None]:
     count = histogram.get_total_count()
     shown: dict[str, float | int | None] = {"count": count}
     for percentile in PERCENTILES:
-        # The library rounds ranks; a percentile of Forebay is the nearest rank above.
+        # The library rounds ranks. A percentile of Forebay is the nearest rank above.
         share = 100 * rank_of(percentile, count) / count if count else 0.0
         value = histogram.get_value_at_percentile(share) / 1e3
         shown[f"p{percentile:g}"] = value if count else None
@@ -105,7 +105,7 @@ def _in_ms(histogram: HdrHistogram) -> dict[str, float | int | None]:
 
 
 def stream_case(case: SweepCase) -> dict[str, Any]:
-    """Simulate one case; returns its summary, with the keys of `summary.json`.
+    """Simulate one case, and return its summary with the keys of `summary.json`.
 
     Raises:
         InputError: a trace that cannot be read or paced, or a pace that needs all requests.
@@ -122,6 +122,7 @@ def stream_case(case: SweepCase) -> dict[str, Any]:
         max_model_len=scenario.engine.context,
         too_long=workload.too_long,
     )
+    # Read the trace once for the times of all arrivals, and again while it is played.
     scan = source.scan()
     source.check(scan, len(scan.arrivals_s))
     schedule = make_schedule(
@@ -133,6 +134,7 @@ def stream_case(case: SweepCase) -> dict[str, Any]:
         seed=workload.seed,
     )
     del scan
+    # Count each request when it ends, so that no request stays in memory.
     totals = StreamTotals(scenario.buckets(), case.slos)
     engines = scenario.new_engines()
     fleet = Fleet(scenario.new_policy(list(engines)), engines, on_end=totals.add)
@@ -143,8 +145,8 @@ def stream_case(case: SweepCase) -> dict[str, Any]:
         fleet.run(_paced(source, schedule))
     finally:
         gc.enable()
-    busy = [one.busy_s / totals.last_s if totals.last_s else 0.0 for one in engines.values()]
-    preemptions = sum(one.preemptions for one in engines.values())
+    busy = [engine.busy_s / totals.last_s if totals.last_s else 0.0 for engine in engines.values()]
+    preemptions = sum(engine.preemptions for engine in engines.values())
     return {
         **_summary(case, totals, schedule),
         "busy": [round(share, 4) for share in busy],
@@ -177,12 +179,14 @@ def _summary(case: SweepCase, totals: StreamTotals, schedule: Schedule) -> dict[
         "goodput_per_s": good / window_s if window_s else None,
         "attainment": good / count,
         "attainment_by_bucket": {
-            one.name: totals.good[one.name] / total
-            if (total := totals.requests[one.name])
+            bucket.name: totals.good[bucket.name] / total
+            if (total := totals.requests[bucket.name])
             else None
-            for one in totals.buckets
+            for bucket in totals.buckets
         },
-        "requests_by_bucket": {one.name: totals.requests[one.name] for one in totals.buckets},
+        "requests_by_bucket": {
+            bucket.name: totals.requests[bucket.name] for bucket in totals.buckets
+        },
         "possible_goodput_per_s": None,
         "share_of_possible": None,
         "slos": [str(slo) for slo in case.slos],

@@ -1,6 +1,6 @@
 """Summarise a simulation: the keys of `summary.json`, computed with numpy.
 
-The keys and definitions are those of a replay. A request is sent the moment it is due, so the
+Keys and definitions are as in a replay. A request is sent the moment it is due, so the
 schedule lag is 0 and service times equal response times. Of the gaps between tokens only the
 largest of a request (stall) and the mean (TPOT) are known, so `itl_ms` and `icl_ms` have no sample.
 """
@@ -43,7 +43,7 @@ METRICS = {
 
 
 class Table:
-    """Arrays with one value for each request, in order of arrival; NaN where undefined."""
+    """Arrays with one value for each request, in order of arrival. NaN where undefined."""
 
     def __init__(self, simulated: Simulated) -> None:
         outcomes = simulated.outcomes
@@ -84,7 +84,7 @@ class Table:
         return int(self.done.sum()), prompt, output
 
     def good(self, slos: Sequence[Slo]) -> NDArray[np.bool_]:
-        """Tell for each request whether it met every target that applies to it."""
+        """Return an array: True for each request that met every target that applies to it."""
         good = self.done.copy()
         for slo in slos:
             values = self.metrics[slo.metric]
@@ -120,6 +120,7 @@ def summarise(
     rejects = [o.reject for o in outcomes if o.reject]
     reasons: list[str] = [reject.reason for reject in rejects]
     rejected = dict(sorted(Counter(reasons).items()))
+    # Keys that only a real replay can fill have the value of an undisturbed run.
     summary: dict[str, Any] = {
         "requests": len(outcomes),
         "completed": int(table.done.sum()),
@@ -155,6 +156,7 @@ def summarise(
         "busy": [round(share, 4) for share in simulated.busy],
         "preemptions": simulated.preemptions,
     }
+    # Distributions, of all requests and by bucket.
     for key, metric in METRICS.items():
         summary[key] = _distributions(table, table.metrics[metric])
     summary |= task_figures(table.tasks_s.values())
@@ -218,7 +220,7 @@ def _most_in_time(simulated: Simulated, table: Table, slos: Sequence[Slo]) -> in
 
 
 def _cache_use(outcomes: Sequence[SimOutcome]) -> dict[str, Any]:
-    """Count prompt tokens of the requests that were sent, and those found in prefix caches."""
+    """Count prompt tokens of the requests that were sent, and the part found in prefix caches."""
     sent = [o for o in outcomes if o.served]
     prompt_tokens = sum(o.request.input_tokens for o in sent)
     cached_tokens = sum(o.cached_tokens for o in sent)
@@ -243,7 +245,7 @@ def _distributions(table: Table, values: Floats, *, failures: bool = False) -> d
 
 
 def distribution_ms(values_s: Floats, failures: int = 0) -> dict[str, float | str | int | None]:
-    """Return count, nearest-rank percentiles and maximum in milliseconds; None without samples.
+    """Return count, nearest-rank percentiles and maximum in milliseconds. None without samples.
 
     `failures` more samples count as infinite.
     """
@@ -252,8 +254,8 @@ def distribution_ms(values_s: Floats, failures: int = 0) -> dict[str, float | st
     shown: dict[str, float | str | int | None] = {"count": total}
     ranks = {f"p{percentile:g}": rank_of(percentile, total) for percentile in PERCENTILES}
     for name, rank in {**ranks, "max": total}.items():
-        known = rank <= len(values)
-        shown[name] = None if not total else float(values[rank - 1]) * 1e3 if known else INFINITE
+        finite = rank <= len(values)
+        shown[name] = None if not total else float(values[rank - 1]) * 1e3 if finite else INFINITE
     return shown
 
 

@@ -2,7 +2,7 @@
 
 Each combination starts from equal input, so its result does not depend on where it runs. The bound
 on what any scheduler could reach takes longer than many a simulation, and it is the same for all
-policies. So only the first case of those that differ in nothing but the policy computes it. If that
+policies. So of the cases that differ only in the policy, the first computes it. If that
 case served all requests in time, the bound is their number for the others, too.
 """
 
@@ -50,23 +50,23 @@ class SweepCase:
 
     @property
     def traffic(self) -> tuple[tuple[str, Value], ...]:
-        """The values that make its requests and engines differ from those of other cases."""
+        """The values that make its requests and engines differ from other cases."""
         return tuple(item for item in self.values.items() if item[0] != "policy")
 
 
 def parse_axis(text: str) -> tuple[str, list[Value]]:
-    """Read `max_num_batched_tokens=2048,8192`; raises InputError."""
-    name, equals, listed = text.partition("=")
+    """Read `max_num_batched_tokens=2048,8192` (InputError: another form or name)."""
+    name, equals, values = text.partition("=")
     name = name.strip().lstrip("-").replace("-", "_")
-    if not equals or not listed:
+    if not equals or not values:
         raise InputError(f"--sweep: {text!r} is not NAME=VALUE,VALUE; e.g. gpus=2,4,8")
     if name not in KEYS:
         raise InputError(f"--sweep: no option {name!r}; there are {', '.join(KEYS)}")
-    return name, [_value(name, part.strip()) for part in listed.split(",")]
+    return name, [_value(name, part.strip()) for part in values.split(",")]
 
 
 def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
-    """Read each `--sweep` under its name; raises InputError, also for a name given twice."""
+    """Read each `--sweep` under its name (InputError: a wrong one, or a name given twice)."""
     axes: dict[str, list[Value]] = {}
     for text in texts:
         name, values = parse_axis(text)
@@ -83,7 +83,7 @@ def cases(
     workload: SimWorkload,
     slos: tuple[Slo, ...],
 ) -> Iterator[SweepCase]:
-    """Make every combination of the axes, the last varying fastest; raises InputError."""
+    """Make every combination of the axes, the last varying fastest (InputError: a wrong value)."""
     for combination in product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         engine = {key: value for key, value in values.items() if key in ENGINE_KEYS}
@@ -101,12 +101,12 @@ def cases(
 
 
 def run_case(case: SweepCase) -> dict[str, Any]:
-    """Simulate one case; returns its summary, with the case's values under "case"."""
+    """Simulate one case, and return its summary with the case's values under "case"."""
     return describe(case, *simulate_case(case))
 
 
 def simulate_case(case: SweepCase) -> tuple[Simulated, float]:
-    """Simulate one case; returns the simulation, and how many seconds arrivals went on."""
+    """Simulate one case, and return the simulation with the seconds that arrivals went on."""
     scenario = case.scenario
 
     def capacity(rows: Sequence[TraceRequest]) -> float:
@@ -124,7 +124,7 @@ def simulate_case(case: SweepCase) -> tuple[Simulated, float]:
 def describe(
     case: SweepCase, simulated: Simulated, window_s: float, *, bounded: bool = True
 ) -> dict[str, Any]:
-    """Make the summary of a simulated case; without the bound, unless `bounded`."""
+    """Make the summary of a simulated case, with the bound if `bounded`."""
     summary = summarise(simulated, case.slos, window_s, bounded=bounded)
     return {
         "case": dict(case.values),
@@ -137,10 +137,10 @@ def describe(
 def run_all(
     listed: Sequence[SweepCase], jobs: int | None = None, *, bounded: bool = True
 ) -> Iterator[dict[str, Any]]:
-    """Simulate the cases on `jobs` processes (default: all cores); summaries in their order.
+    """Simulate the cases on `jobs` processes (default: all cores). Summaries are in their order.
 
     Args:
-        bounded: as of `summarise`.
+        bounded: compute the bound, see `summarise`.
     """
     jobs = min(jobs or len(os.sched_getaffinity(0)), len(listed))
     leads = _leads(listed, bounded)
@@ -154,11 +154,11 @@ def run_all(
 def run_on_ray(
     listed: Sequence[SweepCase], address: str, *, bounded: bool = True
 ) -> Iterator[dict[str, Any]]:
-    """Simulate the cases on a Ray cluster; raises InputError if Ray is missing or unreachable."""
+    """Simulate the cases on a Ray cluster (InputError: Ray is missing or unreachable)."""
     ray = connect(address)
     try:
         remote = ray.remote(_run)
-        # All are submitted at once; results are small and come back in the order of the cases.
+        # All are submitted at once. Results are small and come back in the order of the cases.
         pending = [
             remote.remote(case, leads)
             for case, leads in zip(listed, _leads(listed, bounded), strict=True)
@@ -169,16 +169,16 @@ def run_on_ray(
 
 
 def _leads(listed: Sequence[SweepCase], bounded: bool) -> list[bool]:
-    """Tell for each case whether it finds the bound: the first with its requests and engines."""
+    """Return a flag for each case: True for the first with its requests and engines."""
     if not bounded:
         return [False] * len(listed)
     traffic = [case.traffic for case in listed]
-    first = {found: number for number, found in reversed(list(enumerate(traffic)))}
-    return [first[found] == number for number, found in enumerate(traffic)]
+    first = {key: number for number, key in reversed(list(enumerate(traffic)))}
+    return [first[key] == number for number, key in enumerate(traffic)]
 
 
 def _run(case: SweepCase, leads: bool) -> tuple[dict[str, Any], int | None]:
-    """Simulate one case; returns its summary without the bound, and the bound if it `leads`."""
+    """Simulate one case. Returns its summary without the bound, and the bound if it `leads`."""
     simulated, window_s = simulate_case(case)
     summary = describe(case, simulated, window_s, bounded=False)
     return summary, bound_of(simulated, case.slos) if leads else None

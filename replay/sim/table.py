@@ -10,13 +10,17 @@ from forebay.replay.results.summary import highest_firm
 
 
 def results_table(results: Sequence[dict[str, Any]]) -> Table:
-    """Make a row for each case; latencies in seconds, of few samples a lower percentile by name."""
+    """Make a row for each case, with latencies in seconds.
+
+    With few samples a cell has a lower percentile and its name.
+    """
     varied = list(results[0]["case"])
     buckets = [name for name in results[0]["ttft_ms"] if name != "all"]
     table = Table(
         caption=_caption(results), box=SIMPLE_HEAD, show_edge=False, pad_edge=False,
         padding=(0, 1, 0, 0), caption_justify="left",
     )  # fmt: skip
+    # Columns: the values that vary, then the results.
     for name in varied:
         table.add_column(name, style="bold", overflow="fold")
     for name in ("rejected", "met", "good/s", "hit"):

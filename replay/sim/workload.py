@@ -12,7 +12,7 @@ from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.text import shared_text
 
-BYTES_PER_TOKEN = 4  # of prompt text, of which only equal blocks matter here
+BYTES_PER_TOKEN = 4  # prompt text, of which only equal blocks matter here
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class SimWorkload:
     seed: int = 0
 
     def source(self, context: int) -> list[TraceRequest]:
-        """Read the rows of the trace, fitted to the model's context; raises InputError."""
+        """Read the rows of the trace, fitted to the model's context (InputError: a bad trace)."""
         source = TraceSource(
             self.trace,
             format_name=self.format_name,
@@ -49,11 +49,12 @@ class SimWorkload:
     def requests(
         self, context: int, capacity_per_s: Callable[[Sequence[TraceRequest]], float]
     ) -> tuple[list[TraceRequest], float]:
-        """Make the paced requests, and how many seconds arrivals go on; raises InputError.
+        """Make the paced requests, and the seconds that arrivals go on (InputError: a bad option).
 
         Args:
             capacity_per_s: called with the rows, only when the pace is given as a load.
         """
+        # One option sets the pace. A load becomes a rate once the capacity is known.
         if self.arrivals.closed:
             raise InputError("--arrivals closed:N: a simulation needs arrival times; give another")
         rate = self.rate
@@ -73,6 +74,7 @@ class SimWorkload:
             duration_s=self.duration,
             seed=self.seed,
         )
+        # A simulation begins with the first arrival.
         first_s = schedule.times_s[0]
         dues_s = (at_s - first_s for at_s in schedule.times_s)
         paced = [  # a copy costs a third of reading the row

@@ -95,9 +95,9 @@ def calibrate_command(
         from forebay.replay.validation.fit_run_cli import calibrate_runs
 
         _check_options_of_runs(peak_share, cross_validate)
-        given = flags.values()
-        given["max_num_batched_tokens"] = batched_tokens
-        config = EngineConfig(model, gpu, **given)
+        values = flags.values()
+        values["max_num_batched_tokens"] = batched_tokens
+        config = EngineConfig(model, gpu, **values)
         share = _share(hold_out)
         calibrate_runs(points, trace, config, prior, out, hold_out=share, as_json=as_json)
         return
@@ -153,7 +153,7 @@ def _lines(text: str) -> set[int]:
 
 
 def _share(text: str) -> float:
-    """Return the part of a run to hold out; raises InputError."""
+    """Return the part of a run to hold out (InputError: not a share)."""
     try:
         share = float(text or 0)
     except ValueError:
@@ -170,7 +170,7 @@ def _show(done: "CalibrationResult", *, as_json: bool) -> None:
         print_json(outcome_data(done))
     else:
         print_outcome(done)
-    for one in done.rejected:
-        print(f"rejected {one.reason}", file=sys.stderr)
+    for rejection in done.rejected:
+        print(f"rejected {rejection.reason}", file=sys.stderr)
     for doubt in done.doubts:
         print(f"doubtful {doubt}", file=sys.stderr)

@@ -1,9 +1,9 @@
-"""Fit the step-time constants to whole replays: to every request, also those served together.
+"""Fit the step-time constants to whole replays, also to requests that were served together.
 
 The trace is played through the engine in virtual time with the arrivals of the run, so queueing,
 batching and prefix hits are the simulator's. The fit chooses the constants whose first-token times
-and times per token come nearest to the measured ones. Requests that were served together show what
-one more sequence in a step costs; requests that were alone cannot.
+and times per token come nearest to the measured ones. Requests that were served together show the
+cost of one more sequence in a step, which requests that were alone cannot show.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,13 +29,13 @@ LEAST_GAIN = 1e-3
 QUANTILES = (0.5, 0.9, 0.99)
 RESAMPLES = 300
 MOST_MISSED = 1 / 3
-"""A fit that misses a figure of the very requests it was fitted to by more is told of."""
+"""A figure of the fitted requests themselves that is further off is reported."""
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class RunFit:
-    """A finished fit; `measured` and `predicted` list the same requests in the same order.
+    """A finished fit. `measured` and `predicted` list the same requests in the same order.
 
     The first `fitted` of them were fitted, the others are held out.
     """
@@ -48,7 +48,7 @@ class RunFit:
     fitted: int
 
     def lines(self, *, held_out: bool) -> tuple["FitLine", ...]:
-        """Return the errors of the requests that were held out, or of those that were fitted."""
+        """Return the errors of the held-out requests, or of the fitted requests."""
         part = slice(self.fitted, None) if held_out else slice(self.fitted)
         return compared(self.measured[part], self.predicted[part])
 
@@ -78,33 +78,35 @@ def predict(
     """Predict the times of `measured` from their arrivals and sizes alone.
 
     Args:
-        constants: replace those that `config` names.
+        constants: used instead of the constants in `config`.
     """
     if constants is not None:
         config = replace(config, calibration=constants)
-    hashed = PromptHashes([one.row for one in measured], config.block_size)
+    # Requests of the same sizes and prefixes, at the measured times.
+    hashed = PromptHashes([timed.row for timed in measured], config.block_size)
     requests = [
         SimRequest(
-            one.row.id,
-            one.row.input_tokens,
-            one.row.output_tokens,
-            tuple(hashed.of(one.row) or ()),
+            timed.row.id,
+            timed.row.input_tokens,
+            timed.row.output_tokens,
+            tuple(hashed.of(timed.row) or ()),
             config.block_size,
         )
-        for one in measured
+        for timed in measured
     ]
     _play(served_engine(config), sorted(zip(measured, requests, strict=True), key=_sent_s))
+    # The predicted times, in the form of measured ones.
     return tuple(
         replace(
-            one,
-            ttft_s=done.first_token_s - one.sent_s,
-            e2e_s=done.finished_s - one.sent_s,
+            timed,
+            ttft_s=done.first_token_s - timed.sent_s,
+            e2e_s=done.finished_s - timed.sent_s,
             tpot_s=(done.finished_s - done.first_token_s) / (done.output_target - 1)
-            if one.tpot_s
+            if timed.tpot_s
             else None,
             cached_tokens=done.cached_tokens,
         )
-        for one, done in zip(measured, requests, strict=True)
+        for timed, done in zip(measured, requests, strict=True)
     )
 
 
@@ -114,10 +116,10 @@ def _sent_s(pair: tuple[Timed, SimRequest]) -> float:
 
 def _play(engine: ServedEngine, sent: Sequence[tuple[Timed, SimRequest]]) -> None:
     """Send the requests at their times, which rise, and wait for all answers."""
-    for one, request in sent:
-        while (due := engine.next_at()) < one.sent_s:
+    for timed, request in sent:
+        while (due := engine.next_at()) < timed.sent_s:
             engine.advance(due)
-        engine.send(request, one.sent_s)
+        engine.send(request, timed.sent_s)
     while (due := engine.next_at()) < inf:
         engine.advance(due)
 
@@ -137,13 +139,14 @@ def fit_run(
     Args:
         hold_out: share of the requests, the last ones, that load the engine and are not fitted.
     """
+    # The last requests load the engine, but their times do not move the constants.
     first = max(1, round(len(measured) * (1 - hold_out)))
 
     def times(of: Sequence[Timed]) -> list[float]:
-        done = [one for one in of[:first] if one.finished]
-        return [one.ttft_s for one in done] + [one.tpot_s for one in done if one.tpot_s]
+        done = [timed for timed in of[:first] if timed.finished]
+        return [timed.ttft_s for timed in done] + [timed.tpot_s for timed in done if timed.tpot_s]
 
-    found = fit_times(
+    result = fit_times(
         lambda constants: times(predict(measured, config, constants)),
         times(measured),
         prior,
@@ -151,7 +154,8 @@ def fit_run(
         step=SLOPE_STEP,
         least_gain=LEAST_GAIN,
     )
-    predicted = predict(measured, config, found.constants)
+    # Judge the fit by the requests that it has not seen, if there are any.
+    predicted = predict(measured, config, result.constants)
     rest = compared(measured[first:], predicted[first:])
     file = CalibrationFile(
         config.model_spec.name,
@@ -159,11 +163,11 @@ def fit_run(
         today.isoformat(),
         used,
         _checked(rest),
-        found.constants,
-        found.fitted,
+        result.constants,
+        result.fitted,
         tuple(asdict(line) for line in rest or compared(measured, predicted)),
     )
-    return RunFit(file, found, prior, tuple(measured), predicted, first)
+    return RunFit(file, result, prior, tuple(measured), predicted, first)
 
 
 def _checked(held_out: Sequence["FitLine"]) -> str:
@@ -211,9 +215,9 @@ def _times(measured: Sequence[Timed], predicted: Sequence[Timed], name: str) -> 
     """Return measured and predicted times, one row for each request with both."""
     pairs = [
         (mine, models)
-        for one, other in zip(measured, predicted, strict=True)
-        if one.finished
-        and (mine := getattr(one, f"{name}_s"))
+        for timed, other in zip(measured, predicted, strict=True)
+        if timed.finished
+        and (mine := getattr(timed, f"{name}_s"))
         and (models := getattr(other, f"{name}_s"))
     ]
     return np.array(pairs, dtype=np.float64).reshape(-1, 2)
@@ -247,7 +251,7 @@ def _rank(quantile: float, count: int) -> int:
 
 
 def _resamples(count: int) -> Iterator[NDArray[np.int64]]:
-    """Draw requests anew, in stretches: requests that wait for each other err together."""
+    """Draw samples of requests, in stretches: requests that wait for each other err together."""
     length = max(1, round(count ** (1 / 3)))
     drawing = np.random.default_rng(0)  # equal input gives equal output
     within = np.arange(length)
@@ -257,8 +261,8 @@ def _resamples(count: int) -> Iterator[NDArray[np.int64]]:
 
 
 def hit_ratio(of: Sequence[Timed]) -> float | None:
-    """Return the share of prompt tokens that were cached; None if it was not measured."""
-    done = [(one.cached_tokens, one.row.input_tokens) for one in of if one.finished]
+    """Return the share of prompt tokens that were cached, None if it was not measured."""
+    done = [(timed.cached_tokens, timed.row.input_tokens) for timed in of if timed.finished]
     if any(cached is None for cached, _ in done):
         return None
     return sum(cached or 0 for cached, _ in done) / sum(tokens for _, tokens in done)

@@ -37,7 +37,7 @@ def calibrate_runs(
     hold_out: float,
     as_json: bool,
 ) -> None:
-    """Fit, print, write; raises InputError for runs of another trace, and for a fit to refuse."""
+    """Fit, print and write (InputError: runs of another trace, or a fit that is no calibration)."""
     measured = read_measured(runs, trace)
     check_model(runs, config)
     names = ", ".join(run.name for run in runs)
@@ -74,7 +74,7 @@ def check_model(sources: Sequence[Path], config: EngineConfig) -> None:
 
 
 def differ(one: str, other: str) -> bool:
-    """Tell whether two names of models are of different families, or of different sizes."""
+    """True if two names of models are of different families, or of different sizes."""
     names = [name.lower().rsplit("/config.json", 1)[0].rsplit("/", 1)[-1] for name in (one, other)]
     families = [{word for word in FAMILIES if word in name} for name in names]
     sizes = [set(re.findall(r"(?<![a-z\d.])(\d+(?:\.\d+)?)b(?![a-z\d])", name)) for name in names]
@@ -99,9 +99,9 @@ def comparison_table(title: str, lines: Sequence[FitLine]) -> Table:
 
 def hits_text(measured: Sequence[Timed], simulated: Sequence[Timed]) -> str:
     """Describe the shares of prompt tokens that were cached."""
-    known, model = hit_ratio(measured), hit_ratio(simulated) or 0.0
-    told = "not in the file" if known is None else f"{known:.1%}"
-    return f"Prompt tokens cached: measured {told}, simulated {model:.1%}."
+    ratio, model = hit_ratio(measured), hit_ratio(simulated) or 0.0
+    measured_text = "not in the file" if ratio is None else f"{ratio:.1%}"
+    return f"Prompt tokens cached: measured {measured_text}, simulated {model:.1%}."
 
 
 def _print(done: RunFit) -> None:

@@ -24,9 +24,9 @@ from forebay.traces.formats import open_trace
 from forebay.traces.schema import TraceRequest
 
 MOST_ADDED = 256
-"""Tokens that a chat template may add to a prompt; more, and the run is of another trace."""
+"""Tokens that a chat template may add to a prompt. With more, the run is of another trace."""
 MOST_FAILED = 0.05
-"""Largest share of failed requests: what a failed request cost the server is only estimated."""
+"""Largest share of failed requests, because their cost for the server is only estimated."""
 _COLUMNS = ("id", "backend", "sent_s", "outcome", "reason", "status", "prompt_tokens",
             "cached_tokens", "output_tokens", "ttft_service_s", "e2e_service_s",
             "tpot_s")  # fmt: skip
@@ -41,7 +41,7 @@ COLUMNS = {
     "cached_tokens": ("cached_tokens",),
     "error": ("error",),
 }
-"""Columns of a per-request file and their names; times end in _s, _ms or _ns, or are seconds."""
+"""Columns of a per-request file and their names. Times end in _s, _ms or _ns, or are seconds."""
 _UNITS = {"": 1.0, "_s": 1.0, "_ms": 1e-3, "_ns": 1e-9}
 _TIMES = ("sent", "ttft", "e2e")
 _NEEDED = ("sent", "input_tokens", "output_tokens", "ttft", "e2e")
@@ -49,7 +49,7 @@ _NEEDED = ("sent", "input_tokens", "output_tokens", "ttft", "e2e")
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One request and its times in seconds; `tpot_s` is None below LEAST_DECODED tokens.
+    """One request and its times in seconds. `tpot_s` is None below LEAST_DECODED tokens.
 
     A request that failed is not `finished`: it is played, because it took the server's time, and
     its own times are not compared. `cached_tokens` is None where the file does not say it.
@@ -65,11 +65,11 @@ class Timed:
 
 
 def read_runs(folders: Sequence[Path], trace: Sequence[TraceRequest]) -> tuple[Timed, ...]:
-    """Read the requests of replays of one trace; each time is the median over the runs.
+    """Read the requests of replays of one trace. Each time is the median over the runs.
 
-    A request has the prompt tokens that the server counted: a chat template adds to those of the
-    trace. Requests after the end of a run that was shorter than its trace are left out, and so are
-    requests that the server did not accept.
+    A request has the prompt tokens that the server counted: a chat template adds tokens to a prompt
+    of the trace. Requests after the end of a run that was shorter than its trace are left out,
+    and so are requests that the server did not accept.
 
     Raises InputError for a run of another trace, of several servers, or with many failures.
     """
@@ -77,33 +77,36 @@ def read_runs(folders: Sequence[Path], trace: Sequence[TraceRequest]) -> tuple[T
     for folder, table in zip(folders, tables, strict=True):
         _check_trace(folder, table, trace)
     timed = (_timed(row, [table[row.id] for table in tables if row.id in table]) for row in trace)
-    return tuple(one for one in timed if one is not None)
+    return tuple(request for request in timed if request is not None)
 
 
 def _timed(row: TraceRequest, found: Sequence[Mapping[str, Any]]) -> Timed | None:
     """Return a request with its median times, or None if no server worked on it."""
-    done = [one for one in found if _answered(one)]
+    done = [record for record in found if _answered(record)]
     if not done:
         return _failed(row, found)
-    tpots = [one["tpot_s"] for one in done if one["tpot_s"]]
+    tpots = [record["tpot_s"] for record in done if record["tpot_s"]]
     output = done[0]["output_tokens"]
     return Timed(
         replace(row, input_tokens=done[0]["prompt_tokens"], output_tokens=output),
         done[0]["sent_s"],
-        median(one["ttft_service_s"] for one in done),
-        median(one["e2e_service_s"] for one in done),
+        median(record["ttft_service_s"] for record in done),
+        median(record["e2e_service_s"] for record in done),
         median(tpots) if tpots and output >= LEAST_DECODED else None,
-        round(median(one["cached_tokens"] or 0 for one in done)),
+        round(median(record["cached_tokens"] or 0 for record in done)),
     )
 
 
 def _failed(row: TraceRequest, found: Sequence[Mapping[str, Any]]) -> Timed | None:
-    """Return a request that failed with the tokens that it got, or None if none was served."""
-    for one in found:
-        if _occupied(one):
-            prompt, output = one["prompt_tokens"] or row.input_tokens, one["output_tokens"] or 1
+    """Return a request that failed with the tokens that it got, or None if no server served it."""
+    for record in found:
+        if _occupied(record):
+            prompt, output = (
+                record["prompt_tokens"] or row.input_tokens,
+                record["output_tokens"] or 1,
+            )
             played = replace(row, input_tokens=prompt, output_tokens=output)
-            return Timed(played, one["sent_s"], 0.0, 0.0, None, 0, finished=False)
+            return Timed(played, record["sent_s"], 0.0, 0.0, None, 0, finished=False)
     return None
 
 
@@ -147,10 +150,10 @@ def _rows(folder: Path) -> dict[str, dict[str, Any]]:
 def _check_trace(
     folder: Path, table: Mapping[str, Mapping[str, Any]], trace: Sequence[TraceRequest]
 ) -> None:
-    known = {row.id for row in trace}
-    if not table.keys() <= known:
+    ids = {row.id for row in trace}
+    if not table.keys() <= ids:
         raise InputError(f"{folder}: has requests that are not in the trace")
-    added: int | None = None  # by a chat template: the same for every request
+    added: int | None = None  # tokens of a chat template: the same for every request
     end_s = max(row.arrival_s for row in trace if row.id in table)
     for row in trace:
         if row.id not in table:
@@ -173,10 +176,10 @@ def _check_trace(
 
 
 def read_measured(sources: Sequence[Path], trace: Path | None = None) -> tuple[Timed, ...]:
-    """Read run folders of one trace, or one result file; raises InputError.
+    """Read run folders of one trace, or one result file. Raises InputError.
 
     Args:
-        trace: what was replayed. None: for folders as run.json names it, for a file unknown.
+        trace: the replayed trace. None: for folders as run.json names it, for a file unknown.
     """
     if not is_results(sources[0]):
         return read_runs(sources, list(open_trace(trace or _trace_of(sources[0]))))
@@ -195,7 +198,7 @@ def is_results(path: Path) -> bool:
 
 
 def read_results(path: Path, trace: Sequence[TraceRequest] | None = None) -> tuple[Timed, ...]:
-    """Read one file of per-request results, in the order of sending; times start at 0.
+    """Read one file of per-request results, in the order of sending. Times start at 0.
 
     Args:
         trace: the requests in the order of the file, whose prompts they had. None: no two prompts
@@ -210,15 +213,15 @@ def read_results(path: Path, trace: Sequence[TraceRequest] | None = None) -> tup
         raise InputError(
             f"{path}: has {len(rows):,} requests, --trace {len(trace):,}; give the trace it is of"
         )
-    found = [
+    requests = [
         _result(path, number, row, trace[number - 1] if trace else None)
         for number, row in enumerate(rows, 1)
     ]
-    if not any(one.finished for one in found):
+    if not any(request.finished for request in requests):
         raise InputError(f"{path}: no request was answered")
-    first_s = min(one.sent_s for one in found)
-    moved = (replace(one, sent_s=one.sent_s - first_s) for one in found)
-    return tuple(sorted(moved, key=lambda one: one.sent_s))
+    first_s = min(request.sent_s for request in requests)
+    moved = (replace(request, sent_s=request.sent_s - first_s) for request in requests)
+    return tuple(sorted(moved, key=lambda request: request.sent_s))
 
 
 def model_of(path: Path) -> str | None:
@@ -274,17 +277,17 @@ def _vllm_rows(path: Path, body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _result(path: Path, number: int, row: Mapping[str, Any], traced: TraceRequest | None) -> Timed:
-    found = {name: _cell(row, name) for name in COLUMNS}
-    failed = bool(found["error"])
-    values = _values(path, number, found, failed=failed)
+    cells = {name: _cell(row, name) for name in COLUMNS}
+    failed = bool(cells["error"])
+    values = _values(path, number, cells, failed=failed)
     output, prompt = max(1, int(values["output_tokens"])), max(1, int(values["input_tokens"]))
-    request = traced or TraceRequest(str(found["id"] or f"r{number}"), 0.0, prompt, output)
+    request = traced or TraceRequest(str(cells["id"] or f"r{number}"), 0.0, prompt, output)
     if not 0 <= prompt - request.input_tokens <= MOST_ADDED:
         raise InputError(
             f"{path}: request {number} has {prompt:,} prompt tokens, in the trace it has "
             f"{request.input_tokens:,}; give the trace it is of, in the same order"
         )
-    cached = found["cached_tokens"]
+    cached = cells["cached_tokens"]
     gap_s = (values["e2e"] - values["ttft"]) / (output - 1) if output >= LEAST_DECODED else None
     return Timed(
         replace(request, input_tokens=prompt, output_tokens=output),
@@ -294,7 +297,7 @@ def _result(path: Path, number: int, row: Mapping[str, Any], traced: TraceReques
 
 
 def _values(path: Path, number: int, found: Mapping[str, Any], *, failed: bool) -> dict[str, float]:
-    """Return the numbers of one row; a failed request may lack some. Raises InputError."""
+    """Return the numbers of one row. A failed request may lack some. Raises InputError."""
     values: dict[str, float] = {}
     for name in _NEEDED:
         value = 0.0 if failed and found[name] is None else found[name]
@@ -331,7 +334,7 @@ def _cell(row: Mapping[str, Any], name: str) -> Any:
 
 
 def _trace_of(run: Path) -> Path:
-    """Return the trace that a run says it replayed; raises InputError."""
+    """Return the trace that a run says it replayed (InputError: it names no trace)."""
     path = run / "run.json"
     if not path.is_file():
         raise InputError(
@@ -339,9 +342,9 @@ def _trace_of(run: Path) -> Path:
             "`vllm bench serve --save-detailed`"
         )
     try:
-        found = Path(json.loads(path.read_text(encoding="utf-8"))["trace"]["path"])
+        trace = Path(json.loads(path.read_text(encoding="utf-8"))["trace"]["path"])
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"{path}: names no trace; give it as --trace") from None
-    if not found.is_file():
-        raise InputError(f"{path}: its trace {found} is not there; give it as --trace")
-    return found
+    if not trace.is_file():
+        raise InputError(f"{path}: its trace {trace} is not there; give it as --trace")
+    return trace

@@ -79,7 +79,7 @@ def validate_command(
         console.print(
             f"{hits_text(measured, simulated)}\nFurthest off: {worst.name} by {worst.error:+.1%}.",
         )
-        if failed := sum(not one.finished for one in measured):
+        if failed := sum(not request.finished for request in measured):
             console.print(f"{failed} failed requests were played and are not compared.")
     if within is not None and abs(worst.error) > within:
         raise typer.Exit(1)

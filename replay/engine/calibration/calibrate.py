@@ -1,7 +1,7 @@
 """Turn measured points into a calibration: reject impossible points, fit, check the fit.
 
 The evidence is held-out points and leave-one-out cross-validation. A fit with as many constants as
-points meets its own points whatever they are.
+points meets its own points regardless of their values.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,7 +25,7 @@ from forebay.replay.engine.timing.step_constants import (
 from forebay.traces.errors import InputError
 
 KERNEL_SHARE = 0.82
-"""Largest share of peak in kernel tables; a served request above it is doubtful."""
+"""Largest share of peak in kernel tables. A served request above it is doubtful."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Compared:
 
     Attributes:
         model_s: prediction by the final constants.
-        left_out_s: prediction by constants fitted without this point; None for held-out points and
+        left_out_s: prediction by constants fitted without this point. None for held-out points and
             without cross-validation.
     """
 
@@ -61,7 +61,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
-    """A finished calibration; `used` describes the points that were read."""
+    """A finished calibration. `used` describes the points that were read."""
 
     file: CalibrationFile
     fit: Fit
@@ -91,19 +91,21 @@ def calibrate(
     """Fit `read.points` for `model` on `gpu`.
 
     Args:
-        hold_out: lines to hold out besides those marked so.
+        hold_out: lines to hold out, in addition to the lines marked as held out.
         peak_share: points that need more than this share of the data sheet's peak are rejected.
 
     Raises InputError when a line to hold out does not exist, or nothing is left to fit.
     """
     if unknown := set(hold_out) - {point.line for point in read.points}:
         raise InputError(f"--hold-out {min(unknown)}: no point on that line")
+    # Impossible points must not move the constants, so they leave before the fit.
     gate = _Gate(model, gpu, peak_share)
     for point in read.points:
         gate.take(point)
     fitting = [i for i, p in enumerate(gate.kept) if not (p.held_out or p.line in hold_out)]
     if not fitting:
         raise InputError(f"no point left to fit{gate.rejected_text()}")
+    # A few constants can meet few points: held-out points and cross-validation test the fit.
     prior = prior or kernel_table()
     whole, left_out = _fits(gate, fitting, prior, cross_validate)
     compared = tuple(
@@ -115,10 +117,14 @@ def calibrate(
         gpu.name,
         today.isoformat(),
         read.used,
-        _checked([one for i, one in enumerate(compared) if i not in fitting], compared, whole),
+        _checked(
+            [comparison for i, comparison in enumerate(compared) if i not in fitting],
+            compared,
+            whole,
+        ),
         whole.constants,
         whole.fitted,
-        tuple(_row(one, i in fitting) for i, one in enumerate(compared)),
+        tuple(_row(comparison, i in fitting) for i, comparison in enumerate(compared)),
     )
     return CalibrationResult(
         file, whole, prior, compared, tuple(gate.rejected), tuple(gate.doubts), read.used
@@ -143,7 +149,9 @@ class _Gate:
         floors = [least(self.model, self.gpu, [step]) for step in work.steps]
         floor_s = (max if work.longest else sum)(floor.seconds for floor in floors)
         share = floor_s / point.seconds
-        compute = sum(one.compute_s for one in floors) >= sum(one.memory_s for one in floors)
+        compute = sum(floor.compute_s for floor in floors) >= sum(
+            floor.memory_s for floor in floors
+        )
         peak = self.gpu.peak_flops / 1e12 if compute else self.gpu.bandwidth / 1e12
         unit = "TFLOP/s" if compute else "TB/s"
         needs = (
@@ -168,7 +176,7 @@ class _Gate:
 def _fits(
     gate: _Gate, fitting: list[int], prior: Calibration, cross_validate: bool
 ) -> tuple[Fit, dict[int, float]]:
-    """Fit all points of `fitting`; with `cross_validate` predict each from a fit without it."""
+    """Fit all points of `fitting`. With `cross_validate` predict each from a fit without it."""
 
     def fit_of(indices: list[int]) -> Fit:
         chosen = [gate.steps[i] for i in indices]
@@ -193,9 +201,13 @@ def _checked(held_out: list[Compared], compared: Sequence[Compared], whole: Fit)
     """Describe in one line how far the calibration was checked."""
     parts = []
     if held_out:
-        errors = [one.error for one in held_out]
+        errors = [comparison.error for comparison in held_out]
         parts.append(f"{len(held_out)} held-out points: {error_text(errors)}")
-    errors = [one.left_out_error for one in compared if one.left_out_error is not None]
+    errors = [
+        comparison.left_out_error
+        for comparison in compared
+        if comparison.left_out_error is not None
+    ]
     if errors:
         text = f"leave-one-out over {len(errors)}: {error_text(errors)}"
         if len(errors) <= len(whole.fitted):
@@ -204,12 +216,12 @@ def _checked(held_out: list[Compared], compared: Sequence[Compared], whole: Fit)
     return "; ".join(parts) or "not checked: no point was held out"
 
 
-def _row(one: Compared, fitted: bool) -> dict[str, Any]:
-    point = one.point
+def _row(comparison: Compared, fitted: bool) -> dict[str, Any]:
+    point = comparison.point
     row: dict[str, Any] = {"line": point.line, "kind": point.kind}
     row |= {"prompt_tokens": point.prompt_tokens, "cached_tokens": point.cached_tokens}
     row |= {"batch_size": point.batch_size, "output_tokens": point.output_tokens}
     row |= {"max_num_batched_tokens": point.max_num_batched_tokens, "seconds": point.seconds}
-    row |= {"held_out": not fitted, "model_s": one.model_s, "error": one.error}
-    row |= {"left_out_error": one.left_out_error, "note": point.note}
+    row |= {"held_out": not fitted, "model_s": comparison.model_s, "error": comparison.error}
+    row |= {"left_out_error": comparison.left_out_error, "note": point.note}
     return row

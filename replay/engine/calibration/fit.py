@@ -52,8 +52,8 @@ class Fit:
     """Fitted constants.
 
     Attributes:
-        fitted: names of the fitted constants; the others are the prior's.
-        relative_errors: standard error of each fitted constant as a share of its value; None when
+        fitted: names of the fitted constants. The others are the prior's.
+        relative_errors: standard error of each fitted constant as a share of its value. None when
             there are no more points than constants.
         at_bound: fitted constants that stopped at a physical bound: something else is wrong.
         unresolved: candidates that keep the prior, with the largest relative change of any point
@@ -100,7 +100,7 @@ def fit_times(
 
     Args:
         candidates: constants that may be fitted, with their uncertainty (in ln).
-        step: step of ln(constant) for slopes; coarse where predictions are not smooth.
+        step: step of ln(constant) for slopes, coarse where predictions are not smooth.
         least_gain: a round that lowers the sum of squares by less than this share is the last.
     """
     target = np.log(np.asarray(measured_s, dtype=np.float64))
@@ -108,6 +108,7 @@ def fit_times(
     def logs(constants: Calibration) -> Vector:
         return np.log(np.asarray(predicted(constants), dtype=np.float64))
 
+    # Fit only the constants that the points can tell apart, in units of their uncertainty.
     names, uncertainty = list(candidates), np.array(list(candidates.values()))
     effects = _jacobian(logs, prior, names, step) * uncertainty
     chosen, left = _identifiable(effects, names)
@@ -115,20 +116,21 @@ def fit_times(
     def fit_of(chosen: tuple[str, ...], left: dict[str, float]) -> Fit:
         return _fit_of(chosen, left, prior, lambda c: logs(c) - target, step, least_gain)
 
+    # Drop the least certain constant and fit again, until each fitted constant is a value.
     while True:
-        found = fit_of(chosen, left)
-        doubtful = found.at_bound or [
-            name for name, error in found.relative_errors.items() if error and error > MOST_ERROR
+        attempt = fit_of(chosen, left)
+        doubtful = attempt.at_bound or [
+            name for name, error in attempt.relative_errors.items() if error and error > MOST_ERROR
         ]
         if not doubtful:
-            return found
-        worst = max(doubtful, key=lambda name: found.relative_errors[name] or 0.0)
+            return attempt
+        worst = max(doubtful, key=lambda name: attempt.relative_errors[name] or 0.0)
         chosen = tuple(name for name in chosen if name != worst)
         without = left | {worst: float(np.abs(effects[:, names.index(worst)]).max())}
-        if found.at_bound:
+        if attempt.at_bound:
             tried = fit_of(chosen, without)
-            if tried.rms > max(SMALL_RMS, MOST_RMS_RATIO * found.rms):
-                return found
+            if tried.rms > max(SMALL_RMS, MOST_RMS_RATIO * attempt.rms):
+                return attempt
         left = without
 
 
@@ -192,7 +194,7 @@ def _jacobian(
 def _identifiable(
     effects: Vector, names: Sequence[str]
 ) -> tuple[tuple[str, ...], dict[str, float]]:
-    """Choose constants one by one: the largest effect that those chosen before cannot mimic.
+    """Choose constants step by step: the largest effect that earlier choices cannot mimic.
 
     Args:
         effects: relative change of each point by the prior's uncertainty of each candidate.

@@ -25,14 +25,18 @@ _NUMERIC = ("line", "measured", "model", "error", "left out", "value", "prior")
 def print_shipped(as_json: bool) -> None:
     """Print the shipped calibrations and what each was checked against."""
     if as_json:
-        print_json({"calibrations": [one.as_json() for one in shipped()]})
+        print_json({"calibrations": [calibration.as_json() for calibration in shipped()]})
         return
     from rich.console import Console
     from rich.text import Text
 
     table = new_table("model", "GPU", "how far checked", right=())
-    for one in shipped():
-        words = (one.model if one.model != "*" else "any other", one.gpu, one.checked)
+    for calibration in shipped():
+        words = (
+            calibration.model if calibration.model != "*" else "any other",
+            calibration.gpu,
+            calibration.checked,
+        )
         table.add_row(*(Text(word) for word in words))
     console = Console(highlight=False)
     console.print(table)
@@ -40,7 +44,7 @@ def print_shipped(as_json: bool) -> None:
 
 
 def print_outcome(done: "CalibrationResult") -> None:
-    """Print every point beside the model, the constants, and the errors of the fit."""
+    """Print every point next to the model, the constants, and the errors of the fit."""
     from rich.console import Console
     from rich.text import Text
 
@@ -48,26 +52,28 @@ def print_outcome(done: "CalibrationResult") -> None:
 
     console = Console(highlight=False)
     console.print(Text(f"{done.file.model} on {done.file.gpu}: {done.used}"))
+    # One row for each point, with its prediction.
     table = new_table("line", "point", "measured", "model", "error", "left out", "role")
     fitted_errors = []
-    for one, row in zip(done.compared, done.file.points, strict=True):
-        left_out = one.left_out_error
+    for comparison, row in zip(done.compared, done.file.points, strict=True):
+        left_out = comparison.left_out_error
         if not row["held_out"]:
-            fitted_errors.append(one.error)
+            fitted_errors.append(comparison.error)
         table.add_row(
-            str(one.point.line),
-            Text(str(one.point)),
-            f"{one.point.seconds:#.4g} s",
-            f"{one.model_s:#.4g} s",
-            f"{one.error:+.1%}",
+            str(comparison.point.line),
+            Text(str(comparison.point)),
+            f"{comparison.point.seconds:#.4g} s",
+            f"{comparison.model_s:#.4g} s",
+            f"{comparison.error:+.1%}",
             "" if left_out is None else f"{left_out:+.1%}",
             "held out" if row["held_out"] else "fit",
         )
     console.print(table)
+    # The constants, and the evidence for them.
     console.print(constants_table(done.file.constants, done.prior, done.fit))
-    kept = [name for name in CONSTANTS if name not in done.fit.fitted]
+    unfitted = [name for name in CONSTANTS if name not in done.fit.fitted]
     console.print(
-        Text(f"The points do not identify {', '.join(kept)}: the prior's values are kept.")
+        Text(f"The points do not identify {', '.join(unfitted)}: the prior's values are kept.")
     )
     own = f"Fitted points: {error_text(fitted_errors)}"
     if len(fitted_errors) <= len(done.fit.fitted):
@@ -78,7 +84,10 @@ def print_outcome(done: "CalibrationResult") -> None:
 def outcome_data(done: "CalibrationResult") -> dict[str, Any]:
     return {
         **fit_data(done.file, done.fit),
-        "rejected": [{"line": one.point.line, "reason": one.reason} for one in done.rejected],
+        "rejected": [
+            {"line": rejection.point.line, "reason": rejection.reason}
+            for rejection in done.rejected
+        ],
         "doubtful": list(done.doubts),
     }
 
@@ -115,7 +124,7 @@ def constants_table(constants: Calibration, prior: Calibration, fit: "Fit") -> "
 
 
 def new_table(*headings: str, right: tuple[str, ...] = _NUMERIC) -> "Table":
-    """Return an empty table; the columns named in `right` are right-aligned."""
+    """Return an empty table. The columns named in `right` are right-aligned."""
     from rich import box
     from rich.table import Table
 
@@ -132,7 +141,7 @@ def print_json(data: dict[str, Any]) -> None:
 
 
 def write_calibration(file: CalibrationFile, out: Path) -> None:
-    """Write `file` whole or not at all and report it; raises InputError where it cannot."""
+    """Write `file` whole or not at all and report it (InputError: it cannot be written)."""
     with whole_file(out) as written:
         written.write(json_bytes(file.as_json()))
     talk(f"wrote {out}: forebay engine --calibration {out}")

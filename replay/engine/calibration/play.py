@@ -56,11 +56,11 @@ class _Arrivals:
     def __init__(self, server: ApiServer, requests: Iterable[EngineRequest]) -> None:
         self._server = server
         self._unsent = deque(sorted(requests, key=lambda request: request.arrival_s))
-        self._inside: list[tuple[float, int, EngineRequest]] = []  # by when they are through
+        self._inside: list[tuple[float, int, EngineRequest]] = []  # heap, by exit time
         self._count = 0
 
     def next_at(self) -> float:
-        """Return when the next request is sent or through; inf without any."""
+        """Return when the next request is sent or through, inf without any."""
         through_at = self._inside[0][0] if self._inside else inf
         return min(through_at, self._unsent[0].arrival_s if self._unsent else inf)
 

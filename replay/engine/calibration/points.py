@@ -25,21 +25,21 @@ KINDS = {
     "offline": "batch_size equal requests from submission to the last token, no HTTP",
 }
 DEFAULT_BATCHED_TOKENS = 8192
-LEAST_DECODED = 8  # output tokens; fewer give no rate
+LEAST_DECODED = 8  # output tokens: fewer give no rate
 ALONE_SLACK_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measurement; `line` is its place in the file, from 1.
+    """One measurement. `line` is its place in the file, from 1.
 
     Attributes:
-        prompt_tokens: prompt of each request; for itl and tpot the context where decoding starts.
+        prompt_tokens: prompt of each request. For itl and tpot the context where decoding starts.
         cached_tokens: prompt tokens found in the prefix cache.
         batch_size: number of equal requests at once.
         output_tokens: output of each request.
         held_out: the point is compared with the model, but not fitted.
-        text: the API server read and tokenized a text; False if a TTFT or TPOT has no time for it.
+        text: the API server read and tokenized a text. False if a TTFT or TPOT has no time for it.
     """
 
     line: int
@@ -68,7 +68,7 @@ class Point:
 
 
 _NAMES = {"context": "prompt_tokens", "prompt": "prompt_tokens", "output": "output_tokens"}
-_FIELDS = tuple(one.name for one in fields(Point) if one.name != "line")
+_FIELDS = tuple(field.name for field in fields(Point) if field.name != "line")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Points:
 
 
 def read_points(path: Path, batched_tokens: int = DEFAULT_BATCHED_TOKENS) -> Points:
-    """Read `path`; `batched_tokens` is the token budget of points that name none.
+    """Read `path`. `batched_tokens` is the token budget of points that state none.
 
     Raises InputError that names file, line and key.
     """
@@ -92,10 +92,10 @@ def read_points(path: Path, batched_tokens: int = DEFAULT_BATCHED_TOKENS) -> Poi
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise InputError(f"{path}: cannot be read ({reason})") from error
     rows = _json_rows(path, text) if text.lstrip().startswith("{") else _csv_rows(path, text)
-    found = tuple(_point(path, line, row, batched_tokens) for line, row in rows)
-    if not found:
+    points = tuple(_point(path, line, row, batched_tokens) for line, row in rows)
+    if not points:
         raise InputError(f"{path}: no points; give rows of kind, prompt_tokens, seconds")
-    return Points(found, f"{len(found)} points of {path.name}")
+    return Points(points, f"{len(points)} points of {path.name}")
 
 
 def _json_rows(path: Path, text: str) -> list[tuple[int, dict[str, Any]]]:
@@ -115,18 +115,18 @@ def _json_rows(path: Path, text: str) -> list[tuple[int, dict[str, Any]]]:
 
 def _csv_rows(path: Path, text: str) -> list[tuple[int, dict[str, Any]]]:
     """Return rows under the header's names, without blank cells and `#` comment lines."""
-    kept = [(n, raw) for n, raw in enumerate(text.splitlines(), 1)
+    lines = [(n, raw) for n, raw in enumerate(text.splitlines(), 1)
             if raw.strip() and not raw.lstrip().startswith("#")]  # fmt: skip
-    if not kept:
+    if not lines:
         return []
-    names, *rows = csv.reader(io.StringIO("\n".join(raw for _, raw in kept)))
-    found = []
-    for (line, _), cells in zip(kept[1:], rows, strict=True):
+    names, *rows = csv.reader(io.StringIO("\n".join(raw for _, raw in lines)))
+    named = []
+    for (line, _), cells in zip(lines[1:], rows, strict=True):
         if len(cells) != len(names):
             raise InputError(f"{path}:{line}: {len(cells)} cells under {len(names)} headings")
         row = {k.strip(): v.strip() for k, v in zip(names, cells, strict=True) if v.strip()}
-        found.append((line, dict(row)))
-    return found
+        named.append((line, dict(row)))
+    return named
 
 
 def _point(path: Path, line: int, row: dict[str, Any], batched_tokens: int) -> Point:
@@ -183,6 +183,7 @@ def _read_run(path: Path, batched_tokens: int) -> Points:
         rows = pyarrow.parquet.read_table(str(table), columns=list(columns)).to_pylist()
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{path}: not a run folder: {table.name} cannot be read") from error
+    # The times of requests that shared their server include work of their neighbours.
     sent = [row for row in rows if row["sent_s"] is not None and row["done_s"] is not None]
     alone = [row for row in _alone(sent) if row["outcome"] == "ok" and row["prompt_tokens"]]
     if not alone:
@@ -190,6 +191,7 @@ def _read_run(path: Path, batched_tokens: int) -> Points:
             f"{path}: no request was alone on its server, and the times of the others include "
             "work of their neighbours; replay with --arrivals closed:1"
         )
+    # Requests of equal lengths make one point.
     points = tuple(
         Point(line, kind, median(times), prompt, cached, 1, output, batched_tokens,
               note=f"median of {len(times)}")
@@ -220,13 +222,13 @@ def _alone(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     by_backend: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: float(row["sent_s"])):
         by_backend[row["backend"]].append(row)
-    found = []
+    alone = []
     for mine in by_backend.values():
         busy_until = -math.inf
         for row, after in zip(mine, [*mine[1:], None], strict=True):
             free = busy_until <= row["sent_s"] + ALONE_SLACK_S
             last = after is None or row["done_s"] <= after["sent_s"] + ALONE_SLACK_S
             if free and last:
-                found.append(row)
+                alone.append(row)
             busy_until = max(busy_until, row["done_s"])
-    return found
+    return alone

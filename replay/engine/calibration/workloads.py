@@ -1,6 +1,6 @@
 """Find the engine steps behind a measured point: one TTFT, one gap or one batch.
 
-The engine's own scheduler runs, so chunks, prefix hits and batches are those of the simulator.
+The engine's own scheduler runs, so the simulator has the same chunks, prefix hits and batches.
 The duration of a step stays open, because the fit looks for it.
 """
 
@@ -27,7 +27,7 @@ class PointSteps:
 
     Attributes:
         longest: the point is the duration of the longest step, not the sum of all.
-        server_tokens: prompt tokens that pass the API server; None if the point is of the engine.
+        server_tokens: prompt tokens that pass the API server. None if the point is of the engine.
         admitted_tokens: prompt tokens that the engine takes in before the first step, if `longest`.
         decoded_tokens: prompt tokens that the API server decodes before it sends the first token,
             divided by the number of later tokens, which do not wait for that.
@@ -53,7 +53,7 @@ class PointSteps:
 
 
 class _Recorder(StepTimeModel):
-    """Records every step; a step takes no time."""
+    """Records every step. A step takes no time."""
 
     def __init__(self, model: ModelSpec, gpu: GpuSpec) -> None:
         super().__init__(model, gpu)
@@ -65,7 +65,7 @@ class _Recorder(StepTimeModel):
 
 
 def point_steps(point: Point, model: ModelSpec, gpu: GpuSpec) -> PointSteps:
-    """Return the steps behind `point`; raises InputError when the engine cannot run it."""
+    """Return the steps behind `point` (InputError: the engine cannot run it)."""
     longest = point.prompt_tokens + point.output_tokens
     if longest > model.max_model_len:
         raise InputError(
@@ -74,6 +74,7 @@ def point_steps(point: Point, model: ModelSpec, gpu: GpuSpec) -> PointSteps:
     if point.kind in ("itl", "tpot"):
         return PointSteps((_decode_step(point),), decoded_tokens=_decoded_tokens(point))
     core, recorder = _core(point, model, gpu)
+    # A stall: a prompt arrives while a chat decodes. Only the steps from there on count.
     if point.kind == "stall":
         core.add(
             EngineRequest("chat", CHAT_PROMPT, min(CHAT_OUTPUT, model.max_model_len - CHAT_PROMPT))
@@ -87,6 +88,7 @@ def point_steps(point: Point, model: ModelSpec, gpu: GpuSpec) -> PointSteps:
             core.step(0.0)
         admitted = point.prompt_tokens
         return PointSteps(tuple(recorder.steps), longest=True, admitted_tokens=admitted)
+    # The other kinds: equal requests, after the cached part of their prompts.
     hashes = _warm(core, point) if point.cached_tokens else None
     recorder.steps.clear()
     for number in range(point.batch_size):
@@ -126,7 +128,7 @@ def _core(point: Point, model: ModelSpec, gpu: GpuSpec) -> tuple[EngineCore, _Re
 
 
 def _warm(core: EngineCore, point: Point) -> list[int]:
-    """Put the cached part of the prompt into the prefix cache; return its block hashes."""
+    """Put the cached part of the prompt into the prefix cache, and return its block hashes."""
     hashes = list(range(1, point.cached_tokens // BLOCK + 1))
     core.add(EngineRequest("warm", max(1, point.cached_tokens), 1, list(hashes)))
     while core.has_work:

@@ -1,6 +1,6 @@
-"""The model families whose layers are counted here, and the keys of those that are not.
+"""The model families whose layers are counted here, and the keys of uncounted layers.
 
-A `config.json` is an open format: what it leaves unread changes sizes silently. So a family is
+A `config.json` is an open format: a key that stays unread changes sizes silently. So a family is
 counted if it is listed, and refused otherwise.
 """
 
@@ -43,7 +43,7 @@ UNCOUNTED = {
     "num_kv_shared_layers": "layers that share the cache of others",
     "cross_attention_layers": "cross attention to images",
 }
-"""Keys that change what a layer caches or computes, and what they mean."""
+"""Keys that change the cache or the computation of a layer, and their meaning."""
 _UNCOUNTED_PREFIXES = {"mamba_": _STATE, "ssm_": _STATE, "linear_attn_": _STATE,
                        "linear_num_": _STATE, "linear_key_": _STATE}  # fmt: skip
 

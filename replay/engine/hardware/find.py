@@ -77,7 +77,7 @@ _GPUS = {
 
 
 def find_model(name: str, *, stretches_yarn: bool = False) -> ModelSpec:
-    """Find a model by name or config.json; raises InputError that lists the known ones.
+    """Find a model by name or config.json (InputError: an unknown model, with the known names).
 
     Args:
         stretches_yarn: read context lengths as vLLM up to 0.29.
@@ -87,9 +87,9 @@ def find_model(name: str, *, stretches_yarn: bool = False) -> ModelSpec:
         return spec
     if is_config(name):
         return _read_model(name, stretches_yarn)
-    known = ", ".join(sorted({model.name for model in _MODELS.values()}))
+    names = ", ".join(sorted({model.name for model in _MODELS.values()}))
     raise InputError(
-        f"--model {name}: no such model; the simulated ones are {known}; "
+        f"--model {name}: no such model; the simulated ones are {names}; "
         "or give a config.json, or the folder of one"
     )
 
@@ -102,10 +102,11 @@ def is_config(name: str) -> bool:
 
 @lru_cache(16)  # options are checked often
 def _read_model(name: str, stretches_yarn: bool) -> ModelSpec:
-    """Read a config.json; raises InputError for a model whose steps cannot be computed."""
+    """Read a config.json (InputError: a model whose steps cannot be computed)."""
     path = Path(name)
     if not path.exists():
         raise InputError(f"--model {name}: no such file")
+    # Sizes first, then the fields that change the time of a step.
     fields, shape = read_fields(path), read_shape(path, stretches_yarn=stretches_yarn)
     if "chunked_attention" in (fields.listed("layer_types") or ()) or fields.get(
         "attention_chunk_size"
@@ -149,7 +150,8 @@ _NEAR = 0.05
 def _check_size(fields: Fields, spec: ModelSpec, shape: ModelShape) -> None:
     """Raise InputError if the checkpoint is not as large as the layers that were read."""
     bits = sum(
-        group.layers * sum(one.experts * one.weights * one.bits for one in group.products)
+        group.layers
+        * sum(product.experts * product.weights * product.bits for product in group.products)
         for group in spec.layer_groups
     )
     embedding = shape.vocab * shape.hidden * 16
@@ -164,14 +166,14 @@ def _check_size(fields: Fields, spec: ModelSpec, shape: ModelShape) -> None:
 
 
 def find_gpu(name: str) -> GpuSpec:
-    """Find a GPU by name or JSON data sheet; raises InputError that lists the known ones."""
+    """Find a GPU by name or JSON data sheet (InputError: an unknown GPU, with the known names)."""
     if name.endswith(".json"):
         return read_gpu(Path(name))
     spec = _GPUS.get(re.sub(r"^(nvidia|tesla)", "", _plain(name)))
     if spec is None:
-        known = ", ".join(sorted({gpu.name for gpu in _GPUS.values()}))
+        names = ", ".join(sorted({gpu.name for gpu in _GPUS.values()}))
         raise InputError(
-            f"--gpu {name}: no such GPU; the simulated ones are {known} (h200 means "
+            f"--gpu {name}: no such GPU; the simulated ones are {names} (h200 means "
             "h200-sxm); or give a file of name, peak_flops, bandwidth, memory_gib, "
             "multiprocessors: gpu.json"
         )

@@ -1,6 +1,6 @@
 """Memory of GPUs as the CUDA runtime reports it, and vLLM's defaults that follow from it.
 
-The KV-cache arithmetic needs nothing else of a GPU. `specs.py` has those whose speed is known.
+The KV-cache arithmetic needs nothing else of a GPU. `specs.py` has the GPUs with known speed.
 """
 
 import re
@@ -34,7 +34,7 @@ class GpuMemory:
     @property
     def batched_tokens(self) -> int:
         """Return the API server's default of max_num_batched_tokens."""
-        # vLLM 0.32, `EngineArgs.get_batch_defaults`; the A100 is an exception there (vllm#17885).
+        # vLLM 0.32, `EngineArgs.get_batch_defaults`, where the A100 is an exception (vllm#17885).
         if self.gib >= 160:
             return 16384
         return 8192 if self._large else 2048
@@ -67,13 +67,13 @@ _OTHER_NAMES = {"h200": "h200sxm", "h100": "h10080", "a100": "a10080"}
 
 
 def find_gpu_memory(name: str) -> GpuMemory:
-    """Find the GPU called `name`, spelled loosely; raises InputError that lists the known ones."""
+    """Find the GPU called `name`, spelled loosely (InputError: unknown, with the known names)."""
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     plain = re.sub(r"nvidia|tesla|geforce|rtx|gb|hbm3e?|blackwell|serveredition", "", plain)
     plain = plain.replace("sxm4", "sxm").replace("sxm5", "sxm")
     shorter = plain.replace("sxm", "").replace("pcie", "")  # both forms have the same memory
-    for one in (plain, shorter, _OTHER_NAMES.get(shorter, "")):
-        if one in _BY_NAME:
-            return _BY_NAME[one]
-    listed = ", ".join(gpu.name for gpu in GPUS)
-    raise InputError(f"--gpu {name}: memory unknown; known are {listed}; or give --gpu-memory-gib")
+    for spelling in (plain, shorter, _OTHER_NAMES.get(shorter, "")):
+        if spelling in _BY_NAME:
+            return _BY_NAME[spelling]
+    names = ", ".join(gpu.name for gpu in GPUS)
+    raise InputError(f"--gpu {name}: memory unknown; known are {names}; or give --gpu-memory-gib")

@@ -45,7 +45,7 @@ _UNSTATED = GpuFeatures()
 
 
 def features_of(gpu: GpuSpec) -> GpuFeatures:
-    """Return what the data sheet or the JSON file of `gpu` says beyond its spec."""
+    """Return the rates and links that the data sheet or the JSON file of `gpu` states."""
     return gpu.features or FEATURES.get(gpu.name, _UNSTATED)
 
 
@@ -90,12 +90,12 @@ FLOPS_PER_BYTE = (0.5, 4000.0)
 
 @lru_cache(16)  # options are checked often
 def read_gpu(path: Path) -> GpuSpec:
-    """Read the fields of `GpuSpec` and `GpuFeatures` from a JSON object; raises InputError."""
+    """Read `GpuSpec` and `GpuFeatures` from a JSON object (InputError: a wrong key or value)."""
     body = read_object(path)
-    known = ("name", *_NEEDED, *_OPTIONAL)
+    keys = ("name", *_NEEDED, *_OPTIONAL)
     for key in body:
-        if key not in known:
-            raise InputError(f"{path}: {key}: unknown key; known are {', '.join(known)}")
+        if key not in keys:
+            raise InputError(f"{path}: {key}: unknown key; known are {', '.join(keys)}")
     name = body.get("name")
     if not isinstance(name, str) or not name:
         raise InputError(f"{path}: name is {name!r}; give text")
@@ -114,14 +114,14 @@ def read_gpu(path: Path) -> GpuSpec:
 
 
 def _features(path: Path, body: dict[str, Any]) -> GpuFeatures | None:
-    given = {
+    values = {
         key: 0.0 if body[key] == 0 else _number(path, key, body[key])
         for key in _OPTIONAL
         if key in body
     }
-    if "link_peers" in given:
-        given["link_peers"] = round(given["link_peers"])
-    return GpuFeatures(**given) if given else None  # type: ignore[arg-type]
+    if "link_peers" in values:
+        values["link_peers"] = round(values["link_peers"])
+    return GpuFeatures(**values) if values else None  # type: ignore[arg-type]
 
 
 def _number(path: Path, key: str, value: Any) -> float:

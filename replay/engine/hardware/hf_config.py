@@ -28,8 +28,8 @@ def read_shape(
     """Read the model in `path`, a config.json or a folder with one.
 
     Args:
-        weights_gib: size of all weights; None: as the files say.
-        stretches_yarn: as vLLM up to 0.29, see `_max_model_len`.
+        weights_gib: size of all weights. None: the size in the files.
+        stretches_yarn: use the rule of vLLM up to 0.29, see `_max_model_len`.
 
     Raises:
         InputError: naming the file, and the field that is missing or cannot be used.
@@ -40,7 +40,7 @@ def read_shape(
 
 
 def read_fields(path: Path) -> Fields:
-    """Read a config.json or that of a folder; raises InputError that names the file."""
+    """Read a config.json, also from its folder. An InputError names the file."""
     file = path / "config.json" if path.is_dir() else path
     return Fields(file, read_object(file))
 
@@ -79,17 +79,17 @@ def _shape(
 
 
 def _name(fields: Fields, path: Path) -> str:
-    given = fields.get("_name_or_path")
-    if isinstance(given, str) and given:
-        return given.rstrip("/").rsplit("/", 1)[-1]
+    name = fields.get("_name_or_path")
+    if isinstance(name, str) and name:
+        return name.rstrip("/").rsplit("/", 1)[-1]
     folder = path if path.is_dir() else path.parent
     return folder.resolve().name
 
 
 def _head_dim(fields: Fields, heads: int, latent: Latent | None) -> int:
-    given = fields.whole("head_dim")
-    if given:
-        return given
+    head_dim = fields.whole("head_dim")
+    if head_dim:
+        return head_dim
     hidden = fields.needed("hidden_size")
     if hidden % heads and not latent:
         raise InputError(
@@ -100,9 +100,9 @@ def _head_dim(fields: Fields, heads: int, latent: Latent | None) -> int:
 
 
 def _kv_heads(fields: Fields, heads: int) -> int:
-    given = fields.whole("num_key_value_heads", "num_kv_heads")
-    if given:
-        return given
+    kv_heads = fields.whole("num_key_value_heads", "num_kv_heads")
+    if kv_heads:
+        return kv_heads
     return 1 if fields.get("multi_query") else heads
 
 
@@ -124,21 +124,21 @@ def _max_model_len(fields: Fields, stretches_yarn: bool) -> int:
     """Return the longest --max-model-len, as vLLM derives it (`_get_and_verify_max_len`).
 
     Linear and dynamic scaling multiply max_position_embeddings by their factor. With YaRN, vLLM up
-    to 0.29 multiplied original_max_position_embeddings (`stretches_yarn`); vLLM 0.32 takes
-    max_position_embeddings as it is.
+    to 0.29 multiplied original_max_position_embeddings (`stretches_yarn`). vLLM 0.32 uses
+    max_position_embeddings unchanged.
     """
-    given = fields.needed(*_LENGTHS)
+    length = fields.needed(*_LENGTHS)
     rope = _rope(fields)
     kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
     if fields.model_type.startswith("gemma3") or kind is None or kind in _SCALED or factor is None:
-        return given
+        return length
     if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
         raise InputError(f"{fields.path}: rope_scaling: factor {factor!r} must be a number above 0")
     if kind != "yarn":
-        return math.floor(given * factor)
+        return math.floor(length * factor)
     original = rope.get("original_max_position_embeddings")
     if not stretches_yarn or original is None:
-        return given
+        return length
     if not isinstance(original, int):
         raise InputError(
             f"{fields.path}: rope_scaling: original_max_position_embeddings {original!r} must be a "
@@ -157,14 +157,14 @@ def _default_len(fields: Fields, longest: int) -> int:
 
 
 def _rope(fields: Fields) -> dict[str, Any]:
-    """Return the RoPE scaling; where layers of different kinds have their own, the first."""
+    """Return the RoPE scaling, or the first where layers of different kinds have their own."""
     rope = fields.section("rope_scaling") or fields.section("rope_parameters")
-    nested = [one for one in rope.values() if isinstance(one, dict)]
+    nested = [section for section in rope.values() if isinstance(section, dict)]
     return nested[0] if nested and "rope_type" not in rope else rope
 
 
 def _sliding(fields: Fields, layers: int, longest: int) -> tuple[int, int]:
-    """Return the window in tokens and the number of sliding layers; (0, 0) without any."""
+    """Return the window in tokens and the number of sliding layers, (0, 0) without any."""
     types = fields.listed("layer_types")
     if types is not None:
         _check_types(fields, types, layers)
@@ -184,12 +184,12 @@ def _sliding(fields: Fields, layers: int, longest: int) -> tuple[int, int]:
 
 def _check_types(fields: Fields, types: list[object], layers: int) -> None:
     # By default vLLM caches the whole context of chunked attention (Llama 4).
-    known = ("full_attention", "sliding_attention", "chunked_attention")
-    strange = next((one for one in types if one not in known), None)
+    kinds = ("full_attention", "sliding_attention", "chunked_attention")
+    strange = next((kind for kind in types if kind not in kinds), None)
     if strange is not None:
         raise InputError(
             f"{fields.path}: layer_types holds {strange!r}, whose state is not counted here; "
-            f"known are {', '.join(known)}"
+            f"known are {', '.join(kinds)}"
         )
     if len(types) != layers:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Look up fields of a Hugging Face `config.json`; a wrong field is named in the error."""
+"""Look up fields of a Hugging Face `config.json`. A wrong field is named in the error."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ class Fields:
         return None
 
     def whole(self, *names: str) -> int | None:
-        """Return the first of `names` as a whole number, 0 or more; raises InputError otherwise."""
+        """Return the first of `names` as a whole number, 0 or more (InputError: another value)."""
         value = self.get(*names)
         if value is None:
             return None
@@ -47,7 +47,7 @@ class Fields:
         return value
 
     def needed(self, *names: str) -> int:
-        """Return a whole number of 1 or more; raises InputError where it is missing."""
+        """Return a whole number of 1 or more (InputError: missing, or another value)."""
         value = self.whole(*names)
         if not value:
             missing = "missing" if value is None else "0"
@@ -64,7 +64,7 @@ class Fields:
         return value
 
     def section(self, name: str) -> dict[str, Any]:
-        """Return an object of the configuration; empty where there is none."""
+        """Return an object of the configuration, empty if it is missing."""
         value = self.get(name)
         if value is None:
             return {}
@@ -83,7 +83,7 @@ class Fields:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in `path`; raises InputError that names the file."""
+    """Read the JSON object in `path`. An InputError names the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,7 +1,7 @@
 """Read how a checkpoint stores its weights, from `quantization_config` or `hf_quant_config.json`.
 
-NVIDIA's tools write the second file beside config.json. A format that is not known is bad input,
-because its size and its speed would be guesses.
+NVIDIA's tools write the second file next to config.json. An unknown format is bad input, because
+its size and its speed would be guesses.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _LEFT_OUT = ("exclude_modules", "modules_to_not_convert", "ignore", "ignored_lay
 
 
 def weight_format(fields: Fields) -> WeightFormat:
-    """Return the format of the checkpoint's weights; raises InputError for an unknown one."""
+    """Return the format of the checkpoint's weights (InputError: an unknown format)."""
     key, config = _configuration(fields)
     if not config:
         return PLAIN
@@ -42,7 +42,7 @@ def kv_value_bytes(fields: Fields) -> int:
 
 
 def _configuration(fields: Fields) -> tuple[str, dict[str, Any]]:
-    """Return the configuration and the name of the key or file that has it; empty without any."""
+    """Return the configuration and the name of its key or file, both empty without any."""
     for key in ("quantization_config", "compression_config"):
         config = fields.section(key)
         if config:
@@ -108,19 +108,21 @@ def _compressed(fields: Fields, key: str, config: dict[str, Any]) -> WeightForma
 def _only_group(fields: Fields, key: str, config: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """Return weights and activations of the groups, which all have the same weights."""
     groups = config.get("config_groups")
-    listed = [one for one in groups.values() if isinstance(one, dict)] if groups else []
-    sections = [one.get("weights") for one in listed]
+    entries = (
+        [section for section in groups.values() if isinstance(section, dict)] if groups else []
+    )
+    sections = [section.get("weights") for section in entries]
     first = sections[0] if sections else None
     if not isinstance(first, dict):
         raise _unknown(fields, f"{key}.config_groups")
-    if any(_kind(one) != _kind(first) for one in sections):
+    if any(_kind(section) != _kind(first) for section in sections):
         raise _unknown(fields, f"{key}.config_groups with different formats")
-    return first, listed[0].get("input_activations")
+    return first, entries[0].get("input_activations")
 
 
 def _kind(section: Any) -> tuple[Any, ...]:
-    one = section if isinstance(section, dict) else {}
-    return one.get("type"), one.get("num_bits"), one.get("group_size")
+    values = section if isinstance(section, dict) else {}
+    return values.get("type"), values.get("num_bits"), values.get("group_size")
 
 
 def _modelopt(fields: Fields, key: str, config: dict[str, Any]) -> WeightFormat:

@@ -22,7 +22,10 @@ _LLAMA_4 = "llama4_text"
 
 @dataclass(frozen=True, slots=True)
 class ParameterCount:
-    """Parameters by kind; quantisation changes all but `rest`: embeddings, head and norms."""
+    """Parameters by kind.
+
+    Quantisation changes all but `rest`: embeddings, head and norms.
+    """
 
     experts: int
     linear: int
@@ -37,7 +40,7 @@ class ParameterCount:
 def weight_bytes(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int, str]:
     """Return the bytes of the weights as served, and the source of the number.
 
-    The size is that of `model.safetensors.index.json` beside the configuration, if it exists. A
+    The size is in `model.safetensors.index.json` next to the configuration, if it exists. A
     32-bit checkpoint is halved, as vLLM loads it in 16 bits. Raises InputError where the size is
     unknown.
     """
@@ -66,12 +69,14 @@ def weight_bytes(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int, str
 
 
 def count_parameters(fields: Fields, head_dim: int, kv_heads: int) -> ParameterCount:
-    """Count a dense or mixture-of-experts decoder; raises InputError for missing sizes."""
+    """Count a dense or mixture-of-experts decoder (InputError: missing sizes)."""
     layers, hidden = fields.needed("num_hidden_layers"), fields.needed("hidden_size")
     kind = fields.model_type
+    # Attention and norms are in all layers.
     attention, small = _attention(fields, head_dim, kv_heads)
     matrices = 2 if kind in UNGATED else 3
     norms = (4 if kind in _FOUR_NORMS else 2) * hidden
+    # Experts, shared experts and routers are in sparse layers only.
     mixture = read_mixture(fields, layers)
     experts = linear = routers = 0
     dense_layers = layers
@@ -80,6 +85,7 @@ def count_parameters(fields: Fields, head_dim: int, kv_heads: int) -> ParameterC
         experts = sparse * mixture.experts * matrices * hidden * mixture.width
         linear = sparse * matrices * hidden * mixture.shared_width
         routers = sparse * mixture.experts * hidden
+    # Dense layers have one MLP. A tied head has no weights of its own.
     if dense_layers:
         linear += dense_layers * matrices * hidden * dense_width(fields)
     tied = fields.get("tie_word_embeddings")
@@ -91,7 +97,7 @@ def count_parameters(fields: Fields, head_dim: int, kv_heads: int) -> ParameterC
 
 
 def read_mixture(fields: Fields, layers: int) -> Mixture | None:
-    """Return the experts of the model, None without any; raises InputError for missing sizes."""
+    """Return the experts of the model, None without any (InputError: missing sizes)."""
     number = fields.whole(*_EXPERTS)
     sparse = sum(_sparse(fields, layers)) if number else 0
     if not number or not sparse:
@@ -110,19 +116,19 @@ def read_mixture(fields: Fields, layers: int) -> Mixture | None:
 
 
 def dense_width(fields: Fields) -> int:
-    """Return the MLP width of a layer without experts; raises InputError if it is missing."""
+    """Return the MLP width of a layer without experts (InputError: it is missing)."""
     if fields.model_type == _LLAMA_4:
         return fields.needed("intermediate_size_mlp")
     return fields.needed("intermediate_size", "ffn_hidden_size")
 
 
 def _sparse(fields: Fields, layers: int) -> list[bool]:
-    """Return for each layer whether its MLP is a mixture of experts."""
-    listed = fields.get("moe_layer_freq")
-    if isinstance(listed, list):
-        if len(listed) != layers or not set(listed) <= {0, 1}:
+    """Return a flag for each layer: True if its MLP is a mixture of experts."""
+    flags = fields.get("moe_layer_freq")
+    if isinstance(flags, list):
+        if len(flags) != layers or not set(flags) <= {0, 1}:
             raise InputError(f"{fields.path}: moe_layer_freq is not a list of {layers} 0 and 1")
-        return [bool(one) for one in listed]
+        return [bool(flag) for flag in flags]
     first = fields.whole("first_k_dense_replace") or 0
     dense = {*range(first), *(fields.listed("mlp_only_layers") or ())}
     counted_from_one = ("decoder_sparse_step", "interleave_moe_layer_step")
@@ -132,7 +138,7 @@ def _sparse(fields: Fields, layers: int) -> list[bool]:
 
 
 def read_latent(fields: Fields) -> Latent | None:
-    """Return the sizes of latent attention, None without it; raises InputError for missing ones."""
+    """Return the sizes of latent attention, None without it (InputError: missing sizes)."""
     rank = fields.whole("kv_lora_rank")
     if not rank:
         return None
@@ -151,7 +157,7 @@ def _attention(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int, int]:
     latent = read_latent(fields)
     if latent is not None:
         products = latent.products(heads, hidden, 16)
-        return sum(one.weights for one in products), latent.query_rank + latent.rank
+        return sum(product.weights for product in products), latent.query_rank + latent.rank
     own, shared = heads * head_dim, kv_heads * head_dim
     small = 2 * head_dim if fields.model_type in _HEAD_NORMS else 0
     if fields.get("attention_bias"):

@@ -20,7 +20,7 @@ KV_VALUE_BYTES = {
     "fp8_e5m2": 1,
     "fp8_inc": 1,
 }
-"""Bytes of a cached number by --kv-cache-dtype; auto is 1 for a checkpoint that asks for it."""
+"""Bytes of a cached number by --kv-cache-dtype. auto is 1 for a checkpoint that asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,16 @@ class ModelShape:
 
     Attributes:
         layers: attention layers, sliding ones included.
-        ffn: MLP width of one token; with a mixture of experts, of all its experts together.
+        ffn: MLP width of one token. With a mixture of experts, of all its experts together.
         weight_bytes: bytes of the whole model as served, before tensor parallelism.
         max_model_len: longest context, tokens.
-        sliding_layers: how many of the layers keep only a window of the context.
+        sliding_layers: number of layers that keep only a window of the context.
         sliding_window: tokens of that window.
-        latent: cached numbers for each token and layer of multi-head latent attention (MLA); 0:
+        latent: cached numbers for each token and layer of multi-head latent attention (MLA). 0:
             not MLA.
         weights_source: source of weight_bytes, as text.
         kv_value_bytes: bytes of a cached number with --kv-cache-dtype auto.
-        default_len: context without --max-model-len; 0: `max_model_len`.
+        default_len: context without --max-model-len. 0: `max_model_len`.
     """
 
     name: str
@@ -77,7 +77,7 @@ class KvOptions:
         value_bytes: bytes of one cached number: 2, or 1 with fp8.
         draft_layers: layers that a draft head adds (EAGLE: 1).
         pad_latent: pad MLA rows as vLLM 0.7 does.
-        steps_in_flight: steps whose tokens sliding layers keep beside the window: 2 with
+        steps_in_flight: steps whose tokens sliding layers keep in addition to the window: 2 with
             asynchronous scheduling from vLLM 0.26 on (`VllmConfig.max_in_flight_tokens`).
     """
 
@@ -112,12 +112,12 @@ class KvLayout:
     """The layout of a model's layers in vLLM's KV blocks.
 
     Layers of one kind share a block. With two kinds (full and sliding), both are divided into
-    groups of the same number of layers, the last one padded. Every group takes its own blocks from
-    one pool (vLLM 0.11, `kv_cache_utils.py`).
+    groups of the same number of layers, the last group padded. Every group takes its own blocks
+    from one pool (vLLM 0.11, `kv_cache_utils.py`).
 
     Attributes:
         group_layers: layers that share a block of `block_size` tokens.
-        full_groups, sliding_groups: groups of layers; a request needs blocks for each.
+        full_groups, sliding_groups: groups of layers. A request needs blocks for each.
         window_tokens: most tokens a sliding layer holds: window - 1, and max_num_batched_tokens of
             each step in flight.
     """
@@ -145,7 +145,7 @@ class KvLayout:
         return self.group_layers * self.layer_bytes * self.block_size
 
     def blocks_in(self, pool_bytes: float) -> int:
-        """Blocks that fit; a part of a block is no block. 0 or negative where nothing fits."""
+        """Return the whole blocks that fit. 0 or negative if no block fits."""
         return math.floor(pool_bytes / self.block_bytes)
 
     def request_blocks(self, tokens: int) -> int:

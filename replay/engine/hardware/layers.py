@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How the matrices of the layers are stored; embeddings, head and norms have 16 bits.
+    """How the matrices of the layers are stored. Embeddings, head and norms have 16 bits.
 
     Attributes:
-        name: for messages, such as `fp8`.
+        name: name for messages, such as `fp8`.
         attention_bits, linear_bits, expert_bits: bits of one weight, scales included.
         arithmetic: FLOP/s that products run at where the GPU has the units: bf16, fp8 or fp4.
             Elsewhere weights are unpacked and multiplied in 16 bits.
-        block: least width of a part of a matrix that is divided among GPUs; 0: any.
+        block: least width of a part of a matrix that is divided among GPUs. 0: any.
     """
 
     name: str
@@ -38,8 +38,8 @@ class Product:
     """One matrix product of every token, or of its experts' share of tokens.
 
     Attributes:
-        bits: bits of one weight; 16 is multiplied in 16 bits whatever the format's arithmetic.
-        experts: matrices of this size of which each token takes `chosen`; 1: all take the same.
+        bits: bits of one weight. 16 is multiplied in 16 bits, whichever the format's arithmetic.
+        experts: matrices of this size of which each token takes `chosen`. 1: all take the same.
     """
 
     outputs: int
@@ -49,7 +49,7 @@ class Product:
     chosen: int = 1
 
     def touched(self, rows: int) -> float:
-        """Return how many experts `rows` tokens reach, if all are equally likely.
+        """Return the number of experts that `rows` tokens reach, if all are equally likely.
 
         Real routers prefer some experts, so fewer are reached and the largest takes longer.
         """
@@ -79,7 +79,7 @@ class Mixture:
     Attributes:
         experts, chosen: number of routed experts, and how many of them a token takes.
         width: MLP width of one expert.
-        shared_width: MLP width of the experts that every token takes; 0: none.
+        shared_width: MLP width of the experts that every token takes. 0: no such experts.
         dense_layers: layers without experts.
     """
 
@@ -116,7 +116,7 @@ class Latent:
     """Multi-head latent attention (MLA): one latent row for each token is cached.
 
     Attributes:
-        query_rank: width of the compressed query; 0: not compressed.
+        query_rank: width of the compressed query. 0: not compressed.
         rank, rope: numbers of the cached row: compressed keys and values, and the rotated key.
         nope, value: numbers of one head's key without position, and of its value.
     """
@@ -140,7 +140,7 @@ class Latent:
         return 2 * heads * (2 * self.rank + self.rope)
 
     def products(self, heads: int, hidden: int, bits: float) -> tuple[Product, ...]:
-        """Return the products of one layer's attention; those into ranks are on every GPU."""
+        """Return the products of one layer's attention. Products into ranks are on every GPU."""
         queries = heads * self.query_dim
         first = (
             (Product(self.query_rank, hidden, bits), Product(queries, self.query_rank, bits))

@@ -1,6 +1,6 @@
 """Divide a GPU's memory as vLLM does: weights, activations, memory outside torch, KV cache.
 
-vLLM measures these with a dry run at start-up; here they follow from sizes and options. The
+vLLM measures these with a dry run at start-up. Here they follow from sizes and options. The
 simulated engine takes its number of blocks from here, and `forebay kv` prints the budget.
 """
 
@@ -39,10 +39,10 @@ class MemoryOptions:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """One GPU's memory in bytes; `pool`, the rest for the KV cache, may be negative.
+    """One GPU's memory in bytes. `pool` is the rest for the KV cache and may be negative.
 
     Attributes:
-        blocks: KV blocks, the null block included; may be 0 or negative.
+        blocks: KV blocks, the null block included. May be 0 or negative.
     """
 
     total: float
@@ -68,11 +68,11 @@ class MemoryBudget:
         return self.blocks / self.layout.request_blocks(tokens)
 
     def whole_requests(self, tokens: int) -> int:
-        """Return how many whole requests fit; the null block holds nothing."""
+        """Return the number of whole requests that fit next to the null block."""
         return max(0, self.blocks - 1) // self.layout.request_blocks(tokens)
 
     def pool_tokens(self, max_model_len: int) -> int:
-        """Return the tokens the pool holds; with sliding layers as vLLM, at `max_model_len`."""
+        """Return the pool's tokens. With sliding layers, for requests of `max_model_len`."""
         if self.layout.one_kind:
             return self.blocks * self.layout.block_size
         return int(self.concurrency(max_model_len) * max_model_len)
@@ -134,7 +134,7 @@ def pool_blocks(
     max_num_seqs: int = 1024,
     tensor_parallel: int = 1,
 ) -> int:
-    """Return the KV blocks that fit beside weights and activations; may be 0 or negative.
+    """Return the KV blocks that fit next to weights and activations. May be 0 or negative.
 
     Every layer keeps the whole context, sliding ones too, as with
     --disable-hybrid-kv-cache-manager: the simulated scheduler has blocks of one kind.

@@ -22,20 +22,20 @@ GIB = float(1 << 30)
 class ModelSpec:
     """A decoder, or the part of it that one GPU of several computes (`placement.rank_of`).
 
-    Sizes are those of the model's published `config.json`; `parameters` counts its safetensors.
+    Sizes are in the model's published `config.json`. `parameters` counts its safetensors.
 
     Attributes:
         ffn: MLP width of a dense layer.
         bytes_per_value: bytes of activations, embeddings, head, and of weights that are not
             quantised.
-        gated: the MLP has a gate beside its up projection.
-        mixture: experts of the layers that have them; None: all layers are dense.
-        latent: sizes of multi-head latent attention (MLA); None: keys and values are cached.
+        gated: the MLP has a gate in addition to its up projection.
+        mixture: experts of the layers that have them. None: all layers are dense.
+        latent: sizes of multi-head latent attention (MLA). None: keys and values are cached.
         sliding_layers, sliding_window: layers that attend to the last tokens only, and how many.
-        weights: how the matrices of the layers are stored and multiplied.
-        served_bytes: bytes of all weights as served; 0: `parameters` times `bytes_per_value`.
+        weights: format in which the matrices of the layers are stored and multiplied.
+        served_bytes: bytes of all weights as served. 0: `parameters` times `bytes_per_value`.
         kv_value_bytes: bytes of one cached number.
-        default_len: context without --max-model-len; 0: `max_model_len`.
+        default_len: context without --max-model-len. 0: `max_model_len`.
         ranks: GPUs that share the model's layers by tensor parallelism.
     """
 
@@ -157,13 +157,13 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class GpuFeatures:
-    """Rates and links of a data sheet beyond `GpuSpec`; None: it is not stated.
+    """Rates and links of a data sheet beyond `GpuSpec`. None: the sheet does not state it.
 
     Attributes:
-        fp8_flops, fp4_flops: dense FLOP/s below 16 bits; 0: the GPU has no such units.
+        fp8_flops, fp4_flops: dense FLOP/s below 16 bits. 0: the GPU has no such units.
         link_bandwidth: bytes/s that one GPU sends to all others of its server.
         link_latency_s: seconds of an all-reduce of nothing.
-        link_peers: links that lead to one other GPU each and share the bandwidth; 0: a switch, so
+        link_peers: links that lead to one other GPU each and share the bandwidth. 0: a switch, so
             that two GPUs use all of it.
     """
 
@@ -182,8 +182,8 @@ class GpuSpec:
         peak_flops: dense bf16 FLOP/s of the data sheet.
         bandwidth: bytes/s of the data sheet.
         memory_gib: total memory as the runtime reports it.
-        multiprocessors: number of SMs; attention tiles run on so many at once.
-        features: rates and links that a JSON file states; `gpu_sheet.features_of` has it for all.
+        multiprocessors: number of SMs, on which attention tiles run at the same time.
+        features: rates and links in a JSON file. `gpu_sheet.features_of` has them for all GPUs.
     """
 
     name: str
@@ -204,7 +204,7 @@ QWEN_2_5_14B = ModelSpec(
     "qwen2.5-14b", 48, 5120, 40, 8, 128, 13_824, 152_064, 131_072, 14_770_033_664
 )
 
-# NVIDIA data sheets give sparse rates; dense is half. SXM: 1,979/2 TFLOP/s; NVL: 1,671/2 TFLOP/s.
+# NVIDIA data sheets give sparse rates: dense is half. SXM: 1,979/2 TFLOP/s; NVL: 1,671/2 TFLOP/s.
 # Both carry 141 GB at 4.8 TB/s, of which the runtime reports 139.8 GiB, and 132 SMs.
 H200_SXM = GpuSpec("h200-sxm", 989.5e12, 4.8e12, 139.8, 132)
 H200_NVL = GpuSpec("h200-nvl", 835.5e12, 4.8e12, 139.8, 132)

@@ -42,7 +42,7 @@ class Sink(Protocol):
 
 
 class EngineLoop:
-    """Drives one `EngineCore` behind its API server; times are simulated seconds since the start.
+    """Drives one `EngineCore` behind its API server. Times are simulated seconds since the start.
 
     Attributes:
         server: the API server, which delays requests and tokens.
@@ -77,7 +77,7 @@ class EngineLoop:
         return simulated_s / self._scale
 
     def unavailable(self) -> Unavailable | None:
-        """Return why a request would be rejected now; count it if a queue limit is the reason."""
+        """Return why a request would be rejected now, and count a rejection by a queue limit."""
         if self.died.is_set():
             return Unavailable.ENGINE_DEAD
         if self._draining:
@@ -92,13 +92,13 @@ class EngineLoop:
         return None
 
     async def receive(self, prompt_tokens: int, *, text: bool) -> ApiProcess:
-        """Wait until the API server has read and tokenized a prompt; return the process."""
+        """Wait until the API server has read and tokenized a prompt, and return the process."""
         process, now = self.server.next_process(), self.now()
         await asyncio.sleep(self.wall_s(process.receive(prompt_tokens, now, text=text) - now))
         return process
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request whose `sink` is a Sink; the next step can include it."""
+        """Queue a request whose `sink` is a Sink. The next step can include it."""
         self.core.add(request)
         self._backlog_tokens += request.prompt_tokens
         self._wake.set()
@@ -135,7 +135,7 @@ class EngineLoop:
             request.sink.fail(Unavailable.ENGINE_DEAD)
 
     async def run(self) -> None:
-        """Step while there is work and sleep while there is none, until cancelled or dead."""
+        """Step while there is work and sleep otherwise, until cancelled or dead."""
         end_s = 0.0
         while not self.died.is_set():
             if not self.core.has_work:
@@ -195,7 +195,7 @@ class EngineLoop:
             self.server.load(0.0, 0, now)
 
     def _send(self, request: EngineRequest, now: float, reason: str | None) -> None:
-        """Pass the tokens of a request through the API server; `reason` ends the answer."""
+        """Pass the tokens of a request through the API server. `reason` ends the answer."""
         produced, process = request.output_tokens, request.process
         if process is None:
             at_s = now
@@ -204,7 +204,7 @@ class EngineLoop:
         else:
             at_s = process.sent_at(now)
         if self._outbox and self._outbox[-1][0] > at_s:
-            at_s = self._outbox[-1][0]  # another process is slower; streams keep their order
+            at_s = self._outbox[-1][0]  # another process is slower: streams keep their order
         if at_s <= self.now() and not self._outbox:
             _hand_over(request, produced, reason)
             return
@@ -218,7 +218,7 @@ class EngineLoop:
 
     def _send_due(self) -> None:
         assert self._sending is not None
-        # A timer may fire a hair early: what it was set for is due.
+        # A timer may fire a hair early: the first token is due even then.
         self._send_until(max(self.now(), self._outbox[0][0]) if self._outbox else math.inf)
 
     def _send_until(self, due_s: float) -> None:

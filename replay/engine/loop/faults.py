@@ -38,7 +38,7 @@ class Fault:
         name: its name in the table.
         text: its effect, for --help.
         tokens: a stream fails instead of sending the token after this many.
-        on_stream: makes a stream fail; None leaves streams alone.
+        on_stream: makes a stream fail. None leaves streams alone.
         health: status of /health, None for healthy.
         reject: every generation request is answered 503 before the first byte.
         kills_engine: the first stream with `tokens` tokens kills the engine.
@@ -59,7 +59,7 @@ class Fault:
 
 
 def parse_fault(text: str) -> Fault:
-    """Parse NAME or NAME:TOKENS; raises InputError that lists the names."""
+    """Parse NAME or NAME:TOKENS (InputError: another form or name, with the known names)."""
     name, colon, tokens = text.partition(":")
     fault = FAULTS.get(name)
     if fault is None or (colon and not tokens.isdecimal()):

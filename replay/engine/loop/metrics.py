@@ -1,4 +1,4 @@
-"""Count as a vLLM server does, in plain numbers; `exposition` shows them in Prometheus' format.
+"""Count as a vLLM server does, in plain numbers. `exposition` shows them in Prometheus' format.
 
 Counters change with every token or step, so no objects are created here. All times are simulated
 seconds.
@@ -23,7 +23,7 @@ REQUEST_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-# Tokens; vLLM's last bucket follows from its context length: here that of a 128k model.
+# Tokens. vLLM's last bucket follows from its context length, here the context of a 128k model.
 LENGTH_BUCKETS = (*(float(n * 10**p) for p in range(5) for n in (1, 2, 5)), 100_000.0)
 STEP_BUCKETS = (1.0, *(float(8 << power) for power in range(12)))
 COUNT_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
@@ -34,7 +34,7 @@ REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 
 
 class EngineHistogram:
-    """Observations by bucket; they are summed up only when read."""
+    """Observations by bucket, which are summed up only when read."""
 
     __slots__ = ("_counts", "bounds", "total")
 
@@ -61,7 +61,7 @@ class EngineHistogram:
 
 
 class EngineMetrics:
-    """The counters of one server, besides those of the engine itself, which `core` has."""
+    """The counters of one server, in addition to the engine's own, which `core` has."""
 
     def __init__(self, core: EngineCore, served_name: str) -> None:
         self.core = core

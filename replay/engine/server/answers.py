@@ -16,7 +16,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class AnswerText:
-    """The text of tokens; the end-of-text token of a "stop" counts, but has no text."""
+    """The text of tokens. The end-of-text token of a "stop" counts, but has no text."""
 
     generation: Generation
 
@@ -30,7 +30,7 @@ class AnswerOrigin:
 
     Attributes:
         model: name for clients.
-        version: of the simulated vLLM.
+        version: version of the simulated vLLM.
         tells_cached: usage has prompt_tokens_details.
     """
 
@@ -44,7 +44,7 @@ class AnswerOrigin:
 
 
 class Chunks:
-    """The events of one streamed answer; `done` is the last."""
+    """The events of one streamed answer. `done` is the last event."""
 
     __slots__ = ("_call", "_head", "_origin", "_whole_blocks", "after", "before")
 
@@ -53,7 +53,7 @@ class Chunks:
     def __init__(
         self, call: Call, answer_id: str, created: int, origin: AnswerOrigin, whole_blocks: int
     ) -> None:
-        """Create the chunks; `whole_blocks` are the prompt's tokens in full, cacheable blocks."""
+        """Create the chunks. `whole_blocks` are the prompt's tokens in full, cacheable blocks."""
         self._call = call
         self._origin = origin
         self._whole_blocks = whole_blocks
@@ -76,7 +76,7 @@ class Chunks:
             )
 
     def opening(self) -> bytes:
-        """Return what a client gets before the first token is ready."""
+        """Return the events that a client gets before the first token is ready."""
         return b""
 
     def role(self) -> bytes:
@@ -107,15 +107,15 @@ class Chunks:
         return self.before + text + after % reason.encode() + self._running_usage(produced) + tail
 
     def usage(self, produced: int, cached: int) -> bytes:
-        """Return the closing usage chunk; empty unless the client asked for it."""
+        """Return the closing usage chunk, empty unless the client asked for it."""
         if not self._call.include_usage:
             return b""
         details = b""
         if self._origin.tells_cached:
-            made = b',"created_cache_tokens":%d' % max(0, self._whole_blocks - cached)
+            cache_writes = b',"created_cache_tokens":%d' % max(0, self._whole_blocks - cached)
             details = b',"prompt_tokens_details":{"cached_tokens":%d%b}' % (
                 cached,
-                made if self._call.chat else b"",
+                cache_writes if self._call.chat else b"",
             )
         return (
             self._head
@@ -143,7 +143,7 @@ def whole_answer(
     reason: str,
     whole_blocks: int,
 ) -> bytes:
-    """Return the body of an answer that is not streamed; `whole_blocks` as in `Chunks`."""
+    """Return the body of an answer that is not streamed, with `whole_blocks` as in `Chunks`."""
     head = b'{"id":%b,"object":"%b","created":%d,"model":%b,"choices":[{"index":0,' % (
         orjson.dumps(answer_id),
         b"chat.completion" if call.chat else b"text_completion",
@@ -153,6 +153,7 @@ def whole_answer(
     ends = b'"logprobs":null,"finish_reason":"%b","stop_reason":null,"token_ids":null,' % (
         reason.encode()
     )
+    # A chat and a completion have other keys, in vLLM's order.
     if call.chat:
         choice = (
             b'"message":{"role":"assistant","content":"%b","refusal":null,"annotations":null,'
@@ -168,10 +169,10 @@ def whole_answer(
         tail = b""
     details = b"null"
     if origin.tells_cached:
-        made = b"%d" % max(0, whole_blocks - cached) if call.chat else b"null"
+        cache_writes = b"%d" % max(0, whole_blocks - cached) if call.chat else b"null"
         details = b'{"cached_tokens":%d,"created_cache_tokens":%b,"multimodal_tokens":null}' % (
             cached,
-            made,
+            cache_writes,
         )
     usage = b'"usage":{%b,"prompt_tokens_details":%b,"completion_tokens_details":null}' % (
         _counts(call.prompt.tokens, produced),

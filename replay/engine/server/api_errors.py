@@ -76,7 +76,7 @@ def invalid(kind: str, where: str, message: str, given: str, context: str = "") 
 
 
 def shown(value: Any) -> str:
-    """Describe a rejected input by kind and size; strings and containers show no text."""
+    """Describe a rejected input by kind and size, without the text of strings and containers."""
     if isinstance(value, dict):
         return f"<dict of {len(value)} items>"
     if isinstance(value, list):

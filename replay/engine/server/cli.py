@@ -75,7 +75,7 @@ def engine(context: typer.Context, options: EngineOptions, flags: EngineFlags) -
 async def _serve(
     config: EngineConfig, options: ServerOptions, host: str, port: int, fault: Fault | None
 ) -> bool:
-    """Serve until a signal arrives or the engine dies; return True if it died."""
+    """Serve until a signal arrives or the engine dies. True if it died."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     serving = asyncio.current_task()
@@ -86,6 +86,7 @@ async def _serve(
         async with start_engine(
             config, host=host, port=port, fault=fault, options=options
         ) as running:
+            # From here on there are requests to finish: a signal ends the wait, not the task.
             for name in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(name, stop.set)
             if remark := config.constants_remark():

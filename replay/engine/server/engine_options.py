@@ -15,7 +15,7 @@ from forebay.traces.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """One further option of the command for each field; names are `EngineConfig`'s."""
+    """One further option of the command for each field, with the name in `EngineConfig`."""
 
     model: Annotated[
         str | None,
@@ -95,19 +95,19 @@ class EngineOptions:
     fault: Annotated[str | None, typer.Option(help="NAME or NAME:TOKENS; see above.")] = None
 
     def config(self, flags: EngineFlags) -> EngineConfig:
-        """Return the checked options of the engine itself; raises InputError."""
+        """Return the checked options of the engine itself (InputError: a wrong value)."""
         if self.model is None:
             raise InputError("Missing option '--model': e.g. --model llama-3-8b")
         own = {field.name for field in fields(EngineOptions)}
-        given = {
+        values = {
             field.name: getattr(self, field.name)
             for field in fields(EngineConfig)
             if field.name in own
         }
-        return EngineConfig(**given, **flags.values())
+        return EngineConfig(**values, **flags.values())
 
     def server(self) -> ServerOptions:
-        """Return the checked options of the API server; raises InputError."""
+        """Return the checked options of the API server (InputError: a wrong value)."""
         kv_events = self.kv_events_config
         return ServerOptions(
             api_key=tuple(self.api_key or ()),

@@ -19,7 +19,7 @@ from forebay.replay.engine.loop.metrics import EngineMetrics
 
 Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 LABELS = ("engine", "model_name")
-OTHER_TIERS = ("host", "p2p", "disk", "external_unspecified")  # none here: always 0
+OTHER_TIERS = ("host", "p2p", "disk", "external_unspecified")  # not simulated: always 0
 
 
 class Exposition:

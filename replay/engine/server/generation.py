@@ -42,7 +42,7 @@ from forebay.replay.engine.tokenizer import Generation, OutputBlocks
 HEADERS = {"Server": "uvicorn", "Vary": "Origin"}
 JSON = {**HEADERS, "Content-Type": "application/json"}
 EVENTS = {**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
-MAX_ID_BYTES = 512  # longest X-Request-Id of a client; a longer one is cut
+MAX_ID_BYTES = 512  # longest X-Request-Id of a client: a longer id is cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Generator:
     """Serves /v1/chat/completions, /v1/completions, /v1/messages and /v1/responses.
 
     Attributes:
-        fault: how streams fail; None serves properly. Tests may change it at any time.
+        fault: failure of streams. None serves properly. Tests may change it at any time.
         load: number of requests being served now, for /load.
     """
 
@@ -215,17 +215,17 @@ class Generator:
         config, prompt = self._config, call.prompt
         room = config.context - prompt.tokens
         most = min(room, call.max_tokens or room)
-        wanted = most if call.ignore_eos else generation.length(most, min(call.min_tokens, most))
+        target = most if call.ignore_eos else generation.length(most, min(call.min_tokens, most))
         content = OutputBlocks(prompt, generation, config.block_size, call.cache_salt)
         self._engine_ids += 1  # two concurrent requests may have the same client id
         request = EngineRequest(
             str(self._engine_ids),
             prompt.tokens,
-            wanted,
+            target,
             prompt.block_hashes(config.block_size, call.cache_salt),
             arrival_s=arrival_s,
             priority=call.priority,
-            finish_reason="length" if wanted == most else "stop",
+            finish_reason="length" if target == most else "stop",
             max_tokens=most,
             extend=content,
             content=content,

@@ -39,7 +39,7 @@ async def open_publisher(config: KvEventsConfig) -> AsyncIterator["KvPublisher"]
 
 
 class KvPublisher:
-    """The two sockets of one engine; used on the event loop's thread only."""
+    """The two sockets of one engine, used on the event loop's thread only."""
 
     def __init__(self, config: KvEventsConfig) -> None:
         self._zmq, msgspec = _modules()
@@ -64,7 +64,7 @@ class KvPublisher:
             raise
 
     def publish(self, events: list[dict[str, Any]]) -> None:
-        """Send one step's events; never waits."""
+        """Send one step's events, without waiting."""
         number = self._sent.to_bytes(8, "big")
         self._sent += 1
         payload = self._encode([time.time(), events, RANK])
@@ -104,8 +104,8 @@ class KvPublisher:
         return frames
 
     async def _answer(self, client: bytes, first: int) -> None:
-        kept = [entry for entry in self._buffer if int.from_bytes(entry[0], "big") >= first]
-        for index, (number, payload) in enumerate(kept, 1):
+        batches = [entry for entry in self._buffer if int.from_bytes(entry[0], "big") >= first]
+        for index, (number, payload) in enumerate(batches, 1):
             self._replay.send_multipart(
                 (client, b"", self._topic, number, payload), flags=self._zmq.NOBLOCK
             )

@@ -1,4 +1,4 @@
-"""Options of the API server around an engine; `config` has those of the engine itself."""
+"""Options of the API server around an engine. `config` has the options of the engine itself."""
 
 import math
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from forebay.traces.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """vLLM's options of the same names, and startup_time; seconds are simulated seconds.
+    """vLLM's options of the same names, and startup_time. Seconds are simulated seconds.
 
     Attributes:
         startup_time: seconds after the start in which the port is not open yet.
-        api_key: bearer tokens for /v1/*, which requires one of them; empty: no key is required.
+        api_key: bearer tokens, of which /v1/* requires one. Empty: it requires no key.
         shutdown_timeout: seconds that running requests get to finish after SIGTERM.
-        sse_keep_alive_interval: seconds of silence after which a stream gets a comment; 0: never.
-        enable_server_load_tracking: /load counts requests; otherwise it answers 0.
+        sse_keep_alive_interval: seconds of silence after which a stream gets a comment. 0: never.
+        enable_server_load_tracking: /load counts requests. Otherwise it answers 0.
         server_dev_mode: VLLM_SERVER_DEV_MODE, serves POST /reset_prefix_cache.
         enable_prompt_tokens_details: usage tells the cached tokens of the prompt. On here, off in
             `forebay engine`, as in `vllm serve`.
-        kv_events: how the prefix cache publishes its changes; None: not at all.
+        kv_events: how the prefix cache publishes its changes. None: not at all.
     """
 
     startup_time: float = 0.0

@@ -82,9 +82,9 @@ def make_app(
 
 def _authorized(request: web.Request, keys: list[bytes]) -> bool:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    given = token.encode("utf-8", "surrogateescape")
-    known = [hmac.compare_digest(given, key) for key in keys]
-    return request.method == "OPTIONS" or (scheme.lower() == "bearer" and any(known))
+    token_bytes = token.encode("utf-8", "surrogateescape")
+    matches = [hmac.compare_digest(token_bytes, key) for key in keys]
+    return request.method == "OPTIONS" or (scheme.lower() == "bearer" and any(matches))
 
 
 class _Pages:
@@ -125,7 +125,7 @@ class _Pages:
         return self._json(request, {"0": config.as_dict()} if config and publishes else {})
 
     async def reset_prefix_cache(self, request: web.Request) -> web.Response:
-        """Drop the prefix cache; success is false while a request holds blocks."""
+        """Drop the prefix cache. The success is false while a request holds blocks."""
         return self._json(request, {"success": self._loop.core.pool.forget_all()})
 
     async def models(self, request: web.Request) -> web.Response:

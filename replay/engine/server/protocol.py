@@ -1,7 +1,7 @@
 """Read request bodies of the OpenAI-compatible API.
 
-Bodies are checked by hand, not by a schema library, because the accepted shapes and the answers are
-those recorded from vLLM 0.32. Unknown fields are ignored, as there.
+Bodies are checked by hand, not by a schema library: vLLM 0.32 defines the accepted shapes and the
+answers, which were recorded. Unknown fields are ignored, as there.
 """
 
 import json
@@ -26,9 +26,9 @@ from forebay.replay.engine.tokenizer import (
     encode_text,
 )
 
-MOST_DIGITS = 4_300  # pydantic's limit, and that of Python's int()
+MOST_DIGITS = 4_300  # the limit of pydantic and of Python's int()
 _NUMBER = re.compile(r"([+-]?)([0-9]+)")
-COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's default for /v1/completions; chat has none
+COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's default for /v1/completions, but not for chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Call:
 
 
 def read_json(data: bytes, content_type: str) -> dict[str, Any]:
-    """Parse the body as an object; raises EngineApiError 400 with vLLM's message."""
+    """Parse the body as an object (EngineApiError 400: not an object, with vLLM's message)."""
     if content_type != "application/json":
         raise bad_request(
             "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
@@ -73,9 +73,10 @@ def read_json(data: bytes, content_type: str) -> dict[str, Any]:
 
 
 def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
-    """Read a chat completion (`chat`) or completion body; raises EngineApiError 400 or 404."""
+    """Read a chat completion (`chat`) or completion body (EngineApiError 400 or 404: it is bad)."""
     prompt = _truncated(_chat_prompt(body) if chat else _completion_prompt(body), body)
     check_model(body, served_name)
+    # Fields that cannot work are rejected, with vLLM's message where it has one.
     stream = _boolean(body, "stream")
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
@@ -118,7 +119,7 @@ def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
 
 
 def check_model(body: dict[str, Any], served_name: str) -> None:
-    """Raise EngineApiError 404 for another model; a missing `model` is the served one."""
+    """Raise EngineApiError 404 for another model. A missing `model` is the served model."""
     model = _string(body, "model")
     if model is not None and model != served_name:
         raise EngineApiError(
@@ -163,7 +164,7 @@ def _json_error(data: bytes) -> EngineApiError:
 
 
 def _truncated(prompt: Prompt, body: dict[str, Any]) -> Prompt:
-    """Keep the last `truncate_prompt_tokens` tokens; the first with `truncation_side` right."""
+    """Keep the last `truncate_prompt_tokens` tokens, or the first if `truncation_side` is right."""
     count = _integer(body, "truncate_prompt_tokens")
     if count is None:
         return prompt
@@ -266,15 +267,15 @@ def _integer(body: dict[str, Any], name: str) -> int | None:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str):
-        found = _NUMBER.fullmatch(value.strip())
-        if found is None:
+        number = _NUMBER.fullmatch(value.strip())
+        if number is None:
             message = "Input should be a valid integer, unable to parse string as an integer"
             raise invalid("int_parsing", name, message, value)
-        digits = found[2].lstrip("0") or "0"
+        digits = number[2].lstrip("0") or "0"
         if len(digits) > MOST_DIGITS:
             message = "Unable to parse input string as an integer, exceeded maximum size"
             raise invalid("int_parsing_size", name, message, value)
-        return int(found[1] + digits)
+        return int(number[1] + digits)
     raise invalid("int_type", name, "Input should be a valid integer", shown(value))
 
 

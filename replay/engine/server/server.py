@@ -22,7 +22,7 @@ from forebay.replay.engine.server.kv_publisher import open_publisher
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.pages import make_app
 
-KEEP_ALIVE_S = 5.0  # wall time; uvicorn's default in vLLM, VLLM_HTTP_TIMEOUT_KEEP_ALIVE
+KEEP_ALIVE_S = 5.0  # wall time: uvicorn's default in vLLM, VLLM_HTTP_TIMEOUT_KEEP_ALIVE
 SHUTDOWN_S = 1.0  # time for handlers to write their last chunks
 BACKLOG = 2048  # uvicorn's default
 DEFAULTS = ServerOptions()
@@ -30,7 +30,7 @@ DEFAULTS = ServerOptions()
 
 @dataclass(frozen=True, slots=True)
 class RunningEngine:
-    """A listening server; the task `stepping` ends if it fails or a fault killed the engine."""
+    """A listening server. The task `stepping` ends if it fails or a fault killed the engine."""
 
     host: str
     port: int
@@ -58,7 +58,7 @@ async def start_engine(
     fault: Fault | None = None,
     options: ServerOptions = DEFAULTS,
 ) -> AsyncIterator[RunningEngine]:
-    """Run a server for the time of the block; leaving it ends streams as SIGTERM ends vLLM's.
+    """Run a server for the time of the block, whose end ends streams as SIGTERM ends vLLM's.
 
     Raises InputError if KV events cannot be published, OSError if the server cannot listen.
     """
@@ -69,6 +69,7 @@ async def start_engine(
     async with AsyncExitStack() as stack:
         if options.kv_events is not None and options.kv_events.publishes:
             await stack.enter_async_context(_kv_events(loop, options.kv_events))
+        # A handler is cancelled when its client leaves, so that the engine drops the request.
         runner = web.AppRunner(
             make_app(config, options, loop, metrics, generator),
             handler_cancellation=True,
@@ -79,6 +80,7 @@ async def start_engine(
         await runner.setup()
         stepping = asyncio.create_task(loop.run(), name="engine steps")
         closing = None
+        # The port opens last, as in vLLM, which loads its model first.
         try:
             if options.startup_time:
                 await asyncio.sleep(loop.wall_s(options.startup_time))
@@ -88,6 +90,7 @@ async def start_engine(
             bound = runner.addresses[0][1]
             yield RunningEngine(host, bound, core, loop, metrics, generator, stepping)
         finally:
+            # As on SIGTERM: running requests may finish for a while, the others are aborted.
             if options.shutdown_timeout and not stepping.done():
                 await loop.drain(options.shutdown_timeout)
             loop.abort_all()

@@ -21,7 +21,7 @@ COMMENT = b": keep-alive\n\n"
 
 
 class Collected:
-    """Counts tokens until the end; the handler then writes the whole answer."""
+    """Counts tokens until the end. The handler then writes the whole answer."""
 
     __slots__ = ("done", "error", "produced", "reason")
 
@@ -49,8 +49,8 @@ class TokenStream:
     """Writes one event for each token to a client.
 
     Attributes:
-        done: resolves when the last event is due; `closing_events` has the unwritten ones then.
-        dead: no more events are written; a fault or an error has ended the stream.
+        done: resolves when the last event is due. `closing_events` has the unwritten events then.
+        dead: no more events are written, because a fault or an error has ended the stream.
         request: the engine's request, set before the first token.
         fault: called instead of writing once `fault_after` tokens are written.
     """
@@ -113,7 +113,7 @@ class TokenStream:
         self._frame_after = event[1] + b"\r\n" if framed else event[1]
 
     def push(self, produced: int) -> None:
-        """Write one more token; for a slow client it is merged with later ones."""
+        """Write one more token, or leave it for a later event if the client is slow."""
         if produced > self.fault_after:
             self._fail()
         if self.dead or self._protocol.writing_paused:
@@ -131,7 +131,7 @@ class TokenStream:
         """End with the last tokens, the finish reason, usage and [DONE]."""
         if produced > self.fault_after:
             self._fail()
-        if self.dead:  # a fault decides when, and whether, the response ends
+        if self.dead:  # a fault decides if and when the response ends
             return
         cached = self.request.cached_tokens if self.request else 0
         events = self._take(produced, reason)
@@ -177,7 +177,7 @@ class TokenStream:
         return self._frame_before + self._word(self._sent) + self._frame_after
 
     def _take(self, produced: int, reason: str | None) -> bytes:
-        """Return all unsent tokens as one event, framed; the role delta comes first."""
+        """Return all unsent tokens as one event, framed, after the role delta if it is unsent."""
         events = b""
         if self._chat and not self._started:
             events = self.frame(self._chunks.role())

@@ -1,11 +1,11 @@
 """Compute when a request passes the API server in front of the engine, on its way in and out.
 
-vLLM's API server is one process with one event loop, and one worker that tokenizes, however many
-requests there are (`--api-server-count`, `--renderer-num-workers`). So a long text delays the
-requests behind it, whatever the engine does.
+vLLM's API server is one process with one event loop, and one worker that tokenizes, regardless of
+the number of requests (`--api-server-count`, `--renderer-num-workers`). So a long text delays the
+requests behind it, regardless of the engine.
 
     in:   the event loop reads the body, then a worker tokenizes the text
-    out:  before the first token the event loop decodes the whole prompt once; each token after it
+    out:  before the first token the event loop decodes the whole prompt once. Each token after it
           takes the loop a moment
 
 The loop serves its work in order of arrival. Streamed tokens are a steady flow (`load`), because a
@@ -33,14 +33,14 @@ had 1 to 78 tokens."""
 class ServerTimes:
     """Seconds of one API server.
 
-    The defaults were measured on vLLM 0.26.0 beside an H200 on 2026-11-26 (one process, texts of
-    4 characters a token), `stream_token_s` on vLLM 0.32.0 for the CPU.
+    The defaults were measured on vLLM 0.26.0 with an H200 on 2026-11-26 (one process, texts of 4
+    characters a token), `stream_token_s` on vLLM 0.32.0 for the CPU.
 
     Attributes:
-        request_s: from sending a short request to an idle server until the engine takes it in.
+        request_s: time from sending a short request to an idle server until the engine takes it in.
         receive_token_s: the loop's work for each prompt token before the engine has it.
-        tokenize_token_s: a worker's work for each prompt token of a text; token ids need none.
-        answer_s: from the end of an engine step until a client has the token.
+        tokenize_token_s: a worker's work for each prompt token of a text. Token ids need none.
+        answer_s: time from the end of an engine step until a client has the token.
         answer_token_s: the loop's work for each prompt token before the first token is sent.
         stream_token_s: the loop's work for a chunk of one token.
     """
@@ -72,7 +72,7 @@ class ApiProcess:
         self._round_s = inf  # the farthest that streams alone bring the loop behind
 
     def receive(self, prompt_tokens: int, now: float, *, text: bool = True) -> float:
-        """Take in a request; return when the engine gets it."""
+        """Take in a request, and return when the engine gets it."""
         times = self._times
         busy_s = BUSY_SHARE * times.request_s
         read_at = self._work(busy_s + times.receive_token_s * prompt_tokens, now)
@@ -86,7 +86,7 @@ class ApiProcess:
         return read_at + times.request_s - busy_s
 
     def answer(self, prompt_tokens: int, now: float) -> float:
-        """Send the first token, which a step produced now; return when the client has it."""
+        """Send the first token, which a step produced now, and return when the client has it."""
         times = self._times
         return self._work(times.answer_token_s * prompt_tokens, now) + times.answer_s
 
@@ -96,7 +96,7 @@ class ApiProcess:
         return now + self._backlog_s + self._times.answer_s
 
     def load(self, tokens_per_s: float, streams: float, now: float) -> None:
-        """Set how many tokens a second so many streams get together from now on."""
+        """Set the tokens a second that `streams` streams get together from now on."""
         self._pass(now)
         token_s = self._times.stream_token_s
         self._load = token_s * tokens_per_s
@@ -105,7 +105,7 @@ class ApiProcess:
         self._round_s = streams * (1.0 - MERGED_SHARE) * token_s / left if left > 0.0 else inf
 
     def _work(self, seconds: float, now: float) -> float:
-        """Add work to the loop; return when it is done."""
+        """Add work to the loop, and return when it is done."""
         self._pass(now)
         self._backlog_s += seconds
         return now + self._backlog_s
@@ -122,7 +122,7 @@ class ApiProcess:
 
 
 class ApiServer:
-    """The processes of one API server; requests go to them in turn."""
+    """The processes of one API server. Requests go to them in turn."""
 
     __slots__ = ("_processes", "_turn")
 

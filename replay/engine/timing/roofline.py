@@ -29,21 +29,25 @@ class Least:
 def least(model: ModelSpec, gpu: GpuSpec, works: Iterable[StepWork]) -> Least:
     """Return the floor of `works`, steps that run one after the other.
 
-    FLOPs: 2 for each weight and token, and those of each query-key pair. Bytes: the weights of
-    every layer once in a step, of experts those that the tokens reach; keys and values of earlier
-    tokens once. Tensor parallelism: of one GPU, without its links.
+    FLOPs: 2 for each weight and token, and the FLOPs of each query-key pair. Bytes: the weights of
+    every layer once in a step (only of experts that the tokens reach), and keys and values of
+    earlier tokens once. Tensor parallelism: of one GPU, without its links.
     """
     head = model.vocab * model.hidden
     flops = moved = compute_s = memory_s = 0.0
     for work in works:
         step_flops, step_bytes = 2.0 * head * work.sampled, 0.0
         step_compute_s = step_flops / gpu.peak_flops
+        # Matrix products: the weights of an expert are read only if a token reaches it.
         for group in model.layer_groups:
-            for one in group.products:
-                product = 2.0 * group.layers * one.weights * one.chosen * work.tokens
-                step_flops += product
-                step_compute_s += product / product_flops(gpu, model.weights, one.bits)
-                step_bytes += group.layers * one.bits / 8 * one.weights * one.touched(work.tokens)
+            for product in group.products:
+                added_flops = 2.0 * group.layers * product.weights * product.chosen * work.tokens
+                step_flops += added_flops
+                step_compute_s += added_flops / product_flops(gpu, model.weights, product.bits)
+                step_bytes += (
+                    group.layers * product.bits / 8 * product.weights * product.touched(work.tokens)
+                )
+        # Attention, the weights of the head and the cache.
         attention = _attention_flops(model, work)
         step_flops += attention
         step_compute_s += attention / gpu.peak_flops
@@ -57,7 +61,7 @@ def least(model: ModelSpec, gpu: GpuSpec, works: Iterable[StepWork]) -> Least:
 
 
 def _attention_flops(model: ModelSpec, work: StepWork) -> float:
-    """Return the FLOPs of attention; a decoding query is at least a pair of a prefill."""
+    """Return the FLOPs of attention. A decoding query is at least a pair of a prefill."""
     pairs = sum(count * (offset + 0.5 * count) for count, offset in work.chunks)
     flops = model.full_layers * model.pair_flops * (pairs + work.decode_context)
     if model.sliding_layers:

@@ -1,7 +1,7 @@
 """The constants of the step-time model, and the calibration files that hold them.
 
 A calibration names the measurements it was fitted to and how far it was checked. The shipped ones
-lie in `calibration/data/`; `forebay engine calibrate` writes more and `--calibration` reads them.
+lie in `calibration/data/`. `forebay engine calibrate` writes more and `--calibration` reads them.
 `step_time` applies the constants.
 """
 
@@ -24,14 +24,14 @@ ANY = "*"
 """The model name of constants for every model on a GPU that has no constants of its own."""
 FALLBACK_GPU = "h200-sxm"
 SERVER_TIMES: dict[str, float] = asdict(ServerTimes())
-"""The constants of the API server and their values beside an H200."""
+"""The constants of the API server and their values in front of an H200."""
 
 
 # Published fits of Llama-3.1-70B FP8 on H200 (fp8 KV cache, several GPUs): 12 rows fitted, 48 held
-# out, 2.9 % TTFT and 2.5 % TPOT (median). They hold beside any calibration.
+# out, 2.9 % TTFT and 2.5 % TPOT (median). They hold with any calibration.
 NARROW_PRODUCT: Final = 0.82
-"""FP8 and FP4 products reach this part of the share of 16-bit ones: .508 of the FP8 peak, beside
-.62 of the 16-bit peak for Phi-3-mini fitted in the same form."""
+"""FP8 and FP4 products reach this part of the share of 16-bit products: .508 of the FP8 peak,
+against .62 of the 16-bit peak for Phi-3-mini fitted in the same form."""
 FP8_KV_READ: Final = 0.52
 """An FP8 KV cache is read at this part of the 16-bit share, .46 of .88: half the bytes take as
 long."""
@@ -53,7 +53,7 @@ class Calibration:
         gemm_compute: share of peak FLOP/s of large matrix products.
         gemm_bandwidth: share of bandwidth of small ones (weights are read once) and of elementwise
             kernels.
-        roofline_power: how sharply matrix products and attention turn from memory to compute bound.
+        roofline_power: sharpness of the turn from memory to compute bound.
         prefill_compute: share of peak FLOP/s of prefill attention.
         decode_bandwidth: share of bandwidth of attention that reads keys and values.
         step_s: the CPU's part of a step: scheduling, input preparation and output. Asynchronous
@@ -65,8 +65,8 @@ class Calibration:
         eager_launch_s: the same for a step with more tokens than the largest graph.
         admit_s: seconds that the engine stops between two steps to take in a request.
         admit_token_s: the same for each prompt token.
-        request_s, receive_token_s, tokenize_token_s, answer_s, answer_token_s, stream_token_s: of
-            the API server, see `ServerTimes`.
+        request_s, receive_token_s, tokenize_token_s, answer_s, answer_token_s, stream_token_s:
+            times of the API server, see `ServerTimes`.
         source: origin of the numbers.
     """
 
@@ -97,7 +97,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Unit and physical bounds of one constant; no share of a data sheet exceeds 1."""
+    """Unit and physical bounds of one constant. No share of a data sheet exceeds 1."""
 
     unit: str
     low: float
@@ -135,11 +135,11 @@ class CalibrationFile:
     """A calibration with its provenance.
 
     Attributes:
-        model, gpu: model and GPU of the constants; model `*` is every model.
+        model, gpu: model and GPU of the constants. Model `*` is every model.
         date: ISO date of the fit.
         source: origin of the measurements.
-        checked: how far it was checked: reference, number of held-out rows, error.
-        fitted: names of the fitted constants; the others are the prior's.
+        checked: extent of the check: reference, number of held-out rows, error.
+        fitted: names of the fitted constants. The others are the prior's.
         points: the measured points with the model's value and their role, as in the file.
     """
 
@@ -169,7 +169,7 @@ class CalibrationFile:
 
 
 def read_calibration(path: Path) -> CalibrationFile:
-    """Read a calibration file; raises InputError that names the file and the key."""
+    """Read a calibration file. An InputError names the file and the key."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -178,7 +178,7 @@ def read_calibration(path: Path) -> CalibrationFile:
 
 
 def parse_calibration(raw: bytes, name: str) -> CalibrationFile:
-    """Parse a calibration; `name` is the file's name in messages. Raises InputError."""
+    """Parse a calibration (InputError: a wrong one). `name` is the file's name in messages."""
     try:
         body = json.loads(raw)
     except ValueError as error:
@@ -196,7 +196,7 @@ def parse_calibration(raw: bytes, name: str) -> CalibrationFile:
             raise InputError(f"{name}: {key} is {_shown(body.get(key))}; give text")
     fitted, points = body.get("fitted", []), body.get("points", [])
     for key, value, kind in (("fitted", fitted, str), ("points", points, dict)):
-        if not isinstance(value, list) or not all(isinstance(one, kind) for one in value):
+        if not isinstance(value, list) or not all(isinstance(entry, kind) for entry in value):
             raise InputError(f"{name}: {key} is not a list of {kind.__name__}")
     return CalibrationFile(
         **{key: body[key] for key in _TEXTS},
@@ -239,27 +239,27 @@ def _shown(value: Any) -> str:
 
 @lru_cache(1)
 def shipped() -> tuple[CalibrationFile, ...]:
-    """Return the calibrations of this package, those of a named model first."""
+    """Return the calibrations of this package, first the files of a named model."""
     folder = files("forebay.replay.engine.calibration") / "data"
-    found = [
+    calibrations = [
         parse_calibration(entry.read_bytes(), entry.name)
         for entry in folder.iterdir()
         if entry.name.endswith(".json")
     ]
-    return tuple(sorted(found, key=lambda one: (one.model == ANY, one.model, one.gpu)))
+    return tuple(sorted(calibrations, key=lambda file: (file.model == ANY, file.model, file.gpu)))
 
 
 def calibration_of(model: ModelSpec, gpu: GpuSpec) -> Calibration:
-    """Return the shipped constants of a model on a GPU; without any, the kernel-table defaults."""
+    """Return the shipped constants of a model on a GPU, or else the kernel-table defaults."""
     return calibration_file_of(model.name, gpu.name).constants
 
 
 def calibration_file_of(model: str, gpu: str) -> CalibrationFile:
     """Return the shipped calibration nearest to `model` on `gpu`, with its provenance."""
-    known = {(one.model, one.gpu): one for one in shipped()}
+    by_key = {(file.model, file.gpu): file for file in shipped()}
     for key in ((model, gpu), (ANY, gpu), (ANY, FALLBACK_GPU)):
-        if key in known:
-            return known[key]
+        if key in by_key:
+            return by_key[key]
     raise LookupError(f"no calibration is shipped for {FALLBACK_GPU}")
 
 
@@ -268,4 +268,4 @@ def measured_elsewhere(file: CalibrationFile, gpu: str) -> str | None:
     return None if file.gpu == gpu else f"constants measured on {file.gpu}; not on {gpu}"
 
 
-assert tuple(CONSTANTS) == tuple(one.name for one in fields(Calibration))[:-1]
+assert tuple(CONSTANTS) == tuple(constant.name for constant in fields(Calibration))[:-1]

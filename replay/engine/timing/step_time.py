@@ -7,10 +7,10 @@
            but with chunks at least L*launch_s
 
 Several GPUs of one server compute their parts of every layer and add them up twice a layer: an
-all-reduce, latency and bytes over the links. Experts read the weights of those that the step's
+all-reduce, latency and bytes over the links. Of the experts, a step reads only the weights that its
 tokens reach. Latent attention (MLA) reads one row for each token, and unpacks it for a chunk.
-Sliding layers pair a token with a window. These terms come from data sheets and published fits,
-see `step_constants`; one GPU with a dense model in 16 bits has none of them.
+Sliding layers pair a token with a window. These terms come from data sheets and published fits
+(`step_constants`). One GPU with a dense model in 16 bits has none of them.
 
 A step with prefill chunks has no CUDA graph of the whole step. The CPU launches its kernels, and
 that takes longer than the GPU's work if the step is small. Nothing was tuned to a run of the
@@ -49,7 +49,7 @@ class StepWork:
         sampled: requests that produce a token.
         decode_context: context tokens read by requests with one token, summed.
         chunks: length and offset of each prefill chunk, in tokens. A chunk has several tokens.
-        window_context: as decode_context, but of each request at most the window of sliding layers.
+        window_context: decode_context with at most the window of sliding layers for each request.
     """
 
     tokens: int = 0
@@ -93,6 +93,7 @@ class StepTimeModel:
         """
         c = calibration or calibration_of(model, gpu)
         self.calibration = c
+        # Attention of chunks: FLOPs of query-key pairs at the reached share of the peak.
         pair_peak = gpu.peak_flops * c.prefill_compute
         self.pair_s = model.full_layers * model.pair_flops / pair_peak
         self._window_pair_s = model.sliding_layers * model.pair_flops / pair_peak
@@ -104,6 +105,7 @@ class StepTimeModel:
         self._layers_s: dict[int, float] = {}
         self._head_s: dict[int, float] = {}
         self._power = c.roofline_power
+        # Attention of decodes reads the context. Latent attention also has FLOPs for it.
         read = gpu.bandwidth * c.decode_bandwidth * (FP8_KV_READ if _narrow_kv(model) else 1.0)
         self._read_s = model.kv_bytes_per_token * model.full_layers / model.layers / read
         self.window_s = model.kv_bytes_per_token * model.sliding_layers / model.layers / read
@@ -114,10 +116,12 @@ class StepTimeModel:
             self._context_s = self._roofline(decode_s, self._read_s)
             unpack = model.layers * model.latent.up_flops(model.heads)
             self._unpack_s = unpack / (gpu.peak_flops * c.gemm_compute)
+        # Fixed costs of a step, and costs of each layer, token and sequence.
         self._step_s = c.step_s
         self._kernels_s = model.layers * c.layer_s
         self._token_s = model.layers * model.elementwise_bytes / (gpu.bandwidth * c.gemm_bandwidth)
         self._sequence_s = c.sequence_s
+        # The CPU launches the kernels of each layer, a floor for steps with chunks.
         graph_s, eager_s = c.graph_launch_s, c.eager_launch_s
         if model.ranks > 1:
             graph_s = min(graph_s, GRAPH_LAUNCH_PARALLEL_S)
@@ -127,6 +131,7 @@ class StepTimeModel:
 
     def step_s(self, work: StepWork) -> float:
         """Return the seconds that the step takes."""
+        # Matrix products and kernels take as long for equal numbers of rows.
         rows = work.tokens
         layers_s = self._layers_s.get(rows)
         if layers_s is None:
@@ -145,6 +150,7 @@ class StepTimeModel:
             seconds += self._step_s
         elif seconds < self._step_s:
             seconds = self._step_s
+        # Attention of decodes grows with their context, attention of chunks with their pairs.
         seconds += self._context_s * work.decode_context
         if work.window_context:
             seconds += self.window_s * work.window_context
@@ -249,7 +255,7 @@ def _layer_gemms(model: ModelSpec, gpu: GpuSpec, c: Calibration) -> Callable[[in
 
 
 def _head_gemm(model: ModelSpec, gpu: GpuSpec, c: Calibration) -> Callable[[int], float]:
-    """Return the seconds of the head, by sampled tokens; the logits of all GPUs are gathered."""
+    """Return the seconds of the head, by sampled tokens. The logits of all GPUs are gathered."""
     product = _gemm(Product(model.vocab, model.hidden, 8 * model.bytes_per_value), model, gpu, c)
     if model.ranks == 1:
         return product

@@ -11,7 +11,7 @@ from forebay.replay.fleet.gpu.profiles import Profile
 from forebay.traces.errors import InputError
 
 SINCE = {"--max-num-queued-reqs": (0, 29), "--shutdown-timeout": (0, 20)}
-"""First vLLM version known to have each flag; 0.11 has the others (read in the wheels of 0.11.2,
+"""First vLLM version known to have each flag. 0.11 has the others (read in the wheels of 0.11.2,
 0.14.1, 0.17.1, 0.20.2, 0.23.0, 0.26.0, 0.29.0 and 0.32.0)."""
 ROPE_PARAMETERS_SINCE = (0, 14)  # before it: rope_scaling, with rope_theta outside of it
 POLICY_FLAG = "--scheduling-policy"
@@ -29,7 +29,7 @@ OPTIONAL = {
 }
 """Flags that a fleet can do without."""
 YARN_BASE = 32_768
-YARN_THETA = 1_000_000.0  # Qwen2.5's; repeated, because an override replaces the whole section
+YARN_THETA = 1_000_000.0  # Qwen2.5's, repeated because an override replaces the whole section
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +52,18 @@ class Setting:
     Attributes:
         release: vLLM's major and minor version.
         served_name: the model's name for clients.
-        context: --max-model-len; None leaves it to the model's config.json.
+        context: --max-model-len. None leaves it to the model's config.json.
         seqs, seqs_why: --max-num-seqs and the reason for it.
         batched_tokens: token budget of a step.
-        chunk: most tokens of the budget that a document gets; 0: no limit.
+        chunk: most tokens of the budget that a document gets. 0: no limit.
         policy: --scheduling-policy: priority or fcfs.
-        kv_memory: --kv-cache-memory-bytes; None: the memory that the GPU has left.
-        cpu_threads: threads of one server; None on a GPU.
+        kv_memory: --kv-cache-memory-bytes. None: the memory that the GPU has left.
+        cpu_threads: threads of one server. None on a GPU.
         drain_s: seconds that running answers get after SIGTERM.
-        cache_root: VLLM_CACHE_ROOT of all servers; each has a folder in it.
-        loopback: whether the servers listen on this machine only.
+        cache_root: VLLM_CACHE_ROOT of all servers. Each has a folder in it.
+        loopback: True if the servers listen on this machine only.
         ranks: GPUs of one server, by tensor parallelism.
-        quantization, kv_cache_dtype: vLLM's options; None: its defaults.
+        quantization, kv_cache_dtype: vLLM's options. None: its defaults.
     """
 
     profile: Profile
@@ -87,15 +87,15 @@ class Setting:
 
 
 def serve_flags(s: Setting, listed: Collection[str] | None = None) -> tuple[list[Flag], list[Flag]]:
-    """Return the flags that all servers share, and those that this vLLM lacks.
+    """Return the flags that all servers share, and the flags that this vLLM lacks.
 
     Args:
-        listed: flags of the installed vLLM; None: those of its version count.
+        listed: flags of the installed vLLM. None: the flags of its version count.
 
     Raises:
         InputError: if vLLM lacks a flag that the fleet needs.
     """
-    wanted = [
+    flags = [
         Flag("--served-model-name", s.served_name, "the value of `model` in clients' requests"),
         *_context(s),
         *_placement(s),
@@ -138,9 +138,10 @@ def serve_flags(s: Setting, listed: Collection[str] | None = None) -> tuple[list
         ),
     ]  # fmt: skip
     if not s.drain_s:
-        wanted.pop()
+        flags.pop()
+    # An old vLLM may lack a flag: leave it out if a fleet can do without it.
     have, lack = [], []
-    for flag in wanted:
+    for flag in flags:
         since = SINCE.get(flag.name, (0, 0))
         if since > s.release:
             why = f"vLLM has it from {_release(since)} on: {flag.why}"
@@ -234,7 +235,7 @@ def kv_events_flag(publish: str, replay: str) -> Flag:
 
 
 def environment(s: Setting, name: str, gpus: Sequence[int]) -> list[Flag]:
-    """Return the environment variables of the server `name` on `gpus`; none: on the CPU."""
+    """Return the environment variables of the server `name` on `gpus`, empty on the CPU."""
     variables = []
     if gpus:
         which = "one server, one GPU" if s.ranks == 1 else f"one server, {s.ranks} GPUs"
@@ -265,12 +266,12 @@ def value_in(words: Sequence[str], name: str) -> str | None:
 
     The last occurrence counts, as for vLLM.
     """
-    found = None
+    last = None
     for word, after in zip(words, [*words, ""][1:], strict=True):
         flag, written, value = word.partition("=")
         if names_in([flag]) == {name}:
-            found = value if written else after
-    return found
+            last = value if written else after
+    return last
 
 
 def names_in(words: Sequence[str]) -> set[str]:

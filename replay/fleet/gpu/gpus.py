@@ -17,7 +17,7 @@ ASK_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU by nvidia-smi's number; memory in GiB."""
+    """One GPU by nvidia-smi's number. Memory is in GiB."""
 
     index: int
     name: str
@@ -30,7 +30,7 @@ class Gpu:
 
 
 def found_gpus() -> list[Gpu]:
-    """Return all GPUs of this machine; none without a driver."""
+    """Return all GPUs of this machine, an empty list without a driver."""
     try:
         done = subprocess.run(QUERY, capture_output=True, text=True, timeout=ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -39,7 +39,7 @@ def found_gpus() -> list[Gpu]:
 
 
 def parse_gpus(text: str) -> list[Gpu]:
-    """Read the answer to QUERY; lines with a field that the driver does not report are skipped."""
+    """Read the answer to QUERY, without lines with a field that the driver does not report."""
     gpus = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -50,7 +50,7 @@ def parse_gpus(text: str) -> list[Gpu]:
 
 
 def parse_indexes(text: str | None, environ: Mapping[str, str]) -> list[int] | None:
-    """Read `0,1` of --gpus, else of CUDA_VISIBLE_DEVICES; None: all GPUs. Raises InputError."""
+    """Read `0,1` of --gpus, else of CUDA_VISIBLE_DEVICES. None: all GPUs. Raises InputError."""
     where = "--gpus"
     if text is None:
         where, text = "CUDA_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES") or None
@@ -63,7 +63,7 @@ def parse_indexes(text: str | None, environ: Mapping[str, str]) -> list[int] | N
 
 
 def choose_gpus(indexes: Sequence[int] | None, found: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs to serve on; raises InputError where one of them does not exist."""
+    """Return the GPUs to serve on (InputError: a GPU that does not exist)."""
     if not found:
         raise InputError(
             "no GPU here (nvidia-smi lists none): give --cpu, or --dry-run to only see the plan"
@@ -81,11 +81,11 @@ def choose_gpus(indexes: Sequence[int] | None, found: Sequence[Gpu]) -> list[Gpu
 def check_free(gpus: Sequence[Gpu], utilization: float) -> None:
     """Raise InputError if another process uses the memory that vLLM would ask for."""
     for gpu in gpus:
-        wanted = utilization * gpu.total_gib
-        if gpu.free_gib < wanted:
+        needed_gib = utilization * gpu.total_gib
+        if gpu.free_gib < needed_gib:
             share = int(gpu.free_gib / gpu.total_gib * 100) / 100
             raise InputError(
                 f"GPU {gpu.index}: {gpu.free_gib:.1f} of {gpu.total_gib:.1f} GiB are free, "
-                f"--gpu-memory-utilization {utilization:g} asks for {wanted:.1f}: end the "
+                f"--gpu-memory-utilization {utilization:g} asks for {needed_gib:.1f}: end the "
                 f"processes there (see nvidia-smi) or give --gpu-memory-utilization {share:g}"
             )

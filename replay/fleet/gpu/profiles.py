@@ -26,11 +26,11 @@ class Profile:
 
     Attributes:
         repository: Hugging Face repository or folder that vLLM reads.
-        context: most tokens of prompt and answer together; None: as in the model's config.json.
+        context: most tokens of prompt and answer together. None: as in the model's config.json.
         native: context without YaRN, tokens.
         chunk: --long-prefill-token-threshold, tokens: the largest power of two whose step on an
             H200 stays under STEP_TARGET_S (a test computes it again).
-        shape: sizes that its memory depends on; None where only vLLM will read them.
+        shape: sizes that its memory depends on. None where only vLLM will read them.
         note: remark for the user.
     """
 
@@ -93,10 +93,10 @@ def find_profile(model: str) -> Profile:
     if path.exists() or model.startswith((".", "/", "~")):
         raise InputError(f"--model {model}: no config.json in it; give the folder of a model")
     last = model.rsplit("/", 1)[-1].lower()
-    known = _NAMES.get(re.sub(r"(instruct|chat)$", "", re.sub(r"[^a-z0-9]", "", last)))
-    if known is not None:
+    profile = _NAMES.get(re.sub(r"(instruct|chat)$", "", re.sub(r"[^a-z0-9]", "", last)))
+    if profile is not None:
         # A copy in another repository has the same sizes.
-        return known if "/" not in model or model == known.repository else _copy(known, model)
+        return profile if "/" not in model or model == profile.repository else _copy(profile, model)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         raise InputError(
             f"--model {model}: give {', '.join(PROFILES)}, a Hugging Face repository such as "
@@ -106,7 +106,7 @@ def find_profile(model: str) -> Profile:
 
 
 def _of_folder(path: Path) -> Profile:
-    """Read the sizes of a model in a folder; vLLM may serve one whose sizes are not known here."""
+    """Read the sizes of a model in a folder. vLLM may serve a model with sizes unknown here."""
     try:
         shape = read_shape(path)
     except Uncounted as error:

@@ -10,7 +10,7 @@ from forebay.replay.fleet.gpu.profiles import Profile
 from forebay.traces.errors import InputError
 
 CHAT_TOKENS = 5_000
-"""Longest prompt of the bucket `chat`; --max-num-seqs follows from how many of them fit."""
+"""Longest prompt of the bucket `chat`. --max-num-seqs follows from the number that fits."""
 LEAST_SEQS, MOST_SEQS, USUAL_SEQS = 16, 256, 64
 _UNITS = {
     "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
@@ -31,11 +31,11 @@ def kv_tokens(
     ranks: int = 1,
     kv_cache_dtype: str = "auto",
 ) -> int | None:
-    """Return the KV cache, tokens, of the server with the least; None where sizes are unknown.
+    """Return the KV cache, tokens, of the server with the least. None where sizes are unknown.
 
     Args:
-        context: longest request, tokens; raises InputError where it does not fit.
-        kv_memory: --kv-cache-memory-bytes; None: the memory that `utilization` leaves.
+        context: longest request, tokens (InputError: it does not fit).
+        kv_memory: --kv-cache-memory-bytes. None: the memory that `utilization` leaves.
         ranks: GPUs of one server.
     """
     if kv_memory is not None:
@@ -48,6 +48,7 @@ def kv_tokens(
         tensor_parallel=ranks,
         max_num_batched_tokens=batched_tokens,
     )
+    # The size as given, or the rest of the smallest GPU's memory.
     if kv_memory is not None:
         tokens = int(size / kv_layout(profile.shape, kv).bytes_per_token)
         where = f"--kv-cache-memory-bytes {kv_memory}"
@@ -66,6 +67,7 @@ def kv_tokens(
         tokens = max(0, budget.pool_tokens(context))
         where = f"{utilization:g} of the {least.total_gib:.1f} GiB of GPU {least.index}"
         more = "" if utilization >= 0.95 else "a larger --gpu-memory-utilization, or "
+    # One request of the longest context must fit.
     if tokens < context:
         shorter = tokens // 1024 * 1024
         cure = f"--max-model-len {shorter}" if shorter else "a smaller model"
@@ -79,11 +81,11 @@ def kv_tokens(
 def parse_bytes(text: str) -> int:
     """Read `256M`, `20.5g` or bytes as vLLM 0.32 does.
 
-    K, M, G, T are powers of 1024 and take whole numbers; k, m, g, t are powers of 1000. Older
+    K, M, G, T are powers of 1024 and take whole numbers. k, m, g, t are powers of 1000. Older
     versions lack T and t, so vLLM is given the number of bytes.
     """
-    found = _BYTES.fullmatch(text.strip())
-    whole, fraction, unit = found.groups() if found else ("0", None, "")
+    match = _BYTES.fullmatch(text.strip())
+    whole, fraction, unit = match.groups() if match else ("0", None, "")
     if fraction and unit.islower():
         value = int(float(whole + fraction) * _UNITS[unit])
     else:

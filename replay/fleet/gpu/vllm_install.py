@@ -11,7 +11,7 @@ from forebay.replay.fleet.gpu.flags import names_in
 from forebay.traces.errors import InputError
 
 OLDEST = (0, 11)
-"""The first version whose flags were checked; older ones may lack any of them."""
+"""The first version whose flags were checked. Older versions may lack any of them."""
 NEWEST = (0, 32)
 ASK_S = 120.0
 _HOW = (
@@ -27,7 +27,7 @@ class VllmInstall:
     """The vllm command, and its version as vLLM writes it (`0.32.0+cpu`).
 
     Attributes:
-        flags: names that `vllm serve --help` lists; None where it was not asked or did not answer.
+        flags: names that `vllm serve --help` lists. None where it was not asked or did not answer.
     """
 
     command: str
@@ -41,15 +41,15 @@ class VllmInstall:
 
 
 def release_of(version: str) -> tuple[int, int]:
-    """Read the major and minor version of `0.32.0+cpu`; raises InputError."""
-    found = re.match(r"v?(\d+)\.(\d+)", version)
-    if not found:
+    """Read the major and minor version of `0.32.0+cpu` (InputError: another form)."""
+    match = re.match(r"v?(\d+)\.(\d+)", version)
+    if not match:
         raise InputError(f"--vllm-version {version}: give one such as 0.32")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def find_vllm(given: str | None) -> VllmInstall:
-    """Find the given vllm, else this environment's, else the one on PATH; raises InputError."""
+    """Find the given vllm, else this environment's, else PATH's (InputError: no vllm)."""
     beside = Path(sys.executable).with_name("vllm")
     command = shutil.which(given or (str(beside) if beside.is_file() else "vllm"))
     if command is None:
@@ -67,9 +67,9 @@ def find_vllm(given: str | None) -> VllmInstall:
 
 
 def listed_flags(command: str) -> frozenset[str] | None:
-    """Return the flags that `vllm serve --help` lists, or None if it lists none.
+    """Return the flags that `vllm serve --help` lists, or None if it lists no flags.
 
-    vLLM lists all of them for --help=all; versions that do not know this word fail, and list all
+    vLLM lists all of them for --help=all. Versions that do not know this word fail, and list all
     for --help. The answer takes about ten seconds.
     """
     for word in ("--help=all", "--help"):
@@ -117,8 +117,8 @@ def _by_asking(command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InputError(f"--vllm {command}: `vllm --version` does not answer: {error}") from error
     lines = [line for line in (done.stdout or done.stderr).splitlines() if line.strip()]
-    found = re.search(r"\d+\.\d+\S*", lines[-1]) if lines and done.returncode == 0 else None
-    if found is None:
+    match = re.search(r"\d+\.\d+\S*", lines[-1]) if lines and done.returncode == 0 else None
+    if match is None:
         reason = lines[-1].strip() if lines else f"it ended with status {done.returncode}"
         raise InputError(f"--vllm {command}: `vllm --version` failed: {reason}")
-    return found.group()
+    return match.group()

@@ -3,7 +3,7 @@ r"""Measure how well the proxy knows the engines' prefix caches: believed, corre
     python -m forebay.replay.sim.bench.prefix_bench [--mooncake FILE] [--requests N] [--seeds N] \
         [--first-seed N] [--pool 96k] [--case "pool unknown"]
 
-Each row is one fleet in virtual time; every engine step is computed. Believed: blocks that were
+Each row is one fleet in virtual time. Every engine step is computed. Believed: blocks that were
 sent are taken to be cached, up to the size of the KV pool. Corrected: answers also report how much
 of each prompt was cached. Exact: KV events report which blocks are stored and removed. The error
 is the predicted cache hit, when the request was sent, minus the engine's hit, in tokens.
@@ -58,7 +58,7 @@ class CacheListener:
 
 
 class MisinformedShaper(Shaper):
-    """A shaper with missing or wrong information, or beside traffic that bypasses it."""
+    """A shaper with missing or wrong information, or with traffic that bypasses it."""
 
     def __init__(self, case: "PrefixCase", *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -73,8 +73,8 @@ class MisinformedShaper(Shaper):
         kv_tokens: float | None = None,
         most_prefills: float = inf,
     ) -> list[Action]:
-        known = None if self._case.pool_unknown else kv_tokens
-        return super().backend_up(name, now, known, most_prefills)
+        reported = None if self._case.pool_unknown else kv_tokens
+        return super().backend_up(name, now, reported, most_prefills)
 
     def arrive(self, request: Asked, now: float) -> list[Action]:
         if request.id.startswith(OTHERS):  # these bypass the proxy and go to the engines in turn
@@ -98,7 +98,7 @@ class PrefixRun:
             trace = with_others(trace, case.others)
         scenario = Scenario(config, ENGINES)
         stepping = {f"gpu{number}": SteppingEngine(config) for number in range(ENGINES)}
-        engines = {n: ServedEngine(one, config.api_server()) for n, one in stepping.items()}
+        engines = {n: ServedEngine(steps, config.api_server()) for n, steps in stepping.items()}
         shaper = MisinformedShaper(
             case,
             [BackendSpec(name, 64) for name in engines],

@@ -21,7 +21,7 @@ class RunPool:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.free = num_blocks - 1  # block 0 is the null block
         self._blank = self.free  # uncached free blocks, at the front of the list
-        self._listed = self.free  # length of the list; those beyond `free` are allocated
+        self._listed = self.free  # length of the list: blocks beyond `free` are allocated
         self._block_size = block_size
         self._roots: dict[int, Node] = {}  # by block_tokens
         # The cached part of the free list: a ring of runs, each from its end to its start.
@@ -30,7 +30,7 @@ class RunPool:
         self._spent = ring  # the last run that was made of private blocks of ended requests
 
     def hold_back(self, count: int) -> None:
-        """Stop allocating `count` of the uncached blocks; a negative count reverts this."""
+        """Stop allocating `count` of the uncached blocks. A negative count reverts this."""
         self.settle()
         self._blank -= count
         self._listed -= count
@@ -72,7 +72,7 @@ class RunPool:
         return hits, free, path
 
     def take(self, path: list[Node], hits: int, free: int) -> list[tuple[Run, int]]:
-        """Allocate blocks that `lookup` found to one more request; returns runs for `release`."""
+        """Allocate blocks that `lookup` found to one more request. Returns runs for `release`."""
         self.free -= free
         self._listed -= free
         runs = []
@@ -87,7 +87,7 @@ class RunPool:
         return runs
 
     def take_private(self, run: Run) -> None:
-        """Give a preempted request its still cached private blocks back; call `settle` first."""
+        """Give a preempted request its still cached private blocks back. Call `settle` first."""
         self.free -= run.stop - run.start
         self._listed -= run.stop - run.start
         run.before.after, run.after.before = run.after, run.before
@@ -103,6 +103,7 @@ class RunPool:
         if self._listed > self.free:
             self.settle()
         per_id = block_tokens // self._block_size
+        # Extend the last run if this request alone holds it, else continue behind its node.
         if runs:
             first, start = runs[-1]
             run = last_part(first, start)
@@ -119,6 +120,7 @@ class RunPool:
             if root is None:
                 root = self._roots[block_tokens] = Node(None, (0,), per_id, 0, 0)
             node = root
+        # Walk down the tree, with a node for each stretch that other prompts share or may share.
         while start < stop:
             key = ids[start // per_id]
             child = node.children.get(key)

@@ -17,7 +17,7 @@ class Cohort:
 
     Attributes:
         size: number of requests.
-        offsets: sum of their offsets; at the start of step n they have offsets + size*n tokens.
+        offsets: sum of their offsets. At the start of step n they have offsets + size*n tokens.
         phases: number of requests that take a new block at step n, at index n % block_size.
     """
 
@@ -53,14 +53,14 @@ class Cohort:
         self._void += 1
 
     def next_end(self) -> int:
-        """Return the next step that is the last of a request; the cohort must not be empty."""
+        """Return the next step that is the last of a request. The cohort must not be empty."""
         while self._void and self._ends[0] % RANKS not in self._ranked:
             heappop(self._ends)
             self._void -= 1
         return self._ends[0] // RANKS
 
     def ended(self, step: int) -> list[SimRequest]:
-        """Remove the requests whose last step was `step`; returns them in order of admission."""
+        """Remove the requests whose last step was `step`, and return them in order of admission."""
         ended: list[SimRequest] = []
         ends, beyond = self._ends, (step + 1) * RANKS
         while ends and ends[0] < beyond:
@@ -89,7 +89,7 @@ class Cohort:
         return blocks + self.size
 
     def steps_within(self, step: int, count: int, free: int) -> int:
-        """Return how many of the `count` steps from `step` can be made with `free` blocks."""
+        """Return the number of the `count` steps from `step` that fit in `free` blocks."""
         block_size, phases = self._block_size, self.phases
         if (count // block_size + 1) * self.size <= free:
             return count

@@ -1,7 +1,7 @@
 """Plan a step in which some requests prefill: which requests get how many tokens.
 
-The rules are those of `engine.scheduler`. Decoding requests are one cohort and KV blocks are runs,
-so planning a step costs time for its prefills only, however many requests decode beside them.
+The rules are `engine.scheduler`'s. Decoding requests are one cohort and KV blocks are runs,
+so planning a step costs time for its prefills only, regardless of the number of decoding requests.
 """
 
 from collections import deque
@@ -26,13 +26,13 @@ class Planner:
     Attributes:
         waiting: waiting requests, the next one first.
         arriving: requests that came after the next step was planned (asynchronous scheduling).
-        running: running requests in the order of admission; a dict for cheap removal.
+        running: running requests in the order of admission, in a dict for cheap removal.
         prefilling: running requests whose prompt is not fully computed, in the same order.
         cohort: all decoding requests.
         stalls: durations of past steps.
         work: tokens, contexts and chunks of the step planned last.
         sampling: requests whose prompt that step completes.
-        preempted: whether that step preempted a request.
+        preempted: True if that step preempted a request.
     """
 
     def __init__(self, limits: SchedulerLimits, num_blocks: int) -> None:
@@ -64,7 +64,7 @@ class Planner:
         self._in_flight = False
 
     def add(self, request: SimRequest, *, late: bool = False) -> None:
-        """Queue a request; raises ValueError when it can never run.
+        """Queue a request (ValueError: it can never run).
 
         Args:
             late: the next step is planned already, so the request waits in `arriving`.
@@ -84,8 +84,8 @@ class Planner:
                 raise ValueError(
                     f"trace blocks of {block_tokens} tokens are not whole engine blocks"
                 )
-            whole, known = prompt // self.block_size, len(request.ids) * per_id
-            request.shareable = whole if whole < known else known
+            whole, named = prompt // self.block_size, len(request.ids) * per_id
+            request.shareable = whole if whole < named else named
         if late:
             self.arriving.append(request)
         else:
@@ -95,8 +95,8 @@ class Planner:
         """Schedule `step`, which starts `now`: RUNNING first, then WAITING from the head.
 
         Returns PLANNED when the step prefills or preempts, and NOTHING when it is empty. Otherwise
-        all requests only decode, until one ends; then the step is not recorded, except for the
-        blocks it takes. Returns their number.
+        all requests only decode, until a request ends. Then the step is not recorded, except for
+        the blocks it takes. Returns their number.
 
         Args:
             in_flight: the plan was made while the step before was running (asynchronous
@@ -110,6 +110,7 @@ class Planner:
         cap = self._threshold
         if cap and len(self.running) + len(self.waiting) == 1:
             cap = 0  # alone
+        # Running requests first, decodes and prefills alike. A shortage of blocks preempts.
         blocks = cohort.phases[step % self.block_size]
         chunks: list[tuple[SimRequest, int]] = []
         if self.prefilling or blocks > pool.free:
@@ -131,6 +132,7 @@ class Planner:
                 if not count:
                     break
                 budget -= count
+            # Only decodes: the caller plans a stretch of such steps.
             if work.sequences == cohort.size > 0:
                 return blocks
             if not work.sequences:
@@ -139,13 +141,15 @@ class Planner:
         return PLANNED
 
     def _compute_all(self, chunks: list[tuple[SimRequest, int]]) -> int:
-        """Record the prefill chunks of running requests; returns their tokens."""
+        """Record the prefill chunks of running requests, and return their tokens."""
         tokens = 0
         for request, count in chunks:
             self._compute(request, count)
             tokens += count
         if self.sampling:
-            self.prefilling = [one for one in self.prefilling if one.computed < one.tokens]
+            self.prefilling = [
+                request for request in self.prefilling if request.computed < request.tokens
+            ]
         return tokens
 
     def _compute(self, request: SimRequest, count: int) -> None:
@@ -171,7 +175,7 @@ class Planner:
             self.sampling.append(request)
 
     def finish(self, request: SimRequest) -> None:
-        """Remove a request that produced its last token; it is not decoding any more."""
+        """Remove a request that produced its last token. It is not decoding any more."""
         if request not in self.running:  # preempted while its last token was being sampled
             self.waiting.remove(request)
             return
@@ -188,7 +192,7 @@ class Planner:
     def _preempt(self, step: int, now: float) -> int:
         """Move the last of RUNNING, which has no part in `step` yet, back to WAITING.
 
-        Returns how many of the blocks that it frees are uncached.
+        Returns the number of uncached blocks among the blocks that it frees.
         """
         victim, _none = self.running.popitem()
         pending = self._in_flight and victim.phase != PREFILLING and victim.since < step - 1
@@ -202,6 +206,7 @@ class Planner:
             self.cohort.leave(victim)
             victim.stall_s = max(victim.stall_s, self.stalls.since(victim.since))
             victim.gap_from = now  # its last token came with the step before
+        # Full blocks stay cached for its return, the uncached rest is free at once.
         block_size, computed = self.block_size, victim.computed
         full = (computed - pending) // block_size
         uncached = -(-computed // block_size) - full
@@ -219,14 +224,14 @@ class Planner:
         return uncached
 
     def _chunks(self, step: int, now: float, cap: int) -> list[tuple[SimRequest, int]]:
-        """Divide the step's budget among running prefills; each decoding request gets one token.
+        """Divide the step's budget among prefills, after one token for each decoding request.
 
         The budget always covers the decoding requests. A request is admitted only when budget is
-        left after all requests before it, and none of these needs more in a later step.
+        left after all requests before it, and no request before it needs more in a later step.
 
         While blocks are short, the last of RUNNING is preempted. The scheduler finds the shortage
-        on its way along RUNNING, but preempts as many requests: as long as the remaining ones
-        need more blocks than are free, one of them does not get its blocks.
+        on its way along RUNNING, but preempts as many requests: while the remaining requests need
+        more blocks than are free, at least one request does not get its blocks.
         """
         block_size, phases = self.block_size, self.cohort.phases
         victims: list[tuple[int, int]] = []  # free blocks before, uncached blocks that it freed
@@ -249,7 +254,7 @@ class Planner:
                 chunks.append((request, count))
             free = self.pool.free
             if blocks <= free:
-                # Uncached blocks are allocated first, except those of a victim that itself found
+                # Uncached blocks are allocated first, except blocks of a victim that itself found
                 # no free block: by the time it freed them, all others had got their blocks.
                 self._freed_too_late = sum(
                     uncached for before, uncached in victims if blocks <= before
@@ -266,7 +271,7 @@ class Planner:
         raise AssertionError(f"{request!r} is not running")
 
     def _admit(self, budget: int, cap: int) -> int:
-        """Admit the head of WAITING; returns its tokens in this step, 0 when it does not fit."""
+        """Admit the head of WAITING. Returns its tokens in this step, 0 when it does not fit."""
         pool, block_size = self.pool, self.block_size
         request = self.waiting[0]
         tokens, shareable, private = request.tokens, request.shareable, request.private
@@ -291,10 +296,11 @@ class Planner:
             if not self._chunked:
                 return 0
             count = budget
-        # Blocks for all of its tokens must be free now; hits in the free list take from it, too.
+        # Blocks for all of its tokens must be free now, and hits in the free list use free blocks.
         spare = pool.free - self._watermark_blocks if self.running else pool.free
         if -(-tokens // block_size) - hits + in_free > spare:
             return 0
+        # Nothing can fail from here on.
         self.waiting.popleft()
         self.running[request] = None
         self._admitted += 1

@@ -12,7 +12,7 @@ ENDING: Final = -2
 
 
 class SimRequest:
-    """A request; the driver fills the arguments, the engine everything else.
+    """A request. The driver fills the arguments, the engine everything else.
 
     A decoding request is not changed from step to step. At the start of step n it has
     `offset + n` tokens. It takes a new block where n % block_size == `phase`, and ends with step
@@ -22,14 +22,14 @@ class SimRequest:
         id: name for the driver.
         prompt_tokens: length of the prompt.
         output_target: output tokens after which it ends.
-        ids: the trace's block ids of the prompt, prefix-chained; () when nothing is shared.
+        ids: the trace's block ids of the prompt, prefix-chained. () when nothing is shared.
         block_tokens: tokens of a block id.
-        first_token_s, finished_s: times of the first and the last token, seconds; -1.0 before.
+        first_token_s, finished_s: times of the first and the last token, seconds. -1.0 before.
         cached_tokens: prompt tokens hit at the first admission.
         stall_s: largest gap between two of its tokens, seconds.
-        preemptions: how often it was preempted.
+        preemptions: number of its preemptions.
         priority: lower goes first, under the engine's priority policy only.
-        process: the process of the API server that has it; set by `ServedEngine`.
+        process: the process of the API server that has it, set by `ServedEngine`.
     """
 
     __slots__ = (
@@ -59,7 +59,7 @@ class SimRequest:
     )
 
     # Set when the engine queues or admits the request, and read only afterwards.
-    shareable: int  # leading blocks whose content `ids` define; other requests can hit these
+    shareable: int  # leading blocks whose content `ids` define, which other requests can hit
     last: int  # tokens computed when it ends
     rank: int  # place in the order of admission
     offset: int
@@ -76,7 +76,7 @@ class SimRequest:
         block_tokens: int = 512,
     ) -> None:
         self.id = id
-        # `tokens`: prompt and, after a preemption, output so far; kept only while prefilling.
+        # `tokens`: prompt and, after a preemption, output so far. Updated only while prefilling.
         self.prompt_tokens = self.tokens = prompt_tokens
         self.output_target = output_target
         self.ids = ids

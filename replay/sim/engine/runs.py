@@ -5,9 +5,9 @@ class Run:
     """Neighbouring blocks of one prompt that are allocated and freed together.
 
     Attributes:
-        start, stop: which blocks of the prompt.
-        holders: requests that use it (its reference count); with none it is in the free list.
-        node: tree node with the same content; None for content that no other request can hit.
+        start, stop: first block of the prompt, and the block after the last.
+        holders: requests that use it (its reference count). With 0 it is in the free list.
+        node: tree node with the same content. None for content that no other request can hit.
         rest: the part split off its end. A holder remembers where its share stops and finds the
             parts by following `rest`, so a split need not know the holders.
         before, after: neighbours in the free list.
@@ -50,11 +50,11 @@ class Node:
         self.copies: list[Run] = []
 
 
-_NO_CHILDREN: dict[int, Node] = {}  # shared by all leaves; never written to
+_NO_CHILDREN: dict[int, Node] = {}  # shared by all leaves, never written to
 
 
 def agreed(node: Node, ids: tuple[int, ...], limit: int) -> int:
-    """Return the block up to which `ids` equal those of `node`; at most `limit`.
+    """Return the block up to which `ids` equal the ids of `node`, at most `limit`.
 
     The first block is known to be equal.
     """
@@ -71,12 +71,12 @@ def agreed(node: Node, ids: tuple[int, ...], limit: int) -> int:
 
 def parts(first: Run, stop: int) -> list[Run]:
     """List the runs that `first` was split into since it stopped at `stop`."""
-    found, run = [first], first
+    runs, run = [first], first
     while run.stop != stop:
         assert run.rest is not None
         run = run.rest
-        found.append(run)
-    return found
+        runs.append(run)
+    return runs
 
 
 def last_part(run: Run, stop: int) -> Run:

@@ -1,6 +1,6 @@
-"""One engine behind its API server, in virtual time: what a client sends, and when it has tokens.
+"""One engine behind its API server, in virtual time: a client sends requests and receives tokens.
 
-The engine and the server are those of `forebay engine`. A driver calls `send` when a request leaves
+They are the engine and the server of `forebay engine`. A driver calls `send` when a request leaves
 the proxy, and `advance` when time reaches `next_at`.
 """
 
@@ -17,7 +17,7 @@ from forebay.replay.sim.engine.stepping import SteppingEngine
 
 # Unions, not protocols: compiled code then calls the first of each directly.
 Engine = SkippingEngine | SteppingEngine
-"""A simulated engine; `SteppingEngine` is the slow reference."""
+"""A simulated engine. `SteppingEngine` is the slow reference."""
 
 IN: Final = 0  # the request reaches the engine
 FIRST: Final = 1  # the client has the first token
@@ -56,7 +56,7 @@ class ServedEngine:
         self._pass(process.receive(request.prompt_tokens, now), IN, request)
 
     def next_at(self) -> float:
-        """Return when `advance` is due if no request is sent before; inf without work."""
+        """Return when `advance` is due if no request is sent before, inf without work."""
         due = self.engine.next_at()
         if self._passages and self._passages[0][0] < due:
             return self._passages[0][0]
@@ -65,7 +65,7 @@ class ServedEngine:
     def advance(self, now: float) -> tuple[list[SimRequest], list[SimRequest]]:
         """Pass `now` == `next_at`.
 
-        Returns requests whose first token a client has now, and those answered completely.
+        Returns requests whose first token a client has now, and requests answered completely.
         """
         engine, passages = self.engine, self._passages
         first: list[SimRequest] = []
@@ -84,7 +84,7 @@ class ServedEngine:
         return first, finished
 
     def _step(self, now: float) -> None:
-        """Let the engine pass its due time and send what it produced."""
+        """Let the engine pass its due time, and send the tokens that it produced."""
         engine = self.engine
         first, finished = engine.advance(now)
         for request in first:
@@ -106,9 +106,9 @@ class ServedEngine:
 
 
 def can_skip(config: EngineConfig) -> bool:
-    """Tell whether `SkippingEngine` can simulate this engine; else every step is computed."""
+    """True if `SkippingEngine` can simulate this engine. Otherwise every step is computed."""
     limits = config.limits()
-    known = SchedulerLimits(
+    skippable = SchedulerLimits(
         max_model_len=limits.max_model_len,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_num_seqs=limits.max_num_seqs,
@@ -117,11 +117,11 @@ def can_skip(config: EngineConfig) -> bool:
         enable_prefix_caching=limits.enable_prefix_caching,
         block_size=limits.block_size,
         watermark=limits.watermark,
-        # Rules of scheduling by priority, which `known` does not have.
+        # Rules of scheduling by priority, which `skippable` does not have.
         minds_skipped_victims=limits.minds_skipped_victims,
         passes_self_preempted=limits.passes_self_preempted,
     )
-    return limits == known and config.release.uncached_blocks_first
+    return limits == skippable and config.release.uncached_blocks_first
 
 
 def served_engine(config: EngineConfig, *, exact: bool = False) -> ServedEngine:
@@ -136,7 +136,7 @@ def served_engine(config: EngineConfig, *, exact: bool = False) -> ServedEngine:
 
 
 def run_alone(engine: ServedEngine, request: SimRequest, now: float) -> float:
-    """Send a request to an idle engine and advance until it is idle again; return that time."""
+    """Send a request to an idle engine, and return the time at which it is idle again."""
     engine.send(request, now)
     while (at := engine.next_at()) < inf:
         now = at

@@ -4,12 +4,12 @@ Computing every step costs a pass over RUNNING for every token. Here
 
 - a stretch of steps in which all requests decode is one event. It lasts until a request ends,
   until free blocks run out, or until the end of the step in which a request arrives. The time of
-  a decode step is affine in the tokens of context, so that of a stretch has a closed form;
+  a decode step is affine in the tokens of context, so the time of a stretch has a closed form.
 - a step that prefills, admits or preempts requests is one event. It costs time for these requests
-  only, however many decode beside them (`planning`).
+  only, regardless of the number of decoding requests (`planning`).
 
 Decoding requests are represented by a few sums (`cohort`), blocks by runs (`block_runs`). The
-rules are those of `engine.scheduler`, with scheduling policy fcfs only.
+rules are `engine.scheduler`'s, with scheduling policy fcfs only.
 """
 
 from math import inf, sqrt
@@ -24,18 +24,19 @@ __all__ = ["SimRequest", "SkippingEngine"]
 
 # States, in an order that `add` and `advance` rely on: from STEP on a step is running.
 IDLE: Final = 0
-READY: Final = 1  # was idle; the first step is planned when `advance` is called at `next_at`
+READY: Final = 1  # was idle: the first step is planned when `advance` is called at `next_at`
 STEP: Final = 2  # one step, which the planner has recorded
-STRETCH: Final = 3  # steps in which all requests decode; recorded when it ends
+STRETCH: Final = 3  # steps in which all requests decode, recorded when it ends
 NONE: Final[list[SimRequest]] = []  # never written to
 
 
 class SkippingEngine:
-    """One engine; pure: no clock, no I/O, no randomness.
+    """One engine, without clock, I/O or randomness.
 
     A driver calls `advance` when time reaches `next_at`, and `add` in between. A request added at
-    the instant of `next_at`, before `advance`, takes part in the step that starts then; one added
-    just after `advance`, in the next step. Block ids match within one `block_tokens` only.
+    the instant of `next_at`, before `advance`, takes part in the step that starts then. A request
+    added just after `advance` takes part in the next step. Block ids match within one
+    `block_tokens` only.
 
     Attributes:
         steps: engine steps that have ended.
@@ -64,11 +65,11 @@ class SkippingEngine:
         self._state = IDLE
         self._next = inf
         self._started = 0.0
-        self._seconds = 0.0  # of the current step or stretch
+        self._seconds = 0.0  # duration of the current step or stretch
         self._admitting_s = 0.0  # delays the next step
         # The current stretch:
         self._count = 0  # number of steps
-        self._first = self._growth = 0.0  # seconds of its first step; growth with each step
+        self._first = self._growth = 0.0  # seconds of its first step, growth with each step
         self._delay_s = 0.0  # admissions before its first step
         self._taken = 0  # blocks of the first step that the planner has allocated
         self._is_cut = False  # an arrival has set its end
@@ -121,11 +122,11 @@ class SkippingEngine:
         return hits * size
 
     def next_at(self) -> float:
-        """Return when `advance` is due if no request is added before; inf without work."""
+        """Return when `advance` is due if no request is added before, inf without work."""
         return self._next
 
     def add(self, request: SimRequest, now: float) -> None:
-        """Queue a request; raises ValueError when it can never run."""
+        """Queue a request (ValueError: it can never run)."""
         state, planner = self._state, self._planner
         if state == STRETCH and not self._is_cut:
             self._cut(now)
@@ -143,9 +144,10 @@ class SkippingEngine:
             self._next = now
 
     def advance(self, now: float) -> tuple[list[SimRequest], list[SimRequest]]:
-        """Pass `now` == `next_at`; returns requests with a first token now, and finished ones."""
+        """Pass `now` == `next_at`. Returns requests with a first token now, and finished ones."""
         planner, cohort, state = self._planner, self._cohort, self._state
         first = finished = NONE
+        # Record the step or the stretch that ends now, and the requests that end with it.
         if state == STRETCH:
             count = self._count
             self._pool.free -= cohort.blocks(self.steps + 1, count) - self._taken
@@ -164,6 +166,7 @@ class SkippingEngine:
                 first = self._sample(now, done)
             if done or (cohort.size and cohort.next_end() <= step):
                 finished = self._end(now, done)
+        # Start the next step. Planned ahead, it cannot know that requests have ended.
         self._started = now
         self._seen_until = -inf
         if self._ahead and state >= STEP:
@@ -189,7 +192,7 @@ class SkippingEngine:
     def _follow(self, now: float, finished: list[SimRequest]) -> None:
         """Start the step that was planned when the step before it started.
 
-        It is planned only here, but from what was known then: without the requests that came
+        It is planned only here, but from the state at that time: without the requests that came
         meanwhile, and while `finished` still hold their blocks and seats.
         """
         planner = self._planner
@@ -211,7 +214,7 @@ class SkippingEngine:
             self._take(taken, now)
 
     def _take(self, taken: int, now: float) -> None:
-        """Start what the planner has planned."""
+        """Start the step or stretch that the planner has planned."""
         planner, timing = self._planner, self._timing
         while taken == PLANNED and not planner.work.sequences and self._ahead:
             taken = planner.plan(self.steps + 1, now)
@@ -260,7 +263,7 @@ class SkippingEngine:
         # count*first + half*count*(count-1) = elapsed, solved without cancellation
         linear = first - half
         count = int(2 * elapsed / (linear + sqrt(linear * linear + 4 * half * elapsed))) or 1
-        # Rounded down; the running step is the first that ends at or after the arrival.
+        # Rounded down. The running step is the first that ends at or after the arrival.
         seconds = count * (first + half * (count - 1))
         while start + seconds < now:
             count += 1

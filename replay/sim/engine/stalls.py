@@ -1,4 +1,4 @@
-"""Find the longest step since a given one; one query for each request."""
+"""Find the longest step since a given step, with one query for each request."""
 
 from bisect import bisect_right
 
@@ -17,7 +17,7 @@ class LongestSince:
         self._seconds: list[float] = []
 
     def push(self, step: int, seconds: float) -> None:
-        """Add `step`; `seconds` is the longest duration since the step pushed before."""
+        """Add `step`. `seconds` is the longest duration since the step pushed before."""
         steps, durations = self._steps, self._seconds
         if not durations or durations[-1] > seconds:
             durations.append(seconds)
@@ -30,11 +30,11 @@ class LongestSince:
         steps[-1] = step
 
     def since(self, step: int) -> float:
-        """Return the longest duration after `step`, which must have been pushed; else 0.0."""
+        """Return the longest duration after `step`, which must have been pushed, else 0.0."""
         at = bisect_right(self._steps, step)
         return self._seconds[at] if at < len(self._seconds) else 0.0
 
     def clear(self) -> None:
-        """Forget all steps; call this when no request is left that could ask."""
+        """Forget all steps, when no request is left that could ask."""
         self._steps.clear()
         self._seconds.clear()

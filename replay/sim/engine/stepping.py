@@ -57,7 +57,7 @@ class SteppingEngine:
         if self._stepping:
             result = self.core.finish_step()
             ended = set(map(id, result.finished))
-            # In the order of the server: first requests that continue, then those that end.
+            # In the order of the server: first requests that continue, then requests that end.
             continuing = [request for request in result.outputs if id(request) not in ended]
             for served in (*continuing, *result.finished):
                 request: SimRequest = served.sink

@@ -4,9 +4,9 @@ This router sees each engine's prefix cache at the instant of an arrival. It als
 prompts that were sent and have no first token yet, because a later prompt will hit them. A request
 goes to the engine where most of its prompt will be hit, however busy that engine is. If no engine
 would hit more than a quarter of the prompt, the request goes to the engine with the least uncached
-prefill left; so a prefix that all prompts share attracts no request. No request is rejected.
+prefill left. So a prefix that all prompts share attracts no request. No request is rejected.
 
-The best possible hit ratio would need the future, so this is not it; but no router that knows less
+This is not the best possible hit ratio, which would need the future. But no router that knows less
 can be expected to exceed it.
 """
 
@@ -39,12 +39,12 @@ class AllKnowing(RouterModel):
 
     def choose(self, request: Request) -> EngineView:
         best, most = self.places[0], MIN_MATCH * request.prompt_tokens
-        found = False
+        is_hit = False
         for place in self.places:
             matched = self._will_hit(place.number, request)
             if matched > most:
-                best, most, found = place, float(matched), True
-        if found:
+                best, most, is_hit = place, float(matched), True
+        if is_hit:
             return best
         least = inf
         for place in self.places:

@@ -1,8 +1,8 @@
 """Define what all models of other routers have in common, and the clients that have no router.
 
 A model sends each request at once to the engine that it chooses, unless it says otherwise. It knows
-only what its router knows: prompt lengths if that router counts tokens, the state of engines if it
-asks them. Prompts are compared in the blocks of the trace.
+as much as its router: prompt lengths if that router counts tokens, the state of engines if it asks
+them. Prompts are compared in the blocks of the trace.
 """
 
 from math import inf
@@ -20,7 +20,7 @@ class EngineView:
         self.number = number
         self.kv_tokens = kv_tokens
         self.running = 0  # requests
-        self.tokens = 0  # of their prompts
+        self.tokens = 0  # prompt tokens of these requests
         self.prefill_tokens = 0  # uncached prompt tokens of requests before their first token
         self.index = PrefixIndex(DEFAULT_INDEX_BLOCKS)
 
@@ -41,7 +41,7 @@ class RoutedRequest:
 
 
 class RouterModel:
-    """A router that sends each request at once to the engine of `choose`, and rejects none."""
+    """A router that sends each request at once to the engine of `choose`, without rejections."""
 
     wants_usage = False
 

@@ -1,8 +1,9 @@
 """Model other routers in virtual time, for comparison with the proxy's policy.
 
-Each model chooses an engine as the documentation and source of its router say; constants are the
-router's defaults. Models replace routers in simulations only; `tests/bench/routers` measures the
-real ones. `base` has what models share, `token_routers` those that weigh prompt tokens.
+Each model chooses an engine as the documentation and source of its router say. Constants are the
+router's defaults. Models replace routers in simulations only. `tests/bench/routers` measures the
+real routers. `base` is common to all models, `token_routers` has the models that weigh prompt
+tokens.
 """
 
 from collections import deque
@@ -17,8 +18,8 @@ from forebay.replay.sim.routers.base import EngineView, RouterModel
 from forebay.replay.sim.routers.token_routers import Dynamo, DynamoQueues, LlmD, LMetric
 
 CHARS_PER_TOKEN: Final = 4
-TREE_CHARS: Final = 33_554_432  # size of a worker's tree in vllm-router; sglang-router: twice this
-VIRTUAL_NODES: Final = 160  # of each engine on a hash ring
+TREE_CHARS: Final = 33_554_432  # size of a worker's tree in vllm-router, half of sglang-router's
+VIRTUAL_NODES: Final = 160  # points of each engine on a hash ring
 
 
 class LeastConnections(RouterModel):
@@ -48,8 +49,8 @@ class PowerOfTwo(RouterModel):
     def choose(self, request: Request) -> EngineView:
         if len(self.places) < 2:
             return self.places[0]
-        one, other = self._dice.sample(self.places, 2)
-        return one if one.running <= other.running else other
+        first, other = self._dice.sample(self.places, 2)
+        return first if first.running <= other.running else other
 
 
 class LeastConnectionsQueue(LeastConnections):
@@ -92,7 +93,7 @@ class LeastConnectionsQueue(LeastConnections):
 
 
 class Ring(RouterModel):
-    """A router with a hash ring; the key is the first block of the prompt."""
+    """A router with a hash ring. The key is the first block of the prompt."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,14 +116,14 @@ class Ring(RouterModel):
                 low = middle + 1
             else:
                 high = middle
-        found: list[EngineView] = []
+        places: list[EngineView] = []
         for step in range(len(self._ring)):
             place = self.places[self._ring[(low + step) % len(self._ring)][1]]
-            if place not in found:
-                found.append(place)
-                if len(found) == len(self.places):
+            if place not in places:
+                places.append(place)
+                if len(places) == len(self.places):
                     break
-        return found
+        return places
 
     def fair_load(self, share: float) -> float:
         """Return `share` times the mean number in flight, including this request."""
@@ -199,7 +200,7 @@ class SmgCacheAware(CacheAware):
     """SMG 1.13 cache_aware: the engine with the match, unless that engine is too busy.
 
     Too busy: above the mean in flight by min(64, max(4, 2 sigma)) and by a factor of 1.5. Sigma is
-    that of random arrivals, the root of the mean. With it, 32 requests for one document divide
+    the root of the mean, as for random arrivals. With it, 32 requests for one document divide
     24 to 8, as was measured (68 to 28 of 96).
     """
 

@@ -1,13 +1,14 @@
 """Bound how many requests of a trace any scheduler could serve in time, even an all-knowing one.
 
 The bound is the optimum of a linear program that is easier than the real problem in every respect,
-so no schedule on these engines exceeds it; the best schedule may serve fewer. In the program
+so no schedule on these engines exceeds it. The best schedule may serve fewer. In the program
 
-- all engines are one machine, `engines` times as fast, which interrupts work at no cost;
-- an API server has no other request;
-- a prefill takes what the step-time model charges in full steps, and output tokens take nothing;
+- all engines are one machine, `engines` times as fast, which interrupts work at no cost.
+- an API server has no other request.
+- a prefill takes the time that the step-time model charges in full steps, and output tokens take no
+  time.
 - the KV cache is infinite: a prefix is computed once for all engines, at the earliest when the
-  first request that has it arrives, and each request that has it pays an equal part of the cost;
+  first request that has it arrives, and each request that has it pays an equal part of the cost.
 - a request may be served in part, and then counts in part.
 
 A set of requests fits if no interval holds more work than the machine does in it: work that may
@@ -40,10 +41,10 @@ ROUNDING_S: Final = 1e-6  # more than the rounding errors of a sum of 100,000 wo
 def most_in_time(
     rows: Sequence[TraceRequest], limits_s: Sequence[float], engine: EngineConfig, engines: int
 ) -> Floats:
-    """Return for each of `rows` the part that the bound counts, 0 to 1; their sum is the bound.
+    """Return for each of `rows` the part that the bound counts, 0 to 1. Their sum is the bound.
 
     Args:
-        limits_s: targets of the TTFT of `rows`, seconds; inf where there is none.
+        limits_s: targets of the TTFT of `rows`, seconds. inf without a target.
     """
     cost, count = LeastPrefill(engine), len(rows)
     users = Counter(block for row in rows for block in row.blocks or ())
@@ -65,7 +66,7 @@ def most_in_time(
 
 
 class LeastPrefill:
-    """Seconds that a prefill adds to an engine's steps at least, whatever else they compute.
+    """Least seconds that a prefill adds to an engine's steps, regardless of other work in them.
 
     The cost of a token falls with the size of its step, so the largest step is cheapest. It is
     taken without its chunks, because launching these may take less time than the step.
@@ -141,8 +142,8 @@ def fitting(release: Floats, deadline: Floats, work: Floats, engines: float) -> 
     """Return the part of each request that is served if as many as possible are (see the module).
 
     Args:
-        release: when the work can begin, seconds.
-        deadline: when it must be done, later than `release`.
+        release: earliest start of the work, seconds.
+        deadline: latest end of the work, later than `release`.
         work: seconds on one engine, above 0.
     """
     count = len(work)

@@ -11,7 +11,7 @@ from forebay.replay.sim.routers.base import EngineView, RouterModel
 class LlmD(RouterModel):
     """llm-d-router: of the engines that match 0.80 of the prompt, the least loaded one.
 
-    Load is prompt tokens in flight. If its first token would come 18 s later than that of the least
+    Load is prompt tokens in flight. If its first token would come 18 s later than on the least
     loaded engine of all, the request goes there.
     """
 
@@ -74,7 +74,7 @@ class PolicyClass:
     """One of Dynamo's policy classes: a queue and its deficit, in uncached tokens.
 
     Attributes:
-        quantum: what the class earns a round.
+        quantum: tokens that the class earns a round.
         shortest_first: order by uncached tokens (`wspt`), else by arrival (`fcfs`).
         most_requests, most_tokens: limits for each engine, requests and prompt tokens.
     """
@@ -100,13 +100,13 @@ class DynamoQueues(Dynamo):
     """Dynamo 1.6 with its policy-class queues: weighted deficit round robin in front of the router.
 
     While every engine has more than BUSY_TOKENS of prefill left, requests wait in the class of
-    their uncached tokens. Classes and limits are those of Dynamo's sample policy
-    (`examples/router/policy-class-queues.yaml`), the rounds those of its page "Deficit Round Robin
+    their uncached tokens. Classes and limits are from Dynamo's sample policy
+    (`examples/router/policy-class-queues.yaml`), the rounds from its page "Deficit Round Robin
     Queue Scheduling". Queues are off by default (ai-dynamo/dynamo#11599).
     """
 
     BUSY_TOKENS: Final = 16 * 8_192  # `prefill_busy_threshold_frac` 16 of max_num_batched_tokens
-    UNCACHED_FROM: Final = 3_072  # tokens; shorter prefills are of the class `cached`
+    UNCACHED_FROM: Final = 3_072  # tokens: shorter prefills are of the class `cached`
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class DynamoQueues(Dynamo):
         return actions
 
     def _next(self) -> PolicyClass:
-        """Return the class that may send its head; earns credit in rounds."""
+        """Return the class that may send its head, after the classes earned credit in rounds."""
         count = len(self._classes)
         for _ in range(count):
             queue = self._classes[self._turn % count]

@@ -12,7 +12,7 @@ STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
 
 
 def read_messages(body: dict[str, Any], *, served_name: str) -> Call:
-    """Read a body as the chat that vLLM makes of it; raises EngineApiError 400 or 404."""
+    """Read a body as the chat that vLLM makes of it (EngineApiError 400 or 404: a bad body)."""
     for needed in ("model", "messages", "max_tokens"):
         if needed not in body:
             raise invalid("missing", needed, "Field required", shown(body))
@@ -90,7 +90,7 @@ def whole_message(
     reason: str,
     whole_blocks: int,
 ) -> bytes:
-    """Return the body of a message that is not streamed; the arguments are `whole_answer`'s."""
+    """Return the body of a message that is not streamed, from the arguments of `whole_answer`."""
     answer = {
         "id": answer_id,
         "type": "message",
@@ -111,14 +111,14 @@ def message_error(error: EngineApiError) -> bytes:
 def _usage(
     call: Call, origin: AnswerOrigin, produced: int, cached: int, whole_blocks: int
 ) -> dict[str, int]:
-    """Count input tokens without those that were read from the cache or written to it."""
+    """Count input tokens without tokens that were read from the cache or written to it."""
     if not origin.tells_cached:
         return {"input_tokens": call.prompt.tokens, "output_tokens": produced}
-    made = max(0, whole_blocks - cached)
+    cache_writes = max(0, whole_blocks - cached)
     return {
-        "input_tokens": max(0, call.prompt.tokens - cached - made),
+        "input_tokens": max(0, call.prompt.tokens - cached - cache_writes),
         "output_tokens": produced,
-        "cache_creation_input_tokens": made,
+        "cache_creation_input_tokens": cache_writes,
         "cache_read_input_tokens": cached,
     }
 

@@ -1,7 +1,7 @@
 """/v1/responses, OpenAI's API: one text message of output (vllm/entrypoints/openai/responses).
 
-Nothing is kept after the answer, as in vLLM without VLLM_ENABLE_RESPONSES_API_STORE. Of the request
-only what a simulated engine reads is echoed.
+The answer is not stored, as in vLLM without VLLM_ENABLE_RESPONSES_API_STORE. Only the fields of the
+request that a simulated engine reads are echoed.
 """
 
 from typing import Any
@@ -16,17 +16,17 @@ TOLD = {"include_usage": True, "continuous_usage_stats": True}
 
 
 def read_responses(body: dict[str, Any], *, served_name: str) -> Call:
-    """Read a body as a chat; raises EngineApiError 400 or 404."""
+    """Read a body as a chat (EngineApiError 400 or 404: a bad body)."""
     if "input" not in body:
         raise invalid("missing", "input", "Field required", shown(body))
     if earlier := body.get("previous_response_id"):
         raise EngineApiError(
             404, f"Response with id '{earlier}' not found.", "NotFoundError", "response_id"
         )
-    given = body["input"]
-    messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    content = body["input"]
+    messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
     if isinstance(messages, list):
-        if any(isinstance(one, dict) and "role" not in one for one in messages):
+        if any(isinstance(message, dict) and "role" not in message for message in messages):
             raise bad_value("Only messages are served by the simulated engine.", "input")
         if body.get("instructions"):
             messages = [{"role": "system", "content": body["instructions"]}, *messages]
@@ -78,16 +78,16 @@ class ResponseChunks(Chunks):
 
     def usage(self, produced: int, cached: int) -> bytes:
         text = self._text.decode()
-        told = self._of_part("response.output_text.done", text=text, logprobs=[])
-        told += self._of_part("response.content_part.done", part=_part(text))
+        events = self._of_part("response.output_text.done", text=text, logprobs=[])
+        events += self._of_part("response.content_part.done", part=_part(text))
         item = _item(self._item, text)
-        told += self._event("response.output_item.done", output_index=0, item=item)
+        events += self._event("response.output_item.done", output_index=0, item=item)
         whole = {
             **_response(self._call, self._answer_id, self._created, self._origin),
             **_end(self._call, self._item, text, self._reason),
             "usage": _usage(self._call, produced, cached, self._whole_blocks),
         }
-        return told + self._event("response.completed", response=whole)
+        return events + self._event("response.completed", response=whole)
 
     def _of_part(self, kind: str, **fields: Any) -> bytes:
         place = {"item_id": self._item, "output_index": 0, "content_index": 0}
@@ -110,7 +110,7 @@ def whole_response(
     reason: str,
     whole_blocks: int,
 ) -> bytes:
-    """Return the body of a response that is not streamed; the arguments are `whole_answer`'s."""
+    """Return the body of a response that is not streamed, from the arguments of `whole_answer`."""
     return orjson.dumps(
         {
             **_response(call, answer_id, created, origin),
@@ -154,7 +154,7 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def _usage(call: Call, produced: int, cached: int, whole_blocks: int) -> dict[str, Any]:
-    """Count tokens; vLLM tells cached ones here without --enable-prompt-tokens-details, too."""
+    """Count tokens. vLLM reports cached tokens here without --enable-prompt-tokens-details, too."""
     prompt = call.prompt.tokens
     return {
         "input_tokens": prompt,
