@@ -2,13 +2,12 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from forebay.analysis.runs.replay_options import slo_option
 from forebay.analysis.runs.run import RunData, at_path
 from forebay.replay.sim.cli import DEFAULT_POLICY
-from forebay.traces.errors import InputError
 
 OPTIONS = (
     ("--arrivals", "arrivals", "trace"),
@@ -21,14 +20,17 @@ OPTIONS = (
 
 
 def simulate_command(run: RunData) -> str:
-    """Return the command, or "" if options of the engine or the proxy's file took part."""
+    """Return the command, or "" if a file of the proxy or of step times took part."""
     info = run.info
     trace, engine = at_path(info, ("trace", "path")), info.get("engine")
-    if not isinstance(trace, str) or not isinstance(engine, Mapping) or not _is_default(info):
+    if not isinstance(trace, str) or not isinstance(engine, Mapping):
+        return ""
+    options = _engine_options(engine)
+    if options is None or not _has_usual_proxy(info):
         return ""
     mix = info.get("gpu_mix") or [engine.get("gpu")]
     words = ["forebay", "simulate", trace, "--gpus", info.get("gpus"), "--model"]
-    words += [engine.get("model"), "--gpu", "+".join(map(str, mix))]
+    words += [engine.get("model"), "--gpu", "+".join(map(str, mix)), *options]
     if info.get("policy") != DEFAULT_POLICY:
         words += ["--policy", info.get("policy")]
     for option, key, default in OPTIONS:
@@ -38,16 +40,30 @@ def simulate_command(run: RunData) -> str:
     return shlex.join(map(str, [*words, "--out", f"{run.name}-again"]))
 
 
-def _is_default(info: Mapping[str, Any]) -> bool:
-    """True if neither an option of the engine nor the proxy's file was given."""
+def _has_usual_proxy(info: Mapping[str, Any]) -> bool:
+    """True if no file configured the proxy; a run does not keep the file's path."""
     from forebay.proxy.config.schema import Config
-    from forebay.replay.engine.config import EngineConfig
 
-    engine = info["engine"]
-    try:
-        plain = asdict(EngineConfig(model=engine["model"], gpu=engine["gpu"]))
-    except (KeyError, TypeError, ValueError, InputError):
-        return False
     usual = Config().model_dump(mode="json", exclude={"upstream_api_key"})
-    same = {name: str(value) for name, value in plain.items()} == dict(engine)
-    return same and bool(usual == info.get("proxy"))
+    return bool(usual == info.get("proxy"))
+
+
+def _engine_options(engine: Mapping[str, Any]) -> list[str] | None:
+    """Return vLLM's flags that were given; None if the run has a setting that is no flag."""
+    from forebay.replay.engine.config import EngineConfig
+    from forebay.replay.engine.flags import EngineFlags
+
+    flags = {flag.name for flag in fields(EngineFlags)}
+    usual = {option.name: str(option.default) for option in fields(EngineConfig)}
+    words: list[str] = []
+    for name, value in engine.items():
+        if name in ("model", "gpu"):
+            if str(value).startswith("{"):  # sizes that a program gave, not a name
+                return None
+        elif value != usual.get(name):
+            if name not in flags:
+                return None
+            option = name.replace("_", "-")
+            switches = {"True": [f"--{option}"], "False": [f"--no-{option}"]}
+            words += switches.get(str(value), [f"--{option}", str(value)])
+    return words

@@ -9,19 +9,80 @@ from dataclasses import dataclass
 import orjson
 
 from forebay.replay.engine.server.protocol import Call
-from forebay.replay.engine.tokenizer import Generation
+from forebay.replay.engine.tokenizer import BYTES_PER_TOKEN, Generation
 
 DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerText:
-    """The text of tokens. The end-of-text token of a "stop" counts, but has no text."""
+class Ending:
+    """How an answer ends.
 
-    generation: Generation
+    Attributes:
+        most: tokens that it may have.
+        tokens: tokens that it has. The end-of-text token of a "stop" counts, but has no text.
+        size: bytes of its text.
+        reason: vLLM's finish reason.
+        stopped_by: the stop string that ends it, if one does.
+    """
+
+    most: int
+    tokens: int
+    size: int
+    reason: str
+    stopped_by: str | None = None
+
+
+def ending_of(call: Call, generation: Generation, room: int) -> Ending:
+    """Return the ending of an answer for which the context has `room` tokens."""
+    most = min(room, call.max_tokens or room)
+    least = min(call.min_tokens, most)
+    tokens = most if call.ignore_eos else generation.length(most, least)
+    reason = "length" if tokens == most else "stop"
+    size = BYTES_PER_TOKEN * (tokens if reason == "length" else tokens - 1)
+    if not call.stop:
+        return Ending(most, tokens, size, reason)
+    text = generation.words(0, size // BYTES_PER_TOKEN).decode()
+    found: tuple[int, str] | None = None
+    for stop in call.stop:
+        # It has to be complete behind the tokens of `min_tokens`.
+        start = text.find(stop, max(0, BYTES_PER_TOKEN * least + 1 - len(stop)))
+        if start >= 0 and (found is None or start + len(stop) < found[0]):
+            found = start + len(stop), stop
+    if found is None:
+        return Ending(most, tokens, size, reason)
+    end, stop = found
+    size = end if call.keeps_stop else end - len(stop)
+    return Ending(most, -(-end // BYTES_PER_TOKEN), size, "stop", stop)
+
+
+class AnswerText:
+    """The text of tokens.
+
+    While an answer may still end with a stop string, vLLM keeps back as many characters as could
+    be a part of one.
+    """
+
+    __slots__ = ("_held", "_size", "generation")
+
+    def __init__(self, generation: Generation, call: Call, ending: Ending) -> None:
+        self.generation = generation
+        self._size = ending.size
+        self._held = 0 if call.keeps_stop else max(map(len, call.stop), default=1) - 1
 
     def between(self, start: int, stop: int, reason: str | None) -> bytes:
-        return self.generation.words(start, stop - 1 if reason == "stop" else stop)
+        """Return the text that tokens `start`..`stop` add; with `reason` they are the last."""
+        held = self._held
+        first = max(0, BYTES_PER_TOKEN * start - held)
+        if reason is None:
+            end = max(0, BYTES_PER_TOKEN * stop - held)
+        else:
+            end = min(self._size, BYTES_PER_TOKEN * stop)  # less where the server aborts it
+        if end <= first:
+            return b""
+        skipped = first // BYTES_PER_TOKEN
+        words = self.generation.words(skipped, -(-end // BYTES_PER_TOKEN))
+        return words[first - skipped * BYTES_PER_TOKEN : end - skipped * BYTES_PER_TOKEN]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +157,16 @@ class Chunks:
     def last(self, text: bytes, produced: int, reason: str) -> bytes:
         """Return the last chunk, which has the finish reason."""
         if self._call.chat:
-            after = b'"},"logprobs":null,"finish_reason":"%b","stop_reason":null,"token_ids":null}]'
+            after = b'"},"logprobs":null,"finish_reason":"%b","stop_reason":%b,"token_ids":null}]'
         else:
             after = (
-                b'","logprobs":null,"finish_reason":"%b","stop_reason":null,'
+                b'","logprobs":null,"finish_reason":"%b","stop_reason":%b,'
                 b'"prompt_token_ids":null,"token_ids":null}]'
             )
         signed = b"," + self._origin.fingerprint
         tail = (b"" if self._call.include_usage else signed) + b"}\n\n"
-        return self.before + text + after % reason.encode() + self._running_usage(produced) + tail
+        after %= (reason.encode(), orjson.dumps(self._call.stopped_by))
+        return self.before + text + after + self._running_usage(produced) + tail
 
     def usage(self, produced: int, cached: int) -> bytes:
         """Return the closing usage chunk, empty unless the client asked for it."""
@@ -150,8 +212,9 @@ def whole_answer(
         created,
         orjson.dumps(origin.model),
     )
-    ends = b'"logprobs":null,"finish_reason":"%b","stop_reason":null,"token_ids":null,' % (
-        reason.encode()
+    ends = b'"logprobs":null,"finish_reason":"%b","stop_reason":%b,"token_ids":null,' % (
+        reason.encode(),
+        orjson.dumps(call.stopped_by),
     )
     # A chat and a completion have other keys, in vLLM's order.
     if call.chat:

@@ -57,7 +57,7 @@ def bad_request(message: str, param: str | None = None) -> EngineApiError:
     return EngineApiError(400, message, "Bad Request", param)
 
 
-def bad_value(message: str, param: str) -> EngineApiError:
+def bad_value(message: str, param: str | None = None) -> EngineApiError:
     return EngineApiError(400, message, "BadRequestError", param)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -20,6 +20,8 @@ from forebay.replay.engine.server.answers import (
     AnswerOrigin,
     AnswerText,
     Chunks,
+    Ending,
+    ending_of,
     whole_answer,
 )
 from forebay.replay.engine.server.api_errors import EngineApiError, unavailable
@@ -119,6 +121,10 @@ class Generator:
         if why := loop.unavailable():
             raise unavailable(why)
         generation = Generation(call.prompt, config.seed or 0)
+        ending = ending_of(call, generation, config.context - call.prompt.tokens)
+        if ending.stopped_by is not None:
+            call = replace(call, stopped_by=ending.stopped_by)
+        text = AnswerText(generation, call, ending)
         sink: Collected | TokenStream
         answer_id = self._answer_id(http, call, api.kind)
         created = int(time.time())
@@ -127,12 +133,12 @@ class Generator:
             # vLLM, too, sends the status before the first token.
             writer = await response.prepare(http)
             chunks = api.chunks(call, answer_id, created, self._origin, self._whole_blocks(call))
-            sink = self._stream(http, call, chunks, generation)
+            sink = self._stream(http, call, chunks, text)
             if opening := chunks.opening():
                 sink.write(sink.frame(opening))
         else:
             sink = Collected()
-        request = self._request(call, generation, arrival_s, sink)
+        request = self._request(call, generation, ending, arrival_s, sink)
         try:
             await self._run(request, sink, text=call.prompt.text)
         except EngineApiError as error:
@@ -154,13 +160,12 @@ class Generator:
             return response
         if sink.error is not None:
             raise sink.error
-        text = AnswerText(generation).between(0, sink.produced, sink.reason)
         answer = api.whole(
             call,
             answer_id,
             created,
             self._origin,
-            text,
+            text.between(0, sink.produced, sink.reason),
             sink.produced,
             max(0, request.cached_tokens),
             sink.reason,
@@ -210,23 +215,20 @@ class Generator:
         return call.prompt.tokens // size * size if self._config.enable_prefix_caching else 0
 
     def _request(
-        self, call: Call, generation: Generation, arrival_s: float, sink: Sink
+        self, call: Call, generation: Generation, ending: Ending, arrival_s: float, sink: Sink
     ) -> EngineRequest:
         config, prompt = self._config, call.prompt
-        room = config.context - prompt.tokens
-        most = min(room, call.max_tokens or room)
-        target = most if call.ignore_eos else generation.length(most, min(call.min_tokens, most))
         content = OutputBlocks(prompt, generation, config.block_size, call.cache_salt)
         self._engine_ids += 1  # two concurrent requests may have the same client id
         request = EngineRequest(
             str(self._engine_ids),
             prompt.tokens,
-            target,
+            ending.tokens,
             prompt.block_hashes(config.block_size, call.cache_salt),
             arrival_s=arrival_s,
             priority=call.priority,
-            finish_reason="length" if target == most else "stop",
-            max_tokens=most,
+            finish_reason=ending.reason,
+            max_tokens=ending.most,
             extend=content,
             content=content,
             sink=sink,
@@ -236,14 +238,14 @@ class Generator:
         return request
 
     def _stream(
-        self, http: web.Request, call: Call, chunks: Chunks, generation: Generation
+        self, http: web.Request, call: Call, chunks: Chunks, text: AnswerText
     ) -> TokenStream:
         stream = TokenStream(
             http.protocol,
             chunks,
-            AnswerText(generation),
+            text,
             chat=call.chat,
-            plain=not (call.continuous_usage and call.include_usage),
+            plain=not (call.stop or (call.continuous_usage and call.include_usage)),
             framed=http.version >= HttpVersion11,
         )
         if self.fault is not None and self.fault.breaks_streams:

@@ -38,6 +38,9 @@ class Call:
     Attributes:
         max_tokens: None: as many as the context has room for.
         include_usage, continuous_usage: the options in `stream_options`.
+        stop: strings, of which the one that is complete first ends the answer.
+        keeps_stop: the answer includes it (`include_stop_str_in_output`).
+        stopped_by: the one that does so: the words of an answer are known before.
     """
 
     chat: bool
@@ -51,6 +54,9 @@ class Call:
     priority: int
     cache_salt: str | None
     request_id: str | None
+    stop: tuple[str, ...] = ()
+    keeps_stop: bool = False
+    stopped_by: str | None = None
 
 
 def read_json(data: bytes, content_type: str) -> dict[str, Any]:
@@ -115,6 +121,8 @@ def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
         priority=_integer(body, "priority") or 0,
         cache_salt=_salt(body),
         request_id=_string(body, "request_id"),
+        stop=_stop_strings(body),
+        keeps_stop=_boolean(body, "include_stop_str_in_output"),
     )
 
 
@@ -249,6 +257,23 @@ def _max_tokens(body: dict[str, Any], chat: bool) -> int | None:
             "max_tokens",
         )
     return value if value is not None or chat else COMPLETION_DEFAULT_TOKENS
+
+
+def _stop_strings(body: dict[str, Any]) -> tuple[str, ...]:
+    value = body.get("stop")
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list):
+        raise invalid("string_type", "stop.str", "Input should be a valid string", shown(value))
+    for index, one in enumerate(value):
+        if not isinstance(one, str):
+            where = f"stop.list[str].{index}"
+            raise invalid("string_type", where, "Input should be a valid string", shown(one))
+        if not one:
+            raise bad_value("stop cannot contain an empty string.")
+    return tuple(value)
 
 
 def _salt(body: dict[str, Any]) -> str | None:

@@ -13,20 +13,39 @@ RANKS: Final = 1 << 29
 class Cohort:
     """Requests that each compute one token in every step.
 
-    Every step adds one token to each of them, so nothing here changes from step to step.
+    Every step adds one token to each of them, so nothing here changes from step to step. Sliding
+    layers read at most a window of each: `slide` moves those that have outgrown it.
 
     Attributes:
+        window: tokens of the window of sliding layers; 0 without any.
         size: number of requests.
+        near: number of requests within the window, whose context grows in sliding layers, too.
         offsets: sum of their offsets. At the start of step n they have offsets + size*n tokens.
         phases: number of requests that take a new block at step n, at index n % block_size.
     """
 
     # Ends are a heap of last step * RANKS + rank: whole numbers compare faster than tuples. An
     # entry is void when no request has that rank any more, because it was preempted.
-    __slots__ = ("_block_size", "_ends", "_ranked", "_void", "offsets", "phases", "size")
+    __slots__ = (
+        "_block_size",
+        "_ends",
+        "_near_offsets",
+        "_outgrow",
+        "_ranked",
+        "_slid_to",
+        "_void",
+        "near",
+        "offsets",
+        "phases",
+        "size",
+        "window",
+    )
 
-    def __init__(self, block_size: int) -> None:
-        self.size = self.offsets = 0
+    def __init__(self, block_size: int, window: int = 0) -> None:
+        self.window = window
+        self.size = self.offsets = self.near = self._near_offsets = 0
+        self._slid_to = 0  # a request is near if its offset + this is within the window
+        self._outgrow: list[int] = []  # the last step within the window, a heap like `_ends`
         self.phases = [0] * block_size
         self._block_size = block_size
         self._ends: list[int] = []
@@ -42,12 +61,15 @@ class Cohort:
         self.phases[phase] += 1
         self._ranked[request.rank] = request
         heappush(self._ends, (request.last - offset) * RANKS + request.rank)
+        if offset + self._slid_to <= self.window:
+            self.near += 1
+            self._near_offsets += offset
+            if request.last > self.window:
+                heappush(self._outgrow, (self.window - offset) * RANKS + request.rank)
 
     def leave(self, request: SimRequest) -> None:
         """Remove a preempted request."""
-        self.size -= 1
-        self.offsets -= request.offset
-        self.phases[request.phase] -= 1
+        self._subtract(request)
         request.phase = PREFILLING
         del self._ranked[request.rank]
         self._void += 1
@@ -68,11 +90,39 @@ class Cohort:
             if request is None:
                 self._void -= 1
                 continue
-            self.size -= 1
-            self.offsets -= request.offset
-            self.phases[request.phase] -= 1
+            self._subtract(request)
             ended.append(request)
         return ended
+
+    def _subtract(self, request: SimRequest) -> None:
+        offset = request.offset
+        self.size -= 1
+        self.offsets -= offset
+        self.phases[request.phase] -= 1
+        if offset + self._slid_to <= self.window:
+            self.near -= 1
+            self._near_offsets -= offset
+
+    def slide(self, step: int) -> None:
+        """Make `step` the one that is planned; it never goes back."""
+        self._slid_to = step
+        outgrow, below = self._outgrow, step * RANKS
+        while outgrow and outgrow[0] < below:
+            request = self._ranked.get(heappop(outgrow) % RANKS)
+            if request is not None:
+                self.near -= 1
+                self._near_offsets -= request.offset
+
+    def window_context(self, step: int) -> int:
+        """Return the tokens that sliding layers read in `step`, no later than `next_outgrown`."""
+        return self._near_offsets + self.near * step + (self.size - self.near) * self.window
+
+    def next_outgrown(self) -> int:
+        """Return the next step that is the last of a request within the window; else no step."""
+        outgrow = self._outgrow
+        while outgrow and outgrow[0] % RANKS not in self._ranked:
+            heappop(outgrow)
+        return outgrow[0] // RANKS if outgrow else RANKS
 
     def blocks(self, step: int, count: int) -> int:
         """Count the new blocks of the `count` steps from `step`."""

@@ -40,7 +40,7 @@ class Planner:
         self.block_size = limits.block_size
         self.pool_blocks = num_blocks - 1
         self.pool = RunPool(num_blocks, limits.block_size)
-        self.cohort = Cohort(limits.block_size)
+        self.cohort = Cohort(limits.block_size, limits.sliding_window)
         self.stalls = LongestSince()
         self.waiting: deque[SimRequest] = deque()
         self.arriving: list[SimRequest] = []
@@ -118,6 +118,9 @@ class Planner:
             blocks = cohort.phases[step % self.block_size]
         work.tokens = work.sequences = work.sampled = cohort.size
         work.decode_context = cohort.offsets + cohort.size * step
+        if cohort.window:
+            cohort.slide(step)
+            work.window_context = cohort.window_context(step)
         budget = self._budget - cohort.size
         if self.preempted:  # then nothing is admitted in this step
             pool.hold_back(self._freed_too_late)
@@ -169,6 +172,8 @@ class Planner:
         work.sequences += 1
         if count == 1:
             work.decode_context += end
+            window = self.cohort.window
+            work.window_context += end if end < window else window
         else:
             work.chunks.append((count, before))
         if end == request.tokens:

@@ -120,6 +120,7 @@ def can_skip(config: EngineConfig) -> bool:
         # Rules of scheduling by priority, which `skippable` does not have.
         minds_skipped_victims=limits.minds_skipped_victims,
         passes_self_preempted=limits.passes_self_preempted,
+        sliding_window=limits.sliding_window,
     )
     return limits == skippable and config.release.uncached_blocks_first
 

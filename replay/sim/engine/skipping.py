@@ -2,9 +2,10 @@
 
 Computing every step costs a pass over RUNNING for every token. Here
 
-- a stretch of steps in which all requests decode is one event. It lasts until a request ends,
-  until free blocks run out, or until the end of the step in which a request arrives. The time of
-  a decode step is affine in the tokens of context, so the time of a stretch has a closed form.
+- a stretch of steps in which all requests decode is one event. It lasts until a request ends or
+  outgrows the window of sliding layers, until free blocks run out, or until the end of the step in
+  which a request arrives. The time of a decode step is affine in the tokens of context, so the time
+  of a stretch has a closed form.
 - a step that prefills, admits or preempts requests is one event. It costs time for these requests
   only, regardless of the number of decoding requests (`planning`).
 
@@ -245,8 +246,14 @@ class SkippingEngine:
             without_context, per_token = self._terms[size]
         except KeyError:
             without_context, per_token = self._terms[size] = self._timing.decode_terms(size)
-        self._first = first = without_context + per_token * (cohort.offsets + size * step)
-        self._growth = growth = per_token * size
+        first = without_context + per_token * (cohort.offsets + size * step)
+        growth = per_token * size
+        if cohort.window:
+            cohort.slide(step)
+            count = min(count, cohort.next_outgrown() - self.steps)
+            first += self._timing.window_s * cohort.window_context(step)
+            growth += self._timing.window_s * cohort.near
+        self._first, self._growth = first, growth
         self._count = count
         self._taken = taken
         self._is_cut = False

@@ -153,19 +153,31 @@ def test_the_figures_as_markdown_and_csv(
     assert "give one of them" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--tensor-parallel-size 2 --max-num-batched-tokens 2048 --max-num-seqs 64 "
+        "--no-enable-prefix-caching --scheduler-reserve-full-isl --kv-cache-dtype fp8 "
+        "--gpu-memory-utilization 0.8 --quantization fp8",
+        "--vllm-version 0.20 --no-async-scheduling --api-server-count 2",
+    ],
+)
 def test_the_command_of_a_simulation_repeats_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_trace(tmp_path / "t.jsonl", (TraceRequest(f"r{i}", i * 0.1, 900, 8) for i in range(30)))
     line = "simulate t.jsonl --rate 7 --arrivals poisson --seed 3 --policy direct --gpus 1 --out a"
-    assert main(shlex.split(line)) == 0
+    assert main(shlex.split(f"{line} {flags}")) == 0
     again = repeat_command(load_run(tmp_path / "a"))
     assert again.startswith("forebay simulate t.jsonl --gpus 1")
+    assert set(flags.split()) <= set(again.split())
     assert main(shlex.split(again)[1:]) == 0
     first, second = (load_run(tmp_path / name) for name in ("a", "a-again"))
     by_chance = {"cpu_s": None}
     assert {**first.summary, **by_chance} == {**second.summary, **by_chance}
+    assert first.info["engine"] == second.info["engine"]
 
 
 def test_page_needs_nothing_else(page: str) -> None:

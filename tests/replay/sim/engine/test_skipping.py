@@ -1,12 +1,15 @@
 """The skipping engine against `EngineCore` stepped exactly: same workload, same timestamps."""
 
+import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kv_models import CONFIGS
 
 from forebay.replay.engine import engine
 from forebay.replay.engine.async_engine import new_core
@@ -15,6 +18,7 @@ from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.timing.step_time import StepWork
 from forebay.replay.engine.tokenizer import hashes_of_ids
 from forebay.replay.sim.engine import skipping
+from forebay.replay.sim.engine.served import can_skip
 from forebay.replay.sim.engine.skipping import SimRequest, SkippingEngine
 
 TOLERANCE_S = 1e-8
@@ -242,6 +246,45 @@ def test_workloads_that_found_rare_errors(seed: int) -> None:
     compare(config, random_workload(rng, config))
 
 
+def sliding_model(folder: Path, window: int) -> str:
+    """Return the folder of a Gemma-3 with a window of so many tokens."""
+    config = CONFIGS["google/gemma-3-27b-it"]
+    text = {**config["text_config"], "sliding_window": window}
+    path = folder / str(window)
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps({**config, "text_config": text}))
+    return str(path)
+
+
+def test_sliding_windows_at_random(tmp_path: Path) -> None:
+    outgrown = 0
+    for seed in range(150):
+        rng = random.Random(f"windows {seed}")
+        window = rng.choice([1, 2, 5, 16, 33, 64, 100, 300])
+        config = replace(random_config(rng), model=sliding_model(tmp_path, window))
+        assert can_skip(config)
+        workload = random_workload(rng, config)
+        compare(config, workload)
+        outgrown += sum(one.prompt < window < one.prompt + one.output for one in workload)
+    assert outgrown > 100
+
+
+def test_sliding_windows_at_full_size(tmp_path: Path) -> None:
+    rng, now, workload = random.Random("sliding"), 0.0, []
+    for number in range(80):
+        now += rng.expovariate(8.0)
+        prompt = 40_000 if number % 10 == 0 else rng.randint(200, 1_500)
+        ids = tuple(range(1_000 * number, 1_000 * number + 3))
+        workload.append(Asked(now, prompt, rng.randint(1, 900), ids))
+    for blocks in (None, 2_850):  # the second preempts
+        config = EngineConfig(
+            sliding_model(tmp_path, 1_024), "h200", max_model_len=45_000,
+            num_gpu_blocks_override=blocks,
+        )  # fmt: skip
+        _, totals = compare(config, workload)
+    assert totals.preemptions > 0
+
+
 TICK_S = 2.0**-12
 
 
@@ -249,6 +292,7 @@ class Ticking:
     """A step-time model without rounding: every step takes whole ticks."""
 
     calibration = SimpleNamespace(step_s=3 * TICK_S)
+    window_s = 3 * TICK_S
 
     def __init__(self, context_s: float) -> None:
         self.context_s = context_s
@@ -256,7 +300,8 @@ class Ticking:
     def step_s(self, work: StepWork) -> float:
         prefill_tokens = sum(count for count, _ in work.chunks)
         fixed_s = TICK_S * (1 + work.sequences // 4 + prefill_tokens // 64)
-        return fixed_s + self.context_s * work.decode_context
+        attention_s = self.context_s * work.decode_context + self.window_s * work.window_context
+        return fixed_s + attention_s
 
     def admit_s(self, prompt_tokens: int) -> float:
         return TICK_S if prompt_tokens > 100 else 0.0
@@ -266,14 +311,18 @@ class Ticking:
 
 
 @pytest.mark.parametrize("context_s", [0.0, TICK_S])
-def test_arrivals_at_the_end_of_a_step(monkeypatch: pytest.MonkeyPatch, context_s: float) -> None:
+def test_arrivals_at_the_end_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, context_s: float
+) -> None:
     for module in (engine, skipping):
         monkeypatch.setattr(module, "step_time_model", lambda *_: Ticking(context_s))
     for seed in range(60):
         rng = random.Random(f"ticks {seed}")
         config = random_config(rng)
-        difference, _ = compare(config, random_workload(rng, config, TICK_S))
-        assert difference == 0.0
+        for model in ("llama-3-8b", sliding_model(tmp_path, rng.randint(1, 60))):
+            sized = replace(config, model=model)
+            difference, _ = compare(sized, random_workload(rng, sized, TICK_S))
+            assert difference == 0.0
 
 
 @pytest.mark.parametrize(
