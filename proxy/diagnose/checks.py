@@ -9,7 +9,12 @@ from itertools import product
 from typing import Any
 
 from forebay.proxy.config.advice import COMPUTED_WHOLE, THRESHOLD_REMEDY
-from forebay.proxy.diagnose.doctor.around import client_network, restarts, tokenizers
+from forebay.proxy.diagnose.doctor.around import (
+    client_network,
+    heartbeats_only,
+    restarts,
+    tokenizers,
+)
 from forebay.proxy.diagnose.doctor.caches import (
     isolation,
     prefix_caching,
@@ -293,6 +298,7 @@ CHECKS: Mapping[str, Callable[[Scene], Found]] = {
     "backends take work": states,
     "backends answer": unanswered,
     "restarts": restarts,
+    "heartbeats": heartbeats_only,
     "event loop and memory": event_loop,
     "network of clients": client_network,
     "speed of backends": speeds,

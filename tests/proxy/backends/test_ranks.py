@@ -10,6 +10,7 @@ import pytest
 import yaml
 from proxy_stage import RawBackend, Stage, answer, by_request, on_stage, stage, until
 
+from forebay.proxy.admin.backend_facts import engine_facts
 from forebay.proxy.backends.discovery import Discovery
 from forebay.proxy.config.backends import LaneConfig, lanes
 from forebay.proxy.config.schema import Config
@@ -113,6 +114,17 @@ def test_a_bucket_and_a_list_in_a_file_name_servers(tmp_path: Path) -> None:
     with pytest.raises(InputError) as raised:
         load_config(None, {"backends_file": str(listed)}, {})
     assert str(raised.value).startswith(f"{listed}: backends.0.data_parallel: 'x': ")
+
+
+def test_the_doctor_reads_the_metrics_of_one_rank() -> None:
+    page = "".join(
+        f'vllm:prefix_cache_hits_total{{engine="{engine}",model_name="m"}} {engine}.0\n'
+        f'vllm:request_prompt_tokens_count{{engine="{engine}",model_name="m"}} 10.0\n'
+        for engine in (10, 8, 9)  # a node of several: its ranks are not counted from 0
+    ).encode()
+    assert engine_facts(page, 0) == {"prefix_hits": 8.0, "prompts": 10.0}
+    assert engine_facts(page, 2) == {"prefix_hits": 10.0, "prompts": 10.0}
+    assert engine_facts(page) == {"prefix_hits": 27.0, "prompts": 30.0}
 
 
 # A running proxy
