@@ -15,7 +15,13 @@ from forebay.proxy.backends.model_search import ModelSearch
 from forebay.proxy.backends.passing import PassedOn
 from forebay.proxy.backends.probes import Prober, Upstream, key_header
 from forebay.proxy.backends.salt_support import SaltSupport
-from forebay.proxy.backends.served_models import ServedModels, any_up, lanes_beside, others
+from forebay.proxy.backends.served_models import (
+    ServedModels,
+    any_up,
+    lanes_beside,
+    others,
+    up_besides,
+)
 from forebay.proxy.backends.suspicions import Suspects, Suspicions
 from forebay.proxy.config.backends import BackendConfig, rank_header
 from forebay.proxy.config.schema import Config
@@ -95,8 +101,7 @@ class Backends:
         self.search = ModelSearch(self.models, self.prober, driver.clock)
 
     def _upstream(self, config: BackendConfig) -> Upstream:
-        connect_s, headers = self._config.timeouts.connect, rank_header(config)
-        origin = Origin(config.url, connect_s, self._tls, headers)
+        origin = Origin(config.url, self._config.timeouts.connect, self._tls, rank_header(config))
         return Upstream(config, origin, added_at=self._driver.clock())
 
     async def __aenter__(self) -> "Backends":
@@ -248,17 +253,14 @@ class Backends:
     ) -> Upstream | None:  # fmt: skip
         """Choose a backend that takes work, in rotation, for a request that is not shaped.
 
-        One that has a pause or a trial is left alone while there is another, and so is another
-        lane of the server of `but`.
+        One that has a pause or a trial is left alone while there is another. So is `but`'s server.
 
         Args:
             path: each has a rotation of its own, so that a client's pattern of paths loads none.
             model: as `Request.model`.
             tenant, tokens: of the request, as in `PassedOn.slot`: a backend with room goes first.
         """
-        up = [u for u in self.upstreams.values() if u.up and u is not but and u.serves(model)]
-        if but is not None:
-            up = [u for u in up if u.config.url != but.config.url] or up
+        up = up_besides(self.upstreams, but, model)
         others = [u for u in up if u.most_prefills == ANY] or up
         others = [u for u in others if self.passed_on.has_room(u, tenant, tokens)] or others
         self._turns[path] += 1
@@ -314,9 +316,7 @@ class Backends:
                 health.failed(name, request_id, now)
             case "refused":
                 health.failed(name, request_id, now, refused=True)
-                for lane in (
-                    lanes_beside(self.upstreams, upstream) if upstream else ()
-                ):  # it may have left since
+                for lane in lanes_beside(self.upstreams, upstream):
                     if lane is not upstream:
                         health.failed(lane.name, "", now, refused=True)
                     lane.poke.set()

@@ -142,8 +142,23 @@ def others(upstreams: Mapping[str, Upstream], upstream: Upstream, model: str) ->
     return [other for other in upstreams.values() if other is not upstream and other.serves(model)]
 
 
-def lanes_beside(upstreams: Mapping[str, Upstream], upstream: Upstream) -> list[Upstream]:
-    """Return the backends at the same server: all of its lanes, or the backend itself."""
+def up_besides(
+    upstreams: Mapping[str, Upstream], but: Upstream | None, model: str
+) -> list[Upstream]:
+    """Return the other backends of a model that are up, those of other servers if there are any."""
+    up = [one for one in upstreams.values() if one.up and one is not but and one.serves(model)]
+    if but is None:
+        return up
+    return [one for one in up if one.config.url != but.config.url] or up
+
+
+def lanes_beside(upstreams: Mapping[str, Upstream], upstream: Upstream | None) -> list[Upstream]:
+    """Return the backends at the same server: all of its lanes, or the backend itself.
+
+    None, a backend that has left, has none.
+    """
+    if upstream is None:
+        return []
     if rank_of(upstream.config) is None:
         return [upstream]
     return [one for one in upstreams.values() if one.config.url == upstream.config.url]

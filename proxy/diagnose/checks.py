@@ -201,6 +201,7 @@ def backend_errors(scene: Scene) -> Found:
     """Requests to backends succeed."""
     for name in scene.backends():
         kinds = scene.by("forebay_upstream_errors_total", "kind", backend=name)
+        kinds.pop("only_heartbeats", None)  # a finding of its own
         total, served = sum(kinds.values()), scene.requests(name)
         if total > max(1.0, SOME * served):
             listed = ", ".join(f"{count:.0f} {kind}" for kind, count in kinds.items())
