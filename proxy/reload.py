@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from forebay.proxy.app import App
 from forebay.proxy.backends.discovery import Discovery
+from forebay.proxy.config.backends import BackendConfig
 from forebay.proxy.config.diff import Changes, changes
-from forebay.proxy.config.schema import BackendConfig, Config
+from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import BackendSpec
 from forebay.proxy.routing import live_options
 from forebay.proxy.runtime import systemd

@@ -14,7 +14,7 @@ from forebay.analysis.sizing.search import JudgedWindow, LeastCount, Question, a
 from forebay.analysis.sizing.targets import LatencyTarget, NotMet
 from forebay.analysis.sizing.workers import JobRunner
 from forebay.analysis.sizing.workload import DOCUMENT, Users
-from forebay.proxy.config.schema import BackendConfig
+from forebay.proxy.config.backends import BackendConfig
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.errors import InputError

@@ -10,7 +10,7 @@ from math import ceil, exp
 from forebay.analysis.sizing.floor import Alone, alone, decode_step_s
 from forebay.analysis.sizing.targets import LatencyTarget
 from forebay.analysis.sizing.workload import DOCUMENT, Users
-from forebay.proxy.config.schema import MAX_CONCURRENCY
+from forebay.proxy.config.backends import MAX_CONCURRENCY
 from forebay.replay.engine.config import EngineConfig
 
 USUAL_UTILISATION = 0.7

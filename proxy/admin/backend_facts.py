@@ -11,11 +11,13 @@ import orjson
 
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.probes import Upstream, key_header
+from forebay.proxy.config.backends import rank_of
 from forebay.proxy.http1.client.backend_errors import UpstreamFault
 
 MOST_MODELS = 50
 FACT_S = 1.5  # less than a worker has for its whole answer (share/workers_admin.py)
 _SAMPLE = re.compile(rb"^vllm:([a-z_]+)(?:\{([^}]*)\})? ([0-9.e+-]+)", re.MULTILINE)
+_ENGINE = re.compile(rb'engine="(\d+)"')
 SUMMED = {  # over engines and models; the key of the answer by the name in vLLM's metrics
     b"num_requests_running": "running",
     b"num_requests_waiting": "waiting",
@@ -50,7 +52,7 @@ async def _facts(backends: Backends, upstream: Upstream) -> dict[str, Any]:
         "version": told if isinstance(told, str) else None,
         "ignores_salt": sorted(upstream.ignores_salt or ()),
         "models": [name for name in names if isinstance(name, str)][:MOST_MODELS] or None,
-        "engine": engine_facts(metrics) if metrics else None,
+        "engine": engine_facts(metrics, rank_of(upstream.config)) if metrics else None,
     }
 
 
@@ -72,10 +74,18 @@ def _json(body: bytes | None) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def engine_facts(metrics: bytes) -> dict[str, Any] | None:
-    """Return what vLLM's metrics tell; None if they are not vLLM's."""
+def engine_facts(metrics: bytes, rank: int | None = None) -> dict[str, Any] | None:
+    """Return what vLLM's metrics tell; None if they are not vLLM's.
+
+    Args:
+        rank: of the engine among those of the server; None: all of them.
+    """
     facts: dict[str, Any] = {}
+    engines = sorted({int(number) for number in _ENGINE.findall(metrics)})
+    label = b"" if rank is None or rank >= len(engines) else b'engine="%d"' % engines[rank]
     for name, labels, value in _SAMPLE.findall(metrics):
+        if label not in labels:
+            continue
         if name in SUMMED:
             facts[SUMMED[name]] = facts.get(SUMMED[name], 0.0) + float(value)
         elif name == b"cache_config_info":

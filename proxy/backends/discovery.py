@@ -1,10 +1,14 @@
-"""Find the servers behind a name: each address of a `dns` backend is a backend of its own."""
+"""Find the servers behind a name: each address of a `dns` backend is a backend of its own.
+
+So is each rank of a server with several (`config/backends.py`).
+"""
 
 import asyncio
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from forebay.proxy.config.schema import BackendConfig, Config
+from forebay.proxy.config.backends import BackendConfig, lanes
+from forebay.proxy.config.schema import Config
 from forebay.proxy.http1.client.dns_cache import HostName
 from forebay.proxy.telemetry.log_events import LogEvent, Say
 
@@ -36,10 +40,13 @@ class Discovery:
         self._found |= {host: tuple(sorted(self._names[host].known)) for host in hosts}
 
     def expand(self, config: Config) -> Config:
-        """Return the configuration with a backend for each address that was found."""
-        if not any(backend.dns for backend in config.backends):
+        """Return the configuration with a backend for each address that was found and each rank."""
+        if not any(backend.dns or backend.data_parallel > 1 for backend in config.backends):
             return config
-        of = {backend.name: self._servers(backend) for backend in config.backends}
+        of = {
+            backend.name: [lane for server in self._servers(backend) for lane in lanes(server)]
+            for backend in config.backends
+        }
         buckets = []
         for bucket in config.buckets:
             names: list[str] = []

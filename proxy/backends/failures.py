@@ -19,6 +19,7 @@ from forebay.proxy.telemetry.log_events import LogEvent, Say
 
 Verdict = Literal["failed", "refused", "full", "answered", "nothing"]
 NO_MODEL = "no_model"  # the kind of a 404 for a model or an adapter: another backend may have it
+ONLY_HEARTBEATS = "only_heartbeats"  # the kind of a time-out behind comments or pings
 EVENTS = "text/event-stream"
 MOST_STATUS = 599  # RFC 9110, 15: others are invalid
 MALFORMED = {

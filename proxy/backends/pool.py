@@ -15,9 +15,16 @@ from forebay.proxy.backends.model_search import ModelSearch
 from forebay.proxy.backends.passing import PassedOn
 from forebay.proxy.backends.probes import Prober, Upstream, key_header
 from forebay.proxy.backends.salt_support import SaltSupport
-from forebay.proxy.backends.served_models import ServedModels, any_up, others
+from forebay.proxy.backends.served_models import (
+    ServedModels,
+    any_up,
+    lanes_beside,
+    others,
+    up_besides,
+)
 from forebay.proxy.backends.suspicions import Suspects, Suspicions
-from forebay.proxy.config.schema import BackendConfig, Config
+from forebay.proxy.config.backends import BackendConfig, rank_header
+from forebay.proxy.config.schema import Config
 from forebay.proxy.core.health import ANY, NONE, Health, Intake, State, Transition
 from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Driver
@@ -94,7 +101,7 @@ class Backends:
         self.search = ModelSearch(self.models, self.prober, driver.clock)
 
     def _upstream(self, config: BackendConfig) -> Upstream:
-        origin = Origin(config.url, self._config.timeouts.connect, self._tls)
+        origin = Origin(config.url, self._config.timeouts.connect, self._tls, rank_header(config))
         return Upstream(config, origin, added_at=self._driver.clock())
 
     async def __aenter__(self) -> "Backends":
@@ -146,6 +153,8 @@ class Backends:
         self.health.add(config.name, self._driver.clock())
         self.models.apply(self.models.aliases)
         self.prober.start(upstream)
+        for lane in lanes_beside(self.upstreams, upstream):
+            lane.poke.set()  # from now on they are probed at one time
         await upstream.probed.wait()
 
     async def move(self, config: BackendConfig) -> None:
@@ -244,14 +253,14 @@ class Backends:
     ) -> Upstream | None:  # fmt: skip
         """Choose a backend that takes work, in rotation, for a request that is not shaped.
 
-        One that has a pause or a trial is left alone while there is another.
+        One that has a pause or a trial is left alone while there is another. So is `but`'s server.
 
         Args:
             path: each has a rotation of its own, so that a client's pattern of paths loads none.
             model: as `Request.model`.
             tenant, tokens: as in `PassedOn.slot`; a backend with room for them goes first.
         """
-        up = [u for u in self.upstreams.values() if u.up and u is not but and u.serves(model)]
+        up = up_besides(self.upstreams, but, model)
         others = [u for u in up if u.most_prefills == ANY] or up
         others = [u for u in others if self.passed_on.has_room(u, tenant, tokens)] or others
         self._turns[path] += 1
@@ -307,8 +316,10 @@ class Backends:
                 health.failed(name, request_id, now)
             case "refused":
                 health.failed(name, request_id, now, refused=True)
-                if upstream:  # it may have left since
-                    upstream.poke.set()
+                for lane in lanes_beside(self.upstreams, upstream):
+                    if lane is not upstream:
+                        health.failed(lane.name, "", now, refused=True)
+                    lane.poke.set()
             case "full":
                 health.full(name, request_id, now, failure.retry_after_s)
             case "answered":

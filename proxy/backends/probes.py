@@ -15,8 +15,9 @@ from math import inf
 
 from forebay.proxy.backends.models import Entries, LearnedEntry, configured_models, listed_models
 from forebay.proxy.backends.salt_support import OPENAPI, paths_of_version, paths_without_salt
+from forebay.proxy.config.backends import BackendConfig, rank_of
 from forebay.proxy.config.paths import MODELS
-from forebay.proxy.config.schema import BackendConfig, Config
+from forebay.proxy.config.schema import Config
 from forebay.proxy.core.health import NONE, Health
 from forebay.proxy.core.model import serves
 from forebay.proxy.http1.client.backend_errors import (
@@ -26,7 +27,8 @@ from forebay.proxy.http1.client.backend_errors import (
     TlsFault,
     UpstreamFault,
 )
-from forebay.proxy.http1.client.client import Origin, read_all
+from forebay.proxy.http1.client.client import NO_HEADERS, Origin, read_all
+from forebay.proxy.http1.client.shared_gets import SharedGets
 from forebay.proxy.telemetry.log_events import LogEvent, Say
 
 METRICS_BYTES = 4 << 20
@@ -36,9 +38,9 @@ MOST_LEARNED = 64  # models of one backend that it serves without naming them
 NEVER_TELLS = (401, 403, 404)  # no key, or no such path: not asked again before it is up again
 LATE = "no health answer"
 INTERNAL = "internal error"
-NO_HEADERS: Mapping[str, str] = {}
 SHORT = "this proxy has no descriptor, port or memory left for a connection"
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
+_LABEL = re.compile(rb'(\w+)="([^"]*)"')
 
 
 @dataclass(slots=True)
@@ -160,6 +162,7 @@ class Prober:
         self._size_known = size_known
         self._models_known = models_known
         self._salts_known = salts_known
+        self._shared = SharedGets()  # by the lanes of one server
 
     def start(self, upstream: Upstream) -> None:
         self.tasks[upstream.name] = asyncio.create_task(self._run(upstream))
@@ -171,6 +174,7 @@ class Prober:
         for task in self.tasks.values():
             task.cancel()
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+        await self._shared.close()
 
     async def check(self, upstream: Upstream) -> str | None:
         """Probe the backend once. Returns the problem, or None if it is healthy.
@@ -181,7 +185,7 @@ class Prober:
             problem = await self._ask_health(upstream)
             comes_up = self._health.state(upstream.name) == "down"  # perhaps with another size
             if problem is None and (comes_up or self._clock() >= upstream.ask_size_at):
-                await self._ask_size(upstream)
+                problem = await self._ask_size(upstream)
             if problem is None and (comes_up or self._clock() >= upstream.ask_models_at):
                 await self.ask_models(upstream)
             if problem is None and (comes_up or self._clock() >= upstream.ask_salts_at):
@@ -255,7 +259,18 @@ class Prober:
     async def get(
         self, upstream: Upstream, path: str, headers: Mapping[str, str] = NO_HEADERS
     ) -> tuple[int, bytes]:
-        """Return status and body. Raises UpstreamFault, TimeoutError."""
+        """Return status and body. Raises UpstreamFault, TimeoutError.
+
+        The lanes of one server share an answer.
+        """
+        if rank_of(upstream.config) is None:
+            return await self._get(upstream, path, headers)
+        key = (upstream.config.url, path, *headers.items())
+        return await self._shared.get(key, lambda: self._get(upstream, path, headers))
+
+    async def _get(
+        self, upstream: Upstream, path: str, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
         async with asyncio.timeout(self.config.health.timeout):
             try:
                 response = await upstream.origin.ask("GET", path, headers)
@@ -266,10 +281,18 @@ class Prober:
             with closing(response):
                 return response.status, await read_all(response, METRICS_BYTES)
 
-    async def _ask_size(self, upstream: Upstream) -> None:
-        """Learn the KV cache size. A backend that does not report it is asked again later."""
-        auto = self.config.affinity.kv_tokens == "auto"
-        reported = await self._reported_kv_tokens(upstream) if auto else None
+    async def _ask_size(self, upstream: Upstream) -> str | None:
+        """Learn the KV cache size. A backend that does not report it is asked again later.
+
+        Returns the problem of a lane whose rank the server does not have, or None.
+        """
+        rank = rank_of(upstream.config)
+        asks = self.config.affinity.kv_tokens == "auto" or rank is not None
+        engines = await self._engines(upstream) if asks else []
+        if rank is not None and 0 < len(engines) <= rank:
+            return f"its server has {len(engines)} of {upstream.config.data_parallel} ranks"
+        self._compare_ranks(upstream, len(engines))
+        reported = _kv_tokens(engines[rank or 0]) if engines else None
         configured = self.config.affinity.kv_tokens  # again: a reload may have come in between
         size = reported if configured == "auto" else float(configured)
         if size is None:  # the known size stands: a restart seldom changes it
@@ -278,6 +301,14 @@ class Prober:
             upstream.kv_tokens, upstream.ask_size_at = size, inf
         if upstream.up:
             self._size_known(upstream, size is not None)
+        return None
+
+    def _compare_ranks(self, upstream: Upstream, has: int) -> None:
+        """Say that a server has more ranks than are configured: the others get no work."""
+        ranks = upstream.config.data_parallel
+        if has > ranks and not rank_of(upstream.config):
+            line = f"its server has {has} data-parallel ranks: set data_parallel: {has}"
+            self._say(LogEvent.CONFIG_CONTRADICTS, f"backend {upstream.name}: {line}")
 
     async def ask_models(self, upstream: Upstream) -> None:
         """Learn the models of a backend. If it does not list them, the known models stay."""
@@ -321,21 +352,27 @@ class Prober:
         if upstream.ignores_salt != before:
             self._salts_known(upstream)
 
-    async def _reported_kv_tokens(self, upstream: Upstream) -> float | None:
-        """Return the size of the KV cache in tokens from vLLM's metrics, or None if not there."""
+    async def _engines(self, upstream: Upstream) -> list[Mapping[bytes, bytes]]:
+        """Return the labels of each engine's KV cache from vLLM's metrics, in order of ranks."""
         try:
             _, text = await self.get(upstream, "/metrics")
         except (TimeoutError, UpstreamFault):
-            return None
-        if not (match := _CACHE_CONFIG.search(text)):
-            return None
-        labels = dict(re.findall(rb'(\w+)="([^"]*)"', match.group(1)))
-        # A hybrid model divides its blocks among groups of layers, so the product is too large.
-        tokens = _count(labels, b"kv_cache_size_tokens")
-        if tokens is None:
-            blocks, block_size = _count(labels, b"num_gpu_blocks"), _count(labels, b"block_size")
-            tokens = blocks * block_size if blocks and block_size else None
+            return []
+        engines: dict[float, Mapping[bytes, bytes]] = {}
+        for line in _CACHE_CONFIG.finditer(text):
+            labels = dict(_LABEL.findall(line.group(1)))
+            engines.setdefault(_count(labels, b"engine") or 0, labels)
+        return [engines[rank] for rank in sorted(engines)]
+
+
+def _kv_tokens(labels: Mapping[bytes, bytes]) -> float | None:
+    """Return the size of an engine's KV cache in tokens, or None if its labels do not say."""
+    # A hybrid model divides its blocks among groups of layers, so the product is too large.
+    tokens = _count(labels, b"kv_cache_size_tokens")
+    if tokens is not None:
         return tokens
+    blocks, block_size = _count(labels, b"num_gpu_blocks"), _count(labels, b"block_size")
+    return blocks * block_size if blocks and block_size else None
 
 
 def _count(labels: Mapping[bytes, bytes], name: bytes) -> float | None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from forebay.proxy.backends.models import Models
 from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.config.backends import rank_of
 from forebay.proxy.core.health import Health
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1 import errors
@@ -139,6 +140,28 @@ def any_up(upstreams: Mapping[str, Upstream], model: str = "") -> bool:
 def others(upstreams: Mapping[str, Upstream], upstream: Upstream, model: str) -> list[Upstream]:
     """Return the other backends of a model."""
     return [other for other in upstreams.values() if other is not upstream and other.serves(model)]
+
+
+def up_besides(
+    upstreams: Mapping[str, Upstream], but: Upstream | None, model: str
+) -> list[Upstream]:
+    """Return the other backends of a model that are up, those of other servers if there are any."""
+    up = [one for one in upstreams.values() if one.up and one is not but and one.serves(model)]
+    if but is None:
+        return up
+    return [one for one in up if one.config.url != but.config.url] or up
+
+
+def lanes_beside(upstreams: Mapping[str, Upstream], upstream: Upstream | None) -> list[Upstream]:
+    """Return the backends at the same server: all of its lanes, or the backend itself.
+
+    None, a backend that has left, has none.
+    """
+    if upstream is None:
+        return []
+    if rank_of(upstream.config) is None:
+        return [upstream]
+    return [one for one in upstreams.values() if one.config.url == upstream.config.url]
 
 
 def must_be_home(upstreams: Mapping[str, Upstream], name: str) -> Upstream | None:

@@ -17,12 +17,23 @@ OPERATOR_PATHS = frozenset(
     )
 )  # fmt: skip
 _PLAIN_PATH = r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+"
+MOST_PORT = 65_535
 SHARE_SCHEMES = ("redis", "rediss", "unix")
 
 
 def check_zmq_endpoint(endpoint: str) -> None:
     if not re.fullmatch(r"tcp://[^/]+:\d+|ipc://.+", endpoint):
         raise ValueError("give a ZeroMQ endpoint such as tcp://127.0.0.1:5557")
+
+
+def check_rank_ports(endpoint: str, ranks: int) -> None:
+    """Check an endpoint that stands for one of each rank: vLLM adds the rank to its port."""
+    port = int(endpoint.rpartition(":")[2]) if endpoint.startswith("tcp:") else 0
+    if not 0 < port <= MOST_PORT + 1 - ranks:
+        raise ValueError(
+            f"{endpoint}: with data_parallel give rank 0's endpoint, such as tcp://127.0.0.1:5557; "
+            f"the other ranks have the next {ranks - 1} ports"
+        )
 
 
 def checked_base_url(url: str) -> str:

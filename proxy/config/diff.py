@@ -5,7 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from forebay.proxy.config.schema import BackendConfig, Config
+from forebay.proxy.config.backends import BackendConfig
+from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sections import Tls
 
 # Sections or single keys. Other keys of the sections in IN_PLACE change while the proxy runs.

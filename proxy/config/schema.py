@@ -7,7 +7,7 @@ environment and flags (`sources.py`).
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypedDict
+from typing import Literal, Self, TypedDict
 
 from pydantic import (
     Field,
@@ -17,13 +17,12 @@ from pydantic import (
     model_validator,
 )
 
+from forebay.proxy.config.backends import BackendConfig, ModelName, lanes
 from forebay.proxy.config.checks import (
     check_origins,
     check_paths,
     check_share_url,
     check_unique,
-    check_zmq_endpoint,
-    checked_base_url,
 )
 from forebay.proxy.config.paths import ROUTED
 from forebay.proxy.config.routes import find_route, route_names
@@ -49,71 +48,7 @@ from forebay.proxy.core.model import Bucket as CoreBucket
 from forebay.proxy.core.policy.routing import ROUTES, Affinity, Route
 from forebay.traces.errors import InputError
 
-MAX_CONCURRENCY = 640
-"""Default bound of running requests on a backend. The real limit is the KV cache, which the policy
-models. At 512, 98.3 % of Azure's conversations are in time at 1.24 times the capacity, at 640 or
-1,024 99.8 %. At twice the capacity 0.8, 1.3 and 3.6 % of those admitted are late (six seeds)."""
 BURST_S = 60.0  # a tenant's default burst: the tokens its rate brings in this time
-
-ModelName = Annotated[str, Field(min_length=1)]
-
-
-class BackendConfig(Section):
-    """One vLLM server.
-
-    name: in logs, metrics and `buckets[].backends`; default: gpu0, gpu1, ... in order.
-    url: base URL of the server, without /v1. A path of a gateway, as in https://host/team-a, is put
-    in front of every path.
-    max_concurrency: requests that may run there at once.
-    long_prefill_token_threshold: the server's flag of that name, if it is set (recommended: 2048).
-    Shorter prefills then overtake longer ones, so no server is reserved for short prompts.
-    priority: the server runs with --scheduling-policy priority. Requests then carry a `priority`
-    that keeps Forebay's order of classes and tenants in the server's own queue.
-    kv_events: endpoint of the server's --kv-events-config, as seen from here. An endpoint with `*`
-    is bound here, for a vLLM that connects to it.
-    kv_replay: replay_endpoint of the same.
-    models: names of the models that it serves; empty: it is asked by GET /v1/models.
-    dns: the host in `url` is a name of several servers, such as a headless service of Kubernetes.
-    Each of its addresses is a backend; the name is looked up every few seconds.
-    max_addresses: of such a name that are used; more are left out, and the log says so once.
-    """
-
-    name: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")
-    url: str
-    max_concurrency: int = Field(MAX_CONCURRENCY, ge=1)
-    long_prefill_token_threshold: int | None = Field(None, ge=1)
-    priority: bool = False
-    kv_events: str | None = None
-    kv_replay: str | None = None
-    models: tuple[ModelName, ...] = ()
-    dns: bool = False
-    max_addresses: int = Field(256, ge=1, le=10_000)
-
-    @field_validator("kv_events", "kv_replay")
-    @classmethod
-    def _endpoint(cls, endpoint: str | None) -> str | None:
-        if endpoint is not None:
-            check_zmq_endpoint(endpoint)
-        return endpoint
-
-    @model_validator(mode="after")
-    def _replay_of_something(self) -> Self:
-        if self.kv_replay and not self.kv_events:
-            raise ValueError("kv_replay replays what kv_events missed: give kv_events too")
-        return self
-
-    @model_validator(mode="after")
-    def _name_of_servers(self) -> Self:
-        if self.dns and self.url.startswith("https:"):
-            raise ValueError("dns needs http: certificates are for the name, not its addresses")
-        if self.dns and self.kv_events:
-            raise ValueError("kv_events has one endpoint, but with dns there are several servers")
-        return self
-
-    @field_validator("url")
-    @classmethod
-    def _base_url(cls, url: str) -> str:
-        return checked_base_url(url)
 
 
 class BucketConfig(Section):
@@ -251,8 +186,8 @@ class Config(Section):
             b if b.name else b.model_copy(update={"name": f"gpu{i}"})
             for i, b in enumerate(backends)
         )
-        for key in ("name", "url"):
-            check_unique([getattr(b, key) for b in named], key)
+        check_unique([lane.name for b in named for lane in lanes(b)], "name")
+        check_unique([b.url for b in named], "url")
         return named
 
     @field_validator("buckets")

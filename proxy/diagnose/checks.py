@@ -9,7 +9,12 @@ from itertools import product
 from typing import Any
 
 from forebay.proxy.config.advice import COMPUTED_WHOLE, THRESHOLD_REMEDY
-from forebay.proxy.diagnose.doctor.around import client_network, restarts, tokenizers
+from forebay.proxy.diagnose.doctor.around import (
+    client_network,
+    heartbeats_only,
+    restarts,
+    tokenizers,
+)
 from forebay.proxy.diagnose.doctor.caches import (
     isolation,
     prefix_caching,
@@ -196,6 +201,7 @@ def backend_errors(scene: Scene) -> Found:
     """Requests to backends succeed."""
     for name in scene.backends():
         kinds = scene.by("forebay_upstream_errors_total", "kind", backend=name)
+        kinds.pop("only_heartbeats", None)  # a finding of its own
         total, served = sum(kinds.values()), scene.requests(name)
         if total > max(1.0, SOME * served):
             listed = ", ".join(f"{count:.0f} {kind}" for kind, count in kinds.items())
@@ -293,6 +299,7 @@ CHECKS: Mapping[str, Callable[[Scene], Found]] = {
     "backends take work": states,
     "backends answer": unanswered,
     "restarts": restarts,
+    "heartbeats": heartbeats_only,
     "event loop and memory": event_loop,
     "network of clients": client_network,
     "speed of backends": speeds,

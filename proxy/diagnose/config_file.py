@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from forebay.proxy.config.backends import lanes
 from forebay.proxy.config.contradictions import contradictions
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
@@ -88,7 +89,7 @@ def _disks(config: Config) -> Found:
 
 def _running(config: Config, scene: Scene) -> Found:
     running = scene.backends()
-    listed = {backend.name: backend for backend in config.backends}
+    listed = {lane.name: lane for backend in config.backends for lane in lanes(backend)}
     for name in listed.keys() - running.keys():
         yield "warning", f"the file has backend {name}; the running proxy has not", "reload it"
     for name in running.keys() - listed.keys() if listed else ():

@@ -15,7 +15,8 @@ from typing import Any
 from xxhash import xxh3_64_intdigest
 
 from forebay.proxy.backends.pool import Backends
-from forebay.proxy.config.schema import BackendConfig, Config
+from forebay.proxy.config.backends import BackendConfig
+from forebay.proxy.config.schema import Config
 from forebay.proxy.core.learn.engine_blocks import BlockTranslations, EngineBlocks
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver

@@ -7,7 +7,7 @@ which says whether another backend may be asked.
 from types import TracebackType
 from typing import Literal
 
-from forebay.proxy.backends.failures import Failure
+from forebay.proxy.backends.failures import ONLY_HEARTBEATS, Failure
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.backends.retries import RetryBudget, Tries
@@ -153,6 +153,7 @@ class Attempts:
         self, attempt: Attempt, asked: BackendRequest, listener: StreamListener
     ) -> Answer:
         """Ask the backend of an attempt. Raises Failure on a fault or past the time limit."""
+        asked.heartbeats = False  # of this attempt
         try:
             with attempt.limit:
                 return await exchange(
@@ -161,7 +162,7 @@ class Attempts:
                     limit=self._config.limits.answer,
                 )  # fmt: skip
         except TimeoutError as error:
-            raise _timeout_failure(attempt) from error
+            raise _timeout_failure(attempt, asked) from error
         except UPSTREAM_ERRORS as error:
             raise _failure_of(error) from error
 
@@ -188,13 +189,14 @@ class Attempts:
                 attempt.end("hang")
 
 
-def _timeout_failure(attempt: Attempt) -> Failure:
+def _timeout_failure(attempt: Attempt, asked: BackendRequest) -> Failure:
     if attempt.ended == "hang":
         return Failure("hang", errors.upstream_timeout(), "reserved")
     if attempt.ended == "draining":
         return Failure("draining", errors.draining(), "never", "nothing")
     # The prefill may still be running: a second one elsewhere would double the load.
-    return Failure("timeout", errors.upstream_timeout(), "never")
+    kind = ONLY_HEARTBEATS if asked.heartbeats else "timeout"
+    return Failure(kind, errors.upstream_timeout(), "never")
 
 
 def _failure_of(error: Exception) -> Failure:

@@ -26,6 +26,7 @@ class BackendRequest:
         hides_usage: the client did not ask for the event with the usage.
         opening: passes heartbeats of the backend on before the first event. None: they are kept.
         wrote: called when the head of the request was written.
+        heartbeats: the backend has sent heartbeats, and no event yet.
     """
 
     incoming: web.BaseRequest
@@ -41,3 +42,4 @@ class BackendRequest:
     hides_usage: bool = False
     opening: Opening | None = None
     wrote: Callable[[], None] | None = None
+    heartbeats: bool = False

@@ -55,7 +55,7 @@ async def exchange(
         headers = asked.reply_headers()
         if streams and response.status == 200:
             stream = Stream(asked, upstream, response, headers, listener, watchdog)
-            await stream.first_event()
+            await stream.first_event(asked)
             relaying = True
             return stream
         answer = await _read_whole(

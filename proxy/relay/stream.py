@@ -104,11 +104,12 @@ class Stream:
     def status(self) -> int:
         return self._response.status
 
-    async def first_event(self) -> None:
+    async def first_event(self, asked: BackendRequest) -> None:
         """Wait for the first event after the opening events. Raises Failure if it is an error.
 
         Opening events before it are kept, as another backend may still answer. So are comments and
-        pings, unless `opening` passes them on. All of these are bounded.
+        pings, unless `opening` passes them on. All of these are bounded. `asked` gets whether there
+        were heartbeats only.
         """
         seen, size = False, 0
         while not seen:
@@ -126,6 +127,7 @@ class Stream:
                 size += len(raw)
             if not seen and size > MAX_EVENT_BYTES:
                 raise MalformedStream("comments without end")
+            asked.heartbeats = bool(heartbeats or asked.heartbeats) and not seen
             if not seen and heartbeats and self._opening is not None:
                 self._ready[before:] = held
                 await self._opening.pass_on(bytes(heartbeats), self._all_headers())

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from forebay.proxy.config.backends import MAX_CONCURRENCY
 from forebay.proxy.config.routes import find_route, route_names
-from forebay.proxy.config.schema import MAX_CONCURRENCY, Config
+from forebay.proxy.config.schema import Config
 from forebay.proxy.core.explain.receipt import Receipts
 from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import BackendSpec, Tenant

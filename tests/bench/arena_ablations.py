@@ -13,7 +13,8 @@ from unittest.mock import patch
 
 from arena_score import Played, quantile
 
-from forebay.proxy.config.schema import BackendConfig, BucketConfig, Config
+from forebay.proxy.config.backends import BackendConfig
+from forebay.proxy.config.schema import BucketConfig, Config
 from forebay.proxy.core.dispatcher import Dispatcher
 from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.learn.decay import LOAD_TIME_S

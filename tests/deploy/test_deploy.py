@@ -8,7 +8,8 @@ from paths import ROOT
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.proxy.command import run_command
-from forebay.proxy.config.schema import BackendConfig, Config
+from forebay.proxy.config.backends import BackendConfig
+from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.explain.receipt import Receipts
 from forebay.proxy.core.health import Health

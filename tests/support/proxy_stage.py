@@ -12,7 +12,8 @@ from typing import Any
 import aiohttp
 from said import Said
 
-from forebay.proxy.config.schema import MAX_CONCURRENCY, Config
+from forebay.proxy.config.backends import MAX_CONCURRENCY
+from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.serve import Proxy, start_proxy
 from forebay.proxy.telemetry.log_events import Say
@@ -105,6 +106,7 @@ class RawBackend:
     healthy: bool | None = True
     metrics: bytes | None = b""
     metrics_asked: int = 0
+    health_asked: int = 0
     openapi: bytes | None = None
     version: bytes | None = None
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -143,6 +145,7 @@ class RawBackend:
                 if text.startswith(("GET /health", "GET /metrics")):
                     size = text.startswith("GET /metrics")
                     self.metrics_asked += size
+                    self.health_asked += not size
                     said = self.metrics if size else b""
                     if self.healthy is None or said is None:
                         await reader.read()

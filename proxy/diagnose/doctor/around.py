@@ -1,4 +1,4 @@
-"""Check what stands around the engines: restarts, their API servers, and the clients' network.
+"""Check what stands around the engines: restarts, stalls, API servers, and the clients' network.
 
 Each of them makes first tokens late, while the queue and the GPUs look innocent.
 """
@@ -38,6 +38,20 @@ def _hits(scene: Scene, name: str) -> str:
     prompt = scene.total("forebay_prompt_tokens_total", backend=name)
     cached = scene.total("forebay_cached_tokens_total", backend=name)
     return f" ({cached / prompt:.0%} of its prompt tokens were cached)" if prompt else ""
+
+
+def heartbeats_only(scene: Scene) -> Found:
+    """No engine has stalled behind the heartbeats of its API server."""
+    for name in scene.backends():
+        count = scene.total("forebay_upstream_errors_total", backend=name, kind="only_heartbeats")
+        if count:
+            yield (
+                "error",
+                f"{count:.0f} streams of {name} had nothing but heartbeats until "
+                "timeouts.first_token: its API server lives, its engine may not",
+                "restart it if its log shows no progress: /health does not tell; else raise "
+                "timeouts.first_token",
+            )
 
 
 def tokenizers(scene: Scene) -> Found:

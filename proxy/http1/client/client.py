@@ -17,6 +17,7 @@ from forebay.proxy.http1.client.connection import Connection, UpstreamResponse
 from forebay.proxy.http1.client.dns_cache import HostName
 from forebay.proxy.http1.server.read_turns import ReadTurns
 
+NO_HEADERS: Mapping[str, str] = {}
 IDLE_S = 3.0  # vLLM closes idle connections after 5 s: those kept must be younger
 
 # Errors of this machine: no descriptor, memory or local port left. glibc reports EBUSY when it has
@@ -33,9 +34,16 @@ class Origin:
         url: such as http://127.0.0.1:8001. Its path, if any, is put in front of every target.
         connect_s: time limit of connecting, TLS included.
         tls: for an https URL; the system's authorities by default.
+        headers: sent with every request.
     """
 
-    def __init__(self, url: str, connect_s: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        connect_s: float,
+        tls: ssl.SSLContext | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         parts = urlsplit(url)
         assert parts.hostname is not None
@@ -46,7 +54,8 @@ class Origin:
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         host = parts.netloc.rpartition("@")[2]
         # Without the second header any compression is acceptable (RFC 9110, 12.5.3).
-        self._own_headers = f"host: {host}\r\naccept-encoding: identity\r\n"
+        own = {"host": host, "accept-encoding": "identity", **headers}
+        self._own_headers = "".join(f"{name}: {value}\r\n" for name, value in own.items())
         self.connect_s = connect_s
         self._turns = ReadTurns(self._loop)
         self._idle: list[Connection] = []

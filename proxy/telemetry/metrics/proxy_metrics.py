@@ -53,7 +53,16 @@ KINDS = frozenset(  # of backends.failures.Failure
         *("connect", "before_first_byte", "timeout", "mid_stream", "abort", "empty", "hang"),
         *("full", "5xx", "5xx_event", "4xx_event", "content_type", "encoding", "framing"),
         *("bad_http", "large_head", "bad_coding", "bad_status", "transfer_coding"),
-        *("no_model", "not_json", "redirect", "status", "too_large", "draining", "shortage"),
+        *(
+            "no_model",
+            "not_json",
+            "only_heartbeats",
+            "redirect",
+            "status",
+            "too_large",
+            "draining",
+            "shortage",
+        ),
     }
 )
 

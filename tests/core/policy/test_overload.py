@@ -28,7 +28,8 @@ from overload import (
     step,
 )
 
-from forebay.proxy.config.schema import BackendConfig, Config
+from forebay.proxy.config.backends import BackendConfig
+from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig
 
 SECONDS = 30.0

@@ -159,6 +159,8 @@ class TestOfTheServer:
             assert error_in(body, COMMENT)["code"] == "upstream_timeout"
             assert now() - began < 11
             assert longest <= 1.5
+            counted = 'forebay_upstream_errors_total{backend="b0",kind="only_heartbeats"} 1.0'
+            assert counted in on.proxy.metrics.text().decode()
 
         on_stage(scene, for_ever, timeouts={"first_token": "10s"})
 

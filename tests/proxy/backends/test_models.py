@@ -30,7 +30,7 @@ from forebay.proxy.api.dialects import COMPLETIONS
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.backends.models import Models, Wanted, configured_models, listed_models
-from forebay.proxy.config.schema import BackendConfig
+from forebay.proxy.config.backends import BackendConfig
 from forebay.replay.clock.virtual_loop import run
 
 TINY: dict[str, dict[str, Any]] = {"tiny": {"max_model_len": 4096}}

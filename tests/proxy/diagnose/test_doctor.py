@@ -314,6 +314,8 @@ CASES: list[Case] = [
     ("5 of 105 requests to a failed: 3 connect, 2 timeout", status(), (), [
         *SERVED, sample("upstream_errors_total", 2.0, backend="a", kind="timeout"),
         sample("upstream_errors_total", 3.0, backend="a", kind="connect")]),
+    ("2 streams of a had nothing but heartbeats until timeouts.first_token", status(), (), [
+        *SERVED, sample("upstream_errors_total", 2.0, backend="a", kind="only_heartbeats")]),
     ("4 of 10 rejections that were checked afterwards were unnecessary", status(), (), [
         sample("refusals_in_hindsight_total", 4.0, verdict="false"),
         sample("refusals_in_hindsight_total", 6.0, verdict="right"),

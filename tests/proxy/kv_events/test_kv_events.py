@@ -24,7 +24,8 @@ from said import Said
 
 from forebay.proxy.api.dialects import DIALECTS
 from forebay.proxy.backends.probes import Upstream
-from forebay.proxy.config.schema import BackendConfig, Config
+from forebay.proxy.config.backends import BackendConfig
+from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.learn.engine_blocks import BlockTranslations
 from forebay.proxy.core.model import BackendSpec, Bucket, Request

@@ -8,7 +8,8 @@ from overload import ENGINE, Make, Played, chat, mix, poisson, shares
 from shared_fleet import Result
 from shared_fleet import play as play_several
 
-from forebay.proxy.config.schema import BackendConfig, Config
+from forebay.proxy.config.backends import BackendConfig
+from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import HISTORY, BackendSpec, Bucket, Reject, Request, Send, Tenant
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.elsewhere import SILENT_S

@@ -1,0 +1,109 @@
+"""KV events of a server with two data-parallel ranks: each lane knows the cache of its rank."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import aiohttp
+from aiohttp import web
+from ports import free_ports
+from proxy_stage import Stage, stage
+
+from forebay.proxy.config.backends import RANK_HEADER
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.kv_events import KvEventsConfig
+from forebay.replay.engine.server.options import ServerOptions
+from forebay.replay.engine.server.server import start_engine
+
+RANKS = 2
+DOCUMENTS = [" ".join(str(10**6 * number + word) for word in range(200)) for number in range(1, 5)]
+
+
+async def start_rank(stack: AsyncExitStack, rank: int, base: int) -> str:
+    """Start an engine that publishes where vLLM's rank does; returns its URL."""
+    config = EngineConfig(seed=1, time_scale=1_000.0, max_model_len=4_096)
+    events = KvEventsConfig(True, endpoint=f"tcp://*:{base + rank}", topic="kv")
+    options = ServerOptions(kv_events=events, server_dev_mode=True)
+    port = free_ports(1)[0]
+    engine = await stack.enter_async_context(start_engine(config, port=port, options=options))
+    return engine.url
+
+
+@asynccontextmanager
+async def one_url(urls: list[str], client: aiohttp.ClientSession) -> AsyncIterator[str]:
+    """Serve several engines at one URL: the header names the engine, as in vLLM."""
+
+    async def serve(request: web.Request) -> web.Response:
+        url = urls[int(request.headers[RANK_HEADER])]
+        body, kind = await request.read(), request.headers.get("content-type", "")
+        async with client.request(
+            request.method, url + request.path, data=body, headers={"content-type": kind}
+        ) as answer:
+            text = await answer.read()
+            if request.path == "/metrics":
+                text += text.replace(b'engine="0"', b'engine="1"')
+            return web.Response(status=answer.status, body=text, content_type=answer.content_type)
+
+    app = web.Application(client_max_size=1 << 24)
+    app.router.add_route("*", "/{path:.*}", serve)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        host, port = runner.addresses[0][:2]
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def ask(on: Stage, document: str, question: str) -> tuple[str, int]:
+    """Ask about a document; returns the lane, and the cached tokens that its engine reports."""
+    body = {"prompt": f"{document} {question}", "max_tokens": 4, "ignore_eos": True}
+    async with on.post(body) as response:
+        assert response.status == 200, await response.text()
+        usage = (await response.json())["usage"]
+        lane = response.headers["x-forebay-backend"]
+    return lane, int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def consecutive_ports() -> int:
+    """Return the first of two free ports in a row."""
+    for port in free_ports(100):
+        try:
+            with socket.create_server(("", port + 1)):
+                return port
+        except OSError:
+            continue
+    raise AssertionError("no two free ports in a row")
+
+
+def test_each_lane_follows_its_rank() -> None:
+    async def main() -> None:
+        base = consecutive_ports()
+        async with asyncio.timeout(120), AsyncExitStack() as stack:
+            urls = [await start_rank(stack, rank, base) for rank in range(RANKS)]
+            client = await stack.enter_async_context(aiohttp.ClientSession())
+            url = await stack.enter_async_context(one_url(urls, client))
+            keys = {"data_parallel": RANKS, "kv_events": f"tcp://127.0.0.1:{base}"}
+            health = {"timeout": "30s", "interval": "100ms"}
+            on = await stack.enter_async_context(
+                stage([url], each=keys, wait_up=RANKS, health=health)
+            )
+            await asyncio.sleep(1)  # until the subscriptions are made
+            core = on.proxy.driver.shaper.backends
+            for path in urls:  # so each rank has published from an empty cache on
+                async with client.post(path + "/reset_prefix_cache") as response:
+                    assert response.status == 200
+            first = await asyncio.gather(*(ask(on, document, "first") for document in DOCUMENTS))
+            home = {document: lane for document, (lane, _) in zip(DOCUMENTS, first, strict=True)}
+            for question in ("second", "third"):
+                for document in DOCUMENTS:
+                    await asyncio.sleep(0.5)  # the events of the last one come
+                    lane, cached = await ask(on, document, question)
+                    assert (lane, cached > 200) == (home[document], True)
+            assert set(home.values()) == {"b0-rank0", "b0-rank1"}
+            assert {lane.cache.mode for lane in core.values()} == {"exact"}
+
+    asyncio.run(main())
