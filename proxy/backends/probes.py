@@ -52,6 +52,7 @@ class Upstream:
         heard: the backend has sent something since the last probe began.
         declined_at: when it last answered that it is busy or broken; -inf once it has served since.
         kv_tokens: size of its KV cache, as configured or reported by its metrics; inf if unknown.
+        prefix_caching: False if its metrics say that it computes every prompt anew.
         ask_size_at: when to ask for that size (again); inf once it is known.
         models: the models that it serves, as configured or by its /v1/models; None if unknown.
         only: while it is put out, requests for these models still go to it: no other serves them.
@@ -69,6 +70,7 @@ class Upstream:
     heard: bool = False
     declined_at: float = -inf
     kv_tokens: float = inf
+    prefix_caching: bool = True
     ask_size_at: float = -inf
     most_prefills: float = NONE
     models: Entries | None = None
@@ -82,6 +84,12 @@ class Upstream:
     def __post_init__(self) -> None:
         self.name = self.config.name
         self.use_models(self.config.models)
+
+    @property
+    def cache_text(self) -> str:
+        """What the log says of its KV cache."""
+        off = "" if self.prefix_caching else "; prefix caching is off, so it shares no prompts"
+        return f"KV cache of {self.kv_tokens:,.0f} tokens{off}"
 
     def serves(self, model: str) -> bool:
         """Return whether it serves the model, as far as is known; "" is any model."""
@@ -330,6 +338,7 @@ class Prober:
         if not (found := _CACHE_CONFIG.search(text)):
             return None
         labels = dict(re.findall(rb'(\w+)="([^"]*)"', found.group(1)))
+        upstream.prefix_caching = labels.get(b"enable_prefix_caching") != b"False"
         # A hybrid model divides its blocks among groups of layers, so the product is too large.
         tokens = _count(labels, b"kv_cache_size_tokens")
         if tokens is None:
