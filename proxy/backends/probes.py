@@ -87,7 +87,7 @@ class Upstream:
 
     @property
     def cache_text(self) -> str:
-        """What the log says of its KV cache."""
+        """The size of its KV cache, as the log says it."""
         off = "" if self.prefix_caching else "; prefix caching is off, so it shares no prompts"
         return f"KV cache of {self.kv_tokens:,.0f} tokens{off}"
 
