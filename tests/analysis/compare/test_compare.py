@@ -783,11 +783,11 @@ class TestPairs:
     def test_without_pairs_the_reader_is_told_what_a_verdict_needs(self, tmp_path: Path) -> None:
         def points(name: str, a: list[Row], b: list[Row], *schedules: str) -> list[str]:
             infos = [{"schedule": {"sha256": one}} for one in schedules] or [{}, {}]
-            runs = load_runs(
+            of_a, of_b = load_runs(
                 [write_run(tmp_path / name / "a", a, None, infos[0]),
                  write_run(tmp_path / name / "b", b, None, infos[1])]
             )  # fmt: skip
-            return [one for one in headline(compare(*runs)).points if "pair" in one]
+            return [one for one in headline(compare(of_a, of_b)).points if "pair" in one]
 
         first, slower = self.rows(2, 0.02), self.rows(3, 0.02, 1.1)
         renamed = [{**row, "id": f"x{row['id']}"} for row in slower]
