@@ -10,7 +10,7 @@ from typing import Literal
 
 from forebay.analysis.compare.compare import WHOLE_RUN, Better, Comparison, ComparisonRow, line_of
 from forebay.analysis.compare.figures import Figures
-from forebay.analysis.runs.provenance import RecordedVerdict, differences, footnote
+from forebay.analysis.runs.provenance import RecordedVerdict, differences, footnote, setting
 from forebay.analysis.runs.run import RunData
 from forebay.analysis.statistics.share_intervals import share_ratio_interval
 from forebay.analysis.statistics.units import NONE, durations, rates, ratio, shares
@@ -47,6 +47,7 @@ def headline(comparison: Comparison) -> Headline:
             )
         )
         points.append(_ttft(comparison, bucket, str(name), line))
+    points += _without_pairs(comparison)
     goodput = comparison.line(WHOLE_RUN, "goodput")
     if goodput is None or goodput.better is None:
         goodput = _answered(comparison)
@@ -133,6 +134,31 @@ def _ttft(comparison: Comparison, bucket: str, percentile: str, line: Comparison
     if line.better == "unclear":
         return f"{text}: {ratio(factor)} {word}, but not significant{between}."
     return f"{text}: {ratio(factor)} {word}{between}."
+
+
+def _without_pairs(comparison: Comparison) -> list[str]:
+    """Say what a verdict needs, if intervals include equality for want of paired requests."""
+    open_buckets = [
+        bucket
+        for bucket in comparison.buckets
+        if bucket not in comparison.paired
+        and (line := comparison.headline_line(bucket)) is not None
+        and not (line.interval is None or line.interval.clear)
+    ]
+    if not open_buckets:
+        return []
+    of_a, of_b = (setting(run, "schedule sha256") for run in (comparison.a, comparison.b))
+    if of_a is not None and of_a == of_b:
+        why = (
+            "not paired, as under 99 % of the answered requests are in both runs: small changes "
+            "stay hidden. Lower the load until both runs answer nearly all"
+        )
+    else:
+        why = (
+            "no verdict without pairs, as other requests, or other times, change a p99 by more "
+            "than 10 %. Send the same trace with the same seed to both"
+        )
+    return [f"{_and(open_buckets)}: {why}."]
 
 
 def _latency(comparison: Comparison, bucket: str) -> tuple[str, str]:

@@ -347,7 +347,7 @@ class Backends:
 
     def _size_known(self, upstream: Upstream, reported: bool) -> None:
         if reported:
-            line = f"backend {upstream.name} has a KV cache of {upstream.kv_tokens:,.0f} tokens"
+            line = f"backend {upstream.name} has a {upstream.cache_text}"
             self._say(LogEvent.BACKEND_KV_CACHE, line, upstream.name)
         self._driver.backend_up(upstream.name, upstream.kv_tokens, upstream.most_prefills)
 
@@ -394,7 +394,7 @@ def transition_line(transition: Transition, upstream: Upstream) -> str:
     if state != "up":
         line += f" ({why})"
     elif upstream.kv_tokens < inf:
-        line += f", KV cache of {upstream.kv_tokens:,.0f} tokens"
+        line += f", {upstream.cache_text}"
     if state == "half_open":
         line += "; it is sent one request at a time"
     return line

@@ -54,6 +54,7 @@ class Upstream:
         heard: the backend has sent something since the last probe began.
         declined_at: when it last answered that it is busy or broken; -inf once it has served since.
         kv_tokens: size of its KV cache, as configured or reported by its metrics; inf if unknown.
+        prefix_caching: False if its metrics say that it computes every prompt anew.
         ask_size_at: when to ask for that size (again); inf once it is known.
         models: the models that it serves, as configured or by its /v1/models; None if unknown.
         only: while it is ejected, requests for these models still go to it: no other serves them.
@@ -71,6 +72,7 @@ class Upstream:
     heard: bool = False
     declined_at: float = -inf
     kv_tokens: float = inf
+    prefix_caching: bool = True
     ask_size_at: float = -inf
     most_prefills: float = NONE
     models: Entries | None = None
@@ -84,6 +86,12 @@ class Upstream:
     def __post_init__(self) -> None:
         self.name = self.config.name
         self.use_models(self.config.models)
+
+    @property
+    def cache_text(self) -> str:
+        """The size of its KV cache, as the log says it."""
+        off = "" if self.prefix_caching else "; prefix caching is off, so it shares no prompts"
+        return f"KV cache of {self.kv_tokens:,.0f} tokens{off}"
 
     def serves(self, model: str) -> bool:
         """True if it serves the model, as far as is known. "" is any model."""
@@ -292,7 +300,9 @@ class Prober:
         if rank is not None and 0 < len(engines) <= rank:
             return f"its server has {len(engines)} of {upstream.config.data_parallel} ranks"
         self._compare_ranks(upstream, len(engines))
-        reported = _kv_tokens(engines[rank or 0]) if engines else None
+        labels = engines[rank or 0] if engines else {}
+        upstream.prefix_caching = labels.get(b"enable_prefix_caching") != b"False"
+        reported = _kv_tokens(labels)
         configured = self.config.affinity.kv_tokens  # again: a reload may have come in between
         size = reported if configured == "auto" else float(configured)
         if size is None:  # the known size stands: a restart seldom changes it

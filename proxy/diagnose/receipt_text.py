@@ -1,6 +1,6 @@
 """Turn a receipt (core/explain/receipt.py) into JSON, with a sentence about the decision."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -156,7 +156,7 @@ def main_reason(receipt: Receipt) -> str:
     after_s = receipt.first_token_at - receipt.sent_at
     waits = receipt.waits
     if queued_s >= after_s and waits:
-        return f"waited {_spoken(queued_s)}: {WAITS[max(waits, key=lambda why: waits[why])]}"
+        return f"waited {_spoken(queued_s)}: {_why_waited(waits)}"
     predicted_s = receipt.predicted_s  # on dispatch
     if receipt.chosen is not None and receipt.chosen.backend == receipt.backend:
         predicted_s = min(predicted_s, receipt.chosen.ttft_s)
@@ -169,6 +169,18 @@ def main_reason(receipt: Receipt) -> str:
         return f"{what}, as predicted"
     times = after_s / max(predicted_s, 1e-9)
     return f"{what}, on {receipt.backend}: {times:.1f} times as long as predicted"
+
+
+def _why_waited(waits: Mapping[str, float]) -> str:
+    """Name the longest wait. Behind others, that is also what it waited for as the first of them.
+
+    The requests before it mostly waited for the same.
+    """
+    longest = max(waits, key=lambda why: waits[why])
+    first = {why: seconds for why, seconds in waits.items() if why != "turn" and seconds > 0.0}
+    if longest != "turn" or not first:
+        return WAITS[longest]
+    return f"{WAITS['turn']}, and then {WAITS[max(first, key=lambda why: first[why])]}"
 
 
 def _why_no_token(receipt: Receipt) -> str:

@@ -29,7 +29,8 @@ from forebay.traces.tokens import DEFAULT_ENCODING, TokenCounter, counter
 FOREBAY: Final = "forebay"
 GROUP: Final = "forebay.traces"
 MODULES: Final = (
-    *("published", "turns", "agents", "client_sets", "tools", "servers", "gateways", "prompts"),
+    *("published", "turns", "agents", "tracelab", "mlperf", "client_sets"),
+    *("tools", "servers", "gateways", "prompts"),
 )
 CSV_COLUMNS: Final = ("id", "arrival_s", "input_tokens", "output_tokens", "session", "tenant",
                       "document", "service_class", "model", "status")  # fmt: skip

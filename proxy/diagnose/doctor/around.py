@@ -90,10 +90,12 @@ def client_network(scene: Scene) -> Found:
         "the servers are not the reason"
     )
     if begun and upload_s >= max(LEAST_S * begun, LARGE * to_first_s):
+        as_long = upload_s / max(to_first_s, 1e-3)
+        share = f"{as_long:.0%} of" if as_long <= 1.0 else f"{as_long:,.1f} times"
         yield (
             "warning",
-            f"clients took {upload_s:.1f} s to send their prompts, {upload_s / to_first_s:.0%} of "
-            f"the time to first tokens ({upload_s / begun:.2f} s each)",
+            f"clients took {upload_s:.1f} s to send their prompts, {share} the time to first "
+            f"tokens ({upload_s / begun:.2f} s each)",
             remedy,
         )
     lasted_s = scene.total("forebay_backend_request_duration_seconds_sum")

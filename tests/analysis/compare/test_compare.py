@@ -780,6 +780,31 @@ class TestPairs:
             comparison = compared(tmp_path / str(number), first, other)
             assert comparison.paired == ()
 
+    def test_without_pairs_the_reader_is_told_what_a_verdict_needs(self, tmp_path: Path) -> None:
+        def points(name: str, a: list[Row], b: list[Row], *schedules: str) -> list[str]:
+            infos = [{"schedule": {"sha256": one}} for one in schedules] or [{}, {}]
+            of_a, of_b = load_runs(
+                [write_run(tmp_path / name / "a", a, None, infos[0]),
+                 write_run(tmp_path / name / "b", b, None, infos[1])]
+            )  # fmt: skip
+            return [one for one in headline(compare(of_a, of_b)).points if "pair" in one]
+
+        first, slower = self.rows(2, 0.02), self.rows(3, 0.02, 1.1)
+        renamed = [{**row, "id": f"x{row['id']}"} for row in slower]
+        needs = "Send the same trace with the same seed to both."
+        (said,) = points("other", first, renamed)
+        assert said.startswith("chat: no verdict without pairs")
+        assert said.endswith(needs)
+        assert points("seeds", first, renamed, "aa", "bb") == [said]
+        # The same requests were sent, but one run answered fewer: another seed is no help.
+        (said,) = points("fewer", first, slower[:2_900], "aa", "aa")
+        assert "under 99 % of the answered requests are in both runs" in said
+        assert needs not in said
+        # Pairs, or a difference that needs none.
+        assert points("paired", first, slower) == []
+        assert points("clear", first, [{**row, "id": f"x{row['id']}"} for row in
+                                       self.rows(3, 0.02, 5.0)]) == []  # fmt: skip
+
 
 class TestBaselines:
     def run(self, *words: str) -> int:

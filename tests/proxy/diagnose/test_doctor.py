@@ -296,6 +296,11 @@ CASES: list[Case] = [
         sample("client_wait_seconds_total", 30.0, direction="upload"),
         sample("time_to_first_token_seconds_count", 20.0, bucket="chat"),
         sample("time_to_first_token_seconds_sum", 50.0, bucket="chat")]),
+    ("clients took 75.0 s to send their prompts, 150.0 times the time to first tokens",
+     status(), (), [
+        sample("client_wait_seconds_total", 75.0, direction="upload"),
+        sample("time_to_first_token_seconds_count", 20.0, bucket="chat"),
+        sample("time_to_first_token_seconds_sum", 0.5, bucket="chat")]),
     ("prompts of a do not reach one block of its prefix cache, so none is found there: they have "
      "300 tokens on average, a block has 784", status(),
      [fact("a", engine={"prefix_hits": 0.0, "prompts": 50.0, "prompt_tokens": 15_000.0,

@@ -269,6 +269,10 @@ def test_the_lists_name_tenants(capsys: pytest.CaptureFixture[str]) -> None:
          "its prompt of 100 tokens, on b: 0.5 times as long as predicted"),
         ({"sent_at": 0.0, "first_token_at": 0.04, "predicted_s": 0.01},
          "its prompt of 100 tokens, as predicted"),
+        ({"sent_at": 4.0, "first_token_at": 4.1, "waits": {"turn": 3.9, "kv": 0.1}},
+         "waited 4.00 s: it was behind earlier requests, and then the KV cache had no room"),
+        ({"sent_at": 4.0, "first_token_at": 4.1, "waits": {"turn": 3.9, "kv": 0.0}},
+         "waited 4.00 s: it was behind earlier requests"),
     ],
 )  # fmt: skip
 def test_the_main_reason(state: dict[str, Any], reason: str) -> None:

@@ -73,6 +73,33 @@ async def scene_of(on: Stage) -> Scene:
     return Scene(json.loads(await get("/status")), facts, now, before, then).recent()
 
 
+@dataclass(slots=True)
+class Told:
+    """What an operator reads after an incident.
+
+    Attributes:
+        findings: the lines of `forebay doctor --since 1m`.
+        slowest: the reasons that `forebay explain --slowest 10 --since 1m` gives.
+        rejected: those of `forebay explain --rejected --since 1m`.
+        log: the lines of the log since the proxy started.
+    """
+
+    findings: list[Finding]
+    slowest: list[str]
+    rejected: list[str]
+    log: list[str]
+
+
+async def told_by(on: Stage) -> Told:
+    async def reasons(by: str) -> list[str]:
+        query = f"/requests?by={by}&count=10&since_s={SINCE_S:.0f}"
+        async with on.client.get(on.proxy.admin_url + query) as response:
+            return [row["reason"] for row in json.loads(await response.text())["requests"]]
+
+    findings = examine(await scene_of(on))
+    return Told(findings, await reasons("slowest"), await reasons("rejected"), list(on.said))
+
+
 async def ask(on: Stage, words: int, name: object, **more: Any) -> int:
     body = {"prompt": f"{name} " + WORD * words, "max_tokens": 4, "stream": True,
             "stream_options": {"include_usage": True}, **more.pop("body", {})}  # fmt: skip
@@ -93,12 +120,12 @@ async def chats(on: Stage, seconds: float, **more: Any) -> None:
 Incident = Callable[[Stage, Fleet], Awaitable[None]]
 
 
-def doctors_lines(incident: Incident, *, keys: Path | None = None, **changes: Any) -> list[Finding]:
-    """Return the findings after an incident that quiet traffic went before."""
+def told_after(incident: Incident, *, keys: Path | None = None, **changes: Any) -> Told:
+    """Return what is told of an incident that quiet traffic went before."""
     more: dict[str, Any] = {"tenants": {"keys": str(keys)}} if keys else {}
     headers = {"authorization": "Bearer key-of-good-0123456789"} if keys else {}
 
-    async def main() -> list[Finding]:
+    async def main() -> Told:
         async with (
             fleet(**changes) as engines,
             stage([one.url for one in engines.engines], each=THRESHOLD, **more) as on,
@@ -109,12 +136,13 @@ def doctors_lines(incident: Incident, *, keys: Path | None = None, **changes: An
             if not changes:
                 assert examine(await scene_of(on)) == []
             await incident(on, engines)
-            return examine(await scene_of(on))
+            return await told_by(on)
 
-    return list(run(main()))
+    return run(main())
 
 
-def assert_first(found: list[Finding], check: str, *words: str) -> None:
+def assert_first(told: Told, check: str, *words: str) -> None:
+    found = told.findings
     assert found, "nothing was found"
     assert found[0].check == check, found
     for word in words:
@@ -122,16 +150,24 @@ def assert_first(found: list[Finding], check: str, *words: str) -> None:
     assert found[0].remedy
 
 
+def assert_named(told: Told, *, explain: str = "", log: str = "") -> None:
+    """The cause also stands in what `explain` lists, and in the log."""
+    assert any(explain in reason for reason in (*told.slowest, *told.rejected)), told
+    assert any(log in line for line in told.log), told.log
+
+
 def test_an_engine_that_has_died() -> None:
     async def incident(on: Stage, engines: Fleet) -> None:
         await engines.stop(1)
         await chats(on, 30.0)
 
-    assert_first(doctors_lines(incident), "backends take work", "b1 has been down", "connection")
+    told = told_after(incident)
+    assert_first(told, "backends take work", "b1 has been down", "connection")
+    assert_named(told, explain="b1 failed; sent again to b0", log="b1 is down (no connection)")
 
 
 def test_an_engine_that_hangs() -> None:
-    async def main() -> list[Finding]:
+    async def main() -> Told:
         hanging = RawBackend()
         async with AsyncExitStack() as stack:
             engines = await stack.enter_async_context(fleet())
@@ -142,13 +178,14 @@ def test_an_engine_that_hangs() -> None:
             hanging.healthy, hanging.serve, hanging.metrics = None, silent, None
             tasks = asyncio.create_task(chats(on, 30.0))
             await asyncio.sleep(30.0)
-            found = examine(await scene_of(on))
+            told = await told_by(on)
             await tasks
-            return found
+            return told
 
-    found = list(run(main()))
-    assert_first(found, "backends take work", "b1 has been down")
-    assert found[0].remedy.startswith("restart it if it hangs")
+    told = run(main())
+    assert_first(told, "backends take work", "b1 has been down")
+    assert told.findings[0].remedy.startswith("restart it if it hangs")
+    assert_named(told, explain="b1 failed; sent again to b0", log="b1 is down (no health answer")
 
 
 def test_an_engine_that_is_slow() -> None:
@@ -160,7 +197,9 @@ def test_an_engine_that_is_slow() -> None:
         for number in range(20):
             await asyncio.gather(*(ask(on, 6_000, f"{number}-{at}") for at in range(4)))
 
-    assert_first(doctors_lines(incident), "speed of backends", "b1 needs", "as long as b0")
+    told = told_after(incident)
+    assert_first(told, "speed of backends", "b1 needs", "as long as b0")
+    assert any("b1 is ejected (first tokens" in line for line in told.log), told.log
 
 
 def test_an_engine_that_has_restarted_cold() -> None:
@@ -173,7 +212,9 @@ def test_an_engine_that_has_restarted_cold() -> None:
         await tasks
         await chats(on, 5.0)
 
-    assert_first(doctors_lines(incident), "restarts", "b0 has restarted", "cache is cold")
+    told = told_after(incident)
+    assert_first(told, "restarts", "b0 has restarted", "cache is cold")
+    assert_named(told, explain="b0 failed; sent again to b1")
 
 
 def test_a_flood_of_one_tenant(tmp_path: Path) -> None:
@@ -192,9 +233,11 @@ def test_a_flood_of_one_tenant(tmp_path: Path) -> None:
         ]
         await asyncio.gather(good, *evil)
 
-    found = doctors_lines(incident, keys=keys)
-    assert_first(found, "tenants", "tenant acme sent", "100% of the rejections")
-    assert "tenants.known.acme.tokens_per_s" in found[0].remedy
+    told = told_after(incident, keys=keys)
+    assert_first(told, "tenants", "tenant acme sent", "100% of the rejections")
+    assert "tenants.known.acme.tokens_per_s" in told.findings[0].remedy
+    share = "its tenant used its share of the queue"
+    assert_named(told, explain=share, log="the first one of tenant acme")
 
 
 def test_a_stream_of_long_documents() -> None:
@@ -206,7 +249,13 @@ def test_a_stream_of_long_documents() -> None:
             await asyncio.sleep(1.5)
         await asyncio.gather(short, *long)
 
-    assert_first(doctors_lines(incident), "long documents", "bucket document", "more were rejected")
+    told = told_after(incident)
+    assert_first(told, "long documents", "bucket document", "more were rejected")
+    assert_named(
+        told,
+        explain="the limit of bucket document",
+        log="rejected: deadline_unattainable in bucket document",
+    )
 
 
 def test_a_kv_pool_that_is_too_small() -> None:
@@ -214,16 +263,18 @@ def test_a_kv_pool_that_is_too_small() -> None:
         long = {"max_tokens": 1_000, "ignore_eos": True}
         await asyncio.gather(*(ask(on, 3_000, f"long {number}", body=long) for number in range(60)))
 
-    found = doctors_lines(incident, num_gpu_blocks_override=1_000, max_model_len=12_000)
-    assert_first(found, "room for KV cache", "s for room in the KV cache", "has 16,000 tokens")
+    told = told_after(incident, num_gpu_blocks_override=1_000, max_model_len=12_000)
+    assert_first(told, "room for KV cache", "s for room in the KV cache", "has 16,000 tokens")
+    assert_named(told, explain="its limit because the KV cache had no room for it")
 
 
 def test_prefix_caching_is_off() -> None:
     async def incident(on: Stage, engines: Fleet) -> None:
         await chats(on, 30.0)
 
-    found = doctors_lines(incident, enable_prefix_caching=False)
-    assert_first(found, "prefix caching", "b0 runs without prefix caching")
+    told = told_after(incident, enable_prefix_caching=False)
+    assert_first(told, "prefix caching", "b0 runs without prefix caching")
+    assert_named(told, explain="tokens, 0 cached", log="prefix caching is off")
 
 
 def test_a_tokenizer_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,8 +285,8 @@ def test_a_tokenizer_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(30):
             await asyncio.gather(*(ask(on, 4_000, f"{number}-{at}") for at in range(6)))
 
-    found = doctors_lines(incident, seed=2)
-    assert_first(found, "tokenizers", "first tokens of b", "the rest is its API server")
+    told = told_after(incident, seed=2)
+    assert_first(told, "tokenizers", "first tokens of b", "the rest is its API server")
 
 
 def test_clients_with_a_slow_network() -> None:
@@ -259,14 +310,15 @@ def test_clients_with_a_slow_network() -> None:
         for _ in range(3):
             await asyncio.gather(*(slow_client(on, number) for number in range(20)))
 
-    assert_first(doctors_lines(incident), "network of clients", "s to send their prompts")
+    assert_first(told_after(incident), "network of clients", "s to send their prompts")
 
 
 def test_clients_that_take_their_answers_slowly() -> None:
     found = examine(
         Scene(
             {"ready": True, "backends": [], "shedding_classes": 0, "capture": None, "usage": None,
-             "share": {"links": []}, "config": {"needs_restart": [], "last_reload": ""}},
+             "share": {"links": []}, "config": {"needs_restart": [], "last_reload": ""},
+             "unserved_names": {}},
             [],
             samples_of(
                 'forebay_client_wait_seconds_total{direction="download"} 90.0\n'
@@ -282,14 +334,14 @@ def test_clients_that_take_their_answers_slowly() -> None:
 def test_a_proxy_that_is_short_of_cpu() -> None:
     """Live: another thread of work takes the loop for 50 ms, again and again."""
 
-    async def main() -> list[Finding]:
+    async def main() -> Told:
         backend = RawBackend(models={"m": {}}, version=b'{"version": "0.26.0"}')
         async with backend.running() as raw, stage([raw.url], each=THRESHOLD) as on:
             until = time.monotonic() + 4.0
             while time.monotonic() < until:
                 await ask(on, 10, "x")
                 time.sleep(0.05)  # noqa: ASYNC251
-            return examine(await scene_of(on))
+            return await told_by(on)
 
-    found = asyncio.run(main())
-    assert_first(found, "event loop and memory", "event loop was late by more than 20 ms")
+    told = asyncio.run(main())
+    assert_first(told, "event loop and memory", "event loop was late by more than 20 ms")
