@@ -149,7 +149,7 @@ for (const plot of document.querySelectorAll("svg.percentile")) {
 
 
 def html_page(title: str, body: str) -> str:
-    """A complete document around the HTML in `body`; `title` is escaped here."""
+    """A complete document around the HTML in `body`. `title` is escaped here."""
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
