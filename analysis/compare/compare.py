@@ -47,7 +47,7 @@ LATENCY_LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("stall", "worst stall", TAIL),
     ("queue", "proxy queue", TAIL),
 )
-SESSION_LINES = (("session_e2e", "session E2E", TAIL),)  # of the whole run
+SESSION_LINES = (("session_e2e", "session E2E", TAIL),)  # only for the whole run
 THROUGHPUT = {
     "requests_per_s": "answered requests",
     "output_tokens_per_s": "output tokens",

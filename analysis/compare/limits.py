@@ -18,7 +18,7 @@ from forebay.traces.command_line.quantities import seconds
 from forebay.traces.errors import InputError
 
 LATENCIES = ("ttft", "ttft_failures", "e2e", "tpot", "itl", "stall", "queue")
-SESSION = "session"  # `session.e2e_p50` is of whole tasks, whatever their buckets
+SESSION = "session"  # `session.e2e_p50` counts whole tasks in all buckets
 RATES: tuple[str, ...] = tuple(THROUGHPUT)
 OTHERS: dict[str, Unit] = {
     "attainment": "share",

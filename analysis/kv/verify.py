@@ -171,7 +171,7 @@ def _gpu_of(log: StartLog, where: str, gpu: str | None, memory_gib: float | None
     if gpu is None and memory_gib is None:
         if log.set_bytes is None:
             raise InputError(f"{where}: does not state the GPU's memory; give --gpu")
-        # kv_cache_memory_bytes set the size of the cache, so that of the GPU does not matter.
+        # kv_cache_memory_bytes set the size of the cache, so the GPU's does not matter.
         gpu, memory_gib = "any GPU", log.set_bytes / GIB
     return choose_gpu(gpu, memory_gib)
 

@@ -112,7 +112,7 @@ footer { margin-top: 3rem; border-top: 1px solid var(--rule); padding-top: 10px;
   section > p { break-after: avoid; } }
 """
 
-# Shows the value of every run at the pointer: that of the last step at or before it.
+# Shows the value of every run at the pointer, by the last step at or before it.
 SCRIPT = """
 "use strict";
 for (const plot of document.querySelectorAll("svg.percentile")) {

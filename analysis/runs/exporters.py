@@ -71,7 +71,7 @@ def export_csv(run: Path, out: BinaryIO, tag: str) -> None:
     import pyarrow.csv
     import pyarrow.parquet
 
-    load_run(run)  # names what is wrong with the folder
+    load_run(run)  # raises if the folder is damaged
     pyarrow.csv.write_csv(pyarrow.parquet.read_table(run / "requests.parquet"), out)
 
 

@@ -31,7 +31,7 @@ from forebay.traces.errors import InputError
 MAY_DIFFER = ("seed",)
 AGREE = (*(label for label in MUST_AGREE if label not in MAY_DIFFER), "targets")
 SIMULATED = ("gpus", "gpu_mix", "policy", "engine", "proxy", "load")  # keys of a simulation's
-TOGETHER = 0.05  # of the shorter run: starts that are nearer count as one
+TOGETHER = 0.05  # share of the shorter run: nearer starts count as equal
 ENDS = ("interrupted", "drain timeout", "complete")  # the worst first
 
 
@@ -186,7 +186,7 @@ def _at_once(runs: Sequence[RunData]) -> bool:
     spans = sorted(
         (_number(run.info, "started_unix_s", 0.0), _wall_s(run), run.name) for run in runs
     )
-    if all(start == 0.0 for start, _, _ in spans):  # of a simulation
+    if all(start == 0.0 for start, _, _ in spans):  # simulations have no wall-clock start
         return False
     shortest_s = min(length for _, length, _ in spans)
     if spans[-1][0] - spans[0][0] <= TOGETHER * shortest_s:

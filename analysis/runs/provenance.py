@@ -18,7 +18,7 @@ from forebay.analysis.statistics.units import printable
 LATENCY_TARGETS = "latency targets"
 VALID = "valid"
 
-# label: path in run.json; that of the latency targets is in summary.json
+# label: path in run.json, except for the latency targets, which are in summary.json
 PLACES: dict[str, tuple[str, ...]] = {
     "started": ("started_at",),
     "ended": ("ended",),

@@ -23,7 +23,7 @@ from forebay.traces.synth.lengths import Fixed
 BEYOND = 20
 """Requests beyond each percentile that the window of one seed has on average."""
 FRESH = 1_000  # first seed of the validation, which the search never uses
-LONGER = 4  # window of the validation, as a multiple of that of the search
+LONGER = 4  # window of the validation, as a multiple of the search's
 SHARES = (0.25, 0.5, 1.0, 1.5)  # points of a curve, as multiples of --users
 GUESSED_BUSY = 0.75  # utilisation at the first count tried; affects only the search time
 

@@ -133,7 +133,7 @@ class Users:
     def _sample(self, kind: str) -> tuple[list[int], list[int]]:
         if kind == CHAT:
             return _drawn(self.chat_tokens), _drawn(self.chat_output_tokens)
-        # Adds sorted lengths: nearly the same sums, because questions are short beside documents.
+        # Adds sorted lengths: nearly the same sums, because questions are short next to documents.
         questions = _drawn(self.question_tokens)
         lengths = [a + b for a, b in zip(_drawn(self.document_tokens), questions, strict=True)]
         return lengths, _drawn(self.document_output_tokens)

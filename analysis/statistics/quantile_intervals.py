@@ -28,7 +28,7 @@ from forebay.analysis.statistics.quantiles import Floats, finite, order_statisti
 FEWEST_SAMPLES = 20  # with fewer, even the median is noise
 BATCHES = 10
 T_95 = 2.262  # quantile of Student's t for 95 % on both sides, with BATCHES - 1 degrees of freedom
-LEAST_STEP, WIDEN, WIDEST = 0.01, 1.6, 7.0  # of the search for a limit, in the log of the ratio
+LEAST_STEP, WIDEN, WIDEST = 0.01, 1.6, 7.0  # steps to a limit, in the log of the ratio
 HALVINGS = 10
 
 

@@ -47,7 +47,7 @@ Example:  forebay experiment flood --target sim:llama-3-8b@h200 --out runs/flood
 NO_FAIL_FAST = "proxy, no limits"
 CAPACITY_REQUESTS, IN_FLIGHT = 200, 64  # per engine, to measure the capacity of a URL
 QUEUED_SECONDS = 2000.0  # requests that are queued from the start, to measure simulated engines
-SEARCH_SECONDS = 120.0  # of each load, to measure the proxy in front of them
+SEARCH_SECONDS = 120.0  # seconds of each load that measures the proxy's capacity
 AT_ONCE_S = 0.5  # a request that is rejected later than this was admitted before
 CHAT_SHARE, USERS, DOCUMENTS = 0.7, 200, 40
 NAMES = [bucket.name for bucket in DEFAULT_BUCKETS]

@@ -15,7 +15,7 @@ from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
 from forebay.traces.schema import TraceRequest
 
 UNBOUNDED, FOREVER_S = 1_000_000, 3600.0
-LEAST_WAIT_SHARE = 0.1  # of a target: max_wait where the longest prefill takes nearly all of it
+LEAST_WAIT_SHARE = 0.1  # share of a target: max_wait if the longest prefill takes nearly all of it
 SEARCHED, SEARCH_STEPS = (0.5, 4.0), 7  # multiples of the engines' capacity, found within 2 %
 
 

@@ -128,7 +128,7 @@ async def beside_a_chat(server: StudyTarget, prompt_tokens: int) -> dict[str, An
     )
     sent_s = UPLOAD_AT_S
     _ = chat.ttft_s  # raises StudyFailed if the chat was not answered
-    # Gaps before the upload are the measure for the gaps beside it.
+    # Gaps before the upload are the measure for the gaps during it.
     gaps = list(pairwise(chat.events_s))
     quiet = [b - a for a, b in gaps if b <= sent_s]
     beside = [b - a for a, b in gaps if b > sent_s]

@@ -43,7 +43,7 @@ whole prompts is checked.
 Example:  forebay experiment needle --target http://127.0.0.1:8000 --out runs/needle
 """
 MARGIN = 1.1  # extra length of a generated haystack, whose tokens are estimated
-APART_S = 60.0  # of virtual time between questions, so that none waits for another
+APART_S = 60.0  # virtual time between questions, so that no question waits for another
 TEMPLATE_TOKENS = 64  # room for a chat template
 COLUMNS = (
     Column("length", "length", "count"),

@@ -31,7 +31,7 @@ Example:  forebay experiment shared-document --target sim:llama-3-8b@h200 --out 
 FIRST, OTHERS, ALONE, AT_ONCE = "first", "the others", "one more", "all at once"
 PHASES = (FIRST, OTHERS, ALONE, AT_ONCE)
 OTHER_DOCUMENT = 1 << 32  # added to block ids: a text that shares nothing with the first
-FLAT = 0.05  # of a copy: KV use that grows less than this with each user is flat
+FLAT = 0.05  # share of a copy: KV use that grows less with each user is flat
 COLUMNS = (
     Column("way", "way", "text"),
     Column("phase", "who asks", "text"),

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 COMPRESSED = {0x1C849309: 0, 0x1C849302: 1, 0x1C849304: 2}
 PLAIN = {0x1C849308: 0, 0x1C849301: 1, 0x1C849303: 2}
 WORDS = {2: ">i2", 4: ">i4", 8: ">i8"}
-MOST_BYTES = 64 << 20  # of one histogram, unpacked
+MOST_BYTES = 64 << 20  # unpacked size of one histogram
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ COLUMNS = {
     "queue_wait": "queue_ms",
     "reject": "reject_latency_s",
 }
-TOKENS = {"itl": "itl_ms", "icl": "icl_ms"}  # of tokens, not of requests
+TOKENS = {"itl": "itl_ms", "icl": "icl_ms"}  # gaps between tokens
 LEFT_OUT = ("e2e_service", "sched_lag")
 OTHER = "e2e_response_s"  # where a quantity of another program stands
 UNTAGGED = "untagged"
