@@ -271,11 +271,12 @@ class App:
     async def preview(self, request: web.BaseRequest, tenant: str) -> tuple[Request, str]:
         """Return what the policy would see of a body, and why it would not get that far.
 
-        Nothing is queued, sent or counted. The API is that which has such a body. Raises ApiError,
-        as the public port would.
+        Nothing is queued, sent or counted. Raises ApiError, as the public port would.
         """
         with RequestMemory(self._budget) as memory:
-            body = as_utf8(await self._body(request, RequestRecord("preview", 0.0), memory))
+            memory.holder = "preview"
+            limit, wait_s = self._config.limits.body, self._config.timeouts.client_body
+            body = as_utf8(await read_client_body(request, limit, wait_s, memory))
             async with self._parsing:
                 fields = await parse_any(body, in_pieces=True)
                 dialect = dialect_of(fields)

@@ -61,11 +61,11 @@ class Discovery:
         if not backend.dns:
             return [backend]
         parts, host = urlsplit(backend.url), _host(backend)
-        found, most = self._found.get(host, ()), backend.max_addresses
-        if len(found) > most and host not in self._cut:
+        addresses, most = self._found.get(host, ()), backend.max_addresses
+        if len(addresses) > most and host not in self._cut:
             self._cut.add(host)
             line = (
-                f"{host} has {len(found)} addresses: the first {most} are used "
+                f"{host} has {len(addresses)} addresses: the first {most} are used "
                 "(backends[].max_addresses)"
             )
             self._say(LogEvent.ADDRESSES_CUT, line, backend.name)
@@ -78,7 +78,7 @@ class Discovery:
                     "dns": False,
                 }
             )
-            for address in found[:most]
+            for address in addresses[:most]
         ]
 
 

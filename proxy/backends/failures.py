@@ -1,4 +1,4 @@
-"""Check a backend's response before anything is sent to the client; a bad one is a `Failure`.
+"""Check a backend's response before anything is sent to the client. A bad response is a `Failure`.
 
 HTTP allows more than may be passed on: framing given twice, other content types, compression that
 the proxy cannot undo. All of these checks are here. Answers that no sound server gives are logged.
@@ -46,7 +46,7 @@ class Failure(Exception):
         kind: a label for the metrics (metrics.KINDS), never text of the backend.
         answer: the response for the client if no other backend serves the request.
         retry: whether another backend may be asked.
-        verdict: what the failure means for the health of the backend.
+        verdict: the meaning of the failure for the health of the backend.
         retry_after_s: the Retry-After of a full backend, in seconds.
     """
 
@@ -67,14 +67,14 @@ class Failure(Exception):
         return self.verdict == "failed" and self.retry in ("shared", "lost")
 
     def result(self) -> web.Response:
-        """Return the response for the client; raises it if it is an ApiError."""
+        """Return the response for the client, or raise it if it is an ApiError."""
         if isinstance(self.answer, ApiError):
             raise self.answer from self
         return self.answer
 
 
 def check_head(response: UpstreamResponse) -> None:
-    """Raise Failure unless status and headers are those of a response that may be passed on."""
+    """Raise Failure unless status and headers belong to a response that may be passed on."""
     headers, status = response.headers, response.status
     if status > MOST_STATUS:
         raise Failure("bad_status", upstream_error())
@@ -84,13 +84,13 @@ def check_head(response: UpstreamResponse) -> None:
     if coding != "chunked":
         raise Failure("transfer_coding", upstream_error())  # none was asked for
     if "transfer-encoding" in headers and "content-length" in headers:
-        raise Failure("framing", upstream_error())  # another parser may choose the other one
+        raise Failure("framing", upstream_error())  # another parser may choose the other value
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise Failure("encoding", upstream_error())  # none was asked for
 
 
 def check_type(response: UpstreamResponse, streams: bool) -> None:
-    """Raise Failure if a successful response is of another kind than the one that was asked for.
+    """Raise Failure if a successful response is of another kind than the request asked for.
 
     A whole response may have any other content type, or none: it is passed on as it is.
     """
@@ -101,7 +101,7 @@ def check_type(response: UpstreamResponse, streams: bool) -> None:
 
 
 def check_status(response: UpstreamResponse, answer: web.Response) -> None:
-    """Raise Failure for a status that another backend might not give; the body has been read."""
+    """Raise Failure for a status that another backend might not give. The body has been read."""
     status = response.status
     if status in BUSY_STATUSES:
         raise full(answer, response.headers)
@@ -112,7 +112,7 @@ def check_status(response: UpstreamResponse, answer: web.Response) -> None:
 
 
 def _lacks_model(body: object) -> bool:
-    """Return whether an error says that the backend has no such model, as vLLM says it."""
+    """True if an error says that the backend has no such model, as vLLM says it."""
     fields = read_object(body) if isinstance(body, bytes) else None
     if fields is None:
         return False
@@ -125,7 +125,7 @@ def _lacks_model(body: object) -> bool:
 
 
 def check_whole(status: int, body: bytes) -> dict[str, Any] | None:
-    """Parse a whole response; None if it is no JSON object, which is passed on all the same.
+    """Parse a whole response. None if it is no JSON object, which is passed on all the same.
 
     Raises Failure if it is empty, or was aborted.
     """
@@ -143,7 +143,7 @@ def check_whole(status: int, body: bytes) -> dict[str, Any] | None:
 
 
 def full(answer: web.Response, given: Mapping[str, str]) -> Failure:
-    """Make the failure of a backend that is too busy; adds a Retry-After if it gave none."""
+    """Make the failure of a backend that is too busy. Adds a Retry-After if it gave none."""
     after_s = _seconds(given.get("retry-after"))
     if "retry-after" not in given:
         answer.headers.update(retry_headers(1.0))
@@ -151,7 +151,7 @@ def full(answer: web.Response, given: Mapping[str, str]) -> Failure:
 
 
 def _seconds(text: str | None) -> float:
-    """Parse a Retry-After; 0 for a date, which needs a wall clock that agrees with ours."""
+    """Parse a Retry-After. Returns 0 for a date, as that needs a clock that agrees with ours."""
     try:
         seconds = float(text or 0)
     except ValueError:
@@ -173,7 +173,7 @@ class MalformedAnswers:
         self._more: dict[str, int] = {}
 
     def came(self, backend: str, kind: str) -> None:
-        """A backend has failed a request; kinds that are not malformed answers are ignored."""
+        """A backend has failed a request. Kinds that are not malformed answers are ignored."""
         if kind not in MALFORMED:
             return
         now = self._clock()

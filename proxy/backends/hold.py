@@ -1,4 +1,4 @@
-"""Keep requests while no backend of their model is up: one restarts, or the first one starts."""
+"""Keep requests while no backend of their model is up: it restarts, or has yet to start."""
 
 import asyncio
 from collections import Counter
@@ -14,7 +14,7 @@ class HeldRequests:
     """Requests that wait for a backend to come up, in no queue.
 
     Args:
-        most: returns how many may be kept; one more is not. A tenant may have half of them.
+        most: returns the number of requests that may be kept. A tenant may have half of them.
 
     Attributes:
         count: requests that are kept now.
@@ -67,7 +67,7 @@ class HeldRequests:
         return True
 
     def end_all(self, refusal: Callable[[], Exception]) -> None:
-        """Fail all requests that are kept, and those that would be, with `refusal()`."""
+        """Fail all requests that are kept, and all later requests, with `refusal()`."""
         self._refusal = refusal
         self._models.pulse()
 

@@ -27,26 +27,26 @@ class ModelSearch:
             self._asking.cancel()
 
     async def must_have(self, model: str) -> str:
-        """Return what `Request.model` is to be for a model; raises ApiError 404 if nobody has it.
+        """Return `Request.model` for a model. Raises ApiError 404 if no backend has the model.
 
-        Before that the backends are asked again, as an adapter may have been loaded a moment ago:
-        once in a while, however many requests ask for what does not exist.
+        Before that the backends are asked again, as an adapter may have been loaded a moment ago.
+        They are asked once in a while, however many requests name models that do not exist.
 
         Args:
             model: as the backends know it.
         """
         if self._models.nobody_has(model):
-            now, told = self._clock(), self._models.told()
-            due = now >= self._asked_at + max(ASKED_AGAIN_S, len(told) / ASKED_PER_S)
+            now, upstreams = self._clock(), self._models.told()
+            due = now >= self._asked_at + max(ASKED_AGAIN_S, len(upstreams) / ASKED_PER_S)
             if self._asking is None or (self._asking.done() and due):
                 self._asked_at = now
-                asked = map(self._prober.ask_models, told)
-                self._asking = asyncio.create_task(_all(asked))
+                questions = map(self._prober.ask_models, upstreams)
+                self._asking = asyncio.create_task(_all(questions))
             await asyncio.shield(self._asking)
             if self._models.nobody_has(model):
                 raise errors.no_such_model(model, self._models.names())
         return self._models.named(model).route
 
 
-async def _all(asked: Iterable[Awaitable[None]]) -> None:
-    await asyncio.gather(*asked, return_exceptions=True)
+async def _all(questions: Iterable[Awaitable[None]]) -> None:
+    await asyncio.gather(*questions, return_exceptions=True)

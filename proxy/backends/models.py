@@ -55,7 +55,7 @@ class Models:
         return bool(self._listed)
 
     def lists(self, name: str) -> bool:
-        """Return whether a backend names this model."""
+        """True if a backend names this model."""
         return name in self._listed
 
     @property
@@ -64,19 +64,19 @@ class Models:
         return self.differ or bool(self.aliases)
 
     def update(self, aliases: Mapping[str, str], served: Iterable[Entries | None]) -> None:
-        """Take what each backend serves now; None if that is unknown."""
-        known = [entries for entries in served if entries is not None]
+        """Take the models that each backend serves now, or None where they are unknown."""
+        lists = [entries for entries in served if entries is not None]
         self.aliases, self._listed = aliases, {}
-        for listed in known:
-            for name, entry in listed.items():
+        for entries in lists:
+            for name, entry in entries.items():
                 self._listed.setdefault(name, entry)
-        self.differ = any(listed.keys() != self._listed.keys() for listed in known)
-        told = [_told(listed) for listed in known]
-        self.told_differ = any(names != told[0] for names in told)
+        self.differ = any(entries.keys() != self._listed.keys() for entries in lists)
+        reported = [_told(entries) for entries in lists]
+        self.told_differ = any(names != reported[0] for names in reported)
         self._wanted = {}
-        several = any(len(listed) > 1 for listed in known)
+        several = any(len(entries) > 1 for entries in lists)
         for name, entry in self._listed.items():
-            everywhere = all(name in listed for listed in known)
+            everywhere = all(name in entries for entries in lists)
             may_be_adapter = bool(entry.get("parent")) or (several and "parent" not in entry)
             self._wanted[name] = Wanted(name, "" if everywhere else name, may_be_adapter)
 
@@ -112,17 +112,17 @@ def _told(entries: Entries) -> set[str]:
 
 
 def listed_models(body: bytes) -> Entries | None:
-    """Return the entries of an answer to GET /v1/models by name; None if it is no such answer."""
+    """Return the entries of an answer to GET /v1/models by name, or None for another answer."""
     try:
-        found = {entry["id"]: entry for entry in orjson.loads(body)["data"]}
+        entries = {entry["id"]: entry for entry in orjson.loads(body)["data"]}
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return None
-    sound = all(isinstance(name, str) and isinstance(found[name], dict) for name in found)
-    return found if found and sound else None
+    sound = all(isinstance(name, str) and isinstance(entries[name], dict) for name in entries)
+    return entries if entries and sound else None
 
 
 def configured_models(names: Iterable[str]) -> Entries | None:
-    """Return entries for the models that `backends[].models` names; None if it names none."""
+    """Return entries for the models that `backends[].models` names, or None without names."""
     entries = {
         name: {"id": name, "object": "model", "created": 0, "owned_by": "vllm"} for name in names
     }

@@ -1,8 +1,8 @@
 """Limit the requests that are passed on past the queues (`relay/unshaped.py`).
 
-They take slots of `max_concurrency` like all others. While several tenants use a backend, each of
-them may have only so much work passed on there as one step of the engine computes, so that a shaped
-request of another tenant waits for little. What does not fit waits here, in order for each tenant.
+They take slots of `max_concurrency` like all others. While several tenants use a backend, each may
+have only one engine step's work passed on there, so that a shaped request of another tenant waits
+for little. Work that does not fit waits here, in order for each tenant.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ STEP_TOKENS: Final = 8_192
 """Of one tenant on one backend, while others use it: one step of an engine. One larger request may
 run alone. Doubled: others wait twice as long behind it."""
 LEAST_TOKENS: Final = 1_024  # that a request of the engine counts: audio has no estimate
-ACTIVE_S: Final = 10.0  # a tenant uses a backend for so long after its last request there
+ACTIVE_S: Final = 10.0  # a tenant uses a backend until this long after its last request there
 LOOK_S: Final = 0.05  # between two looks for room that shaped requests have left
 
 
@@ -46,9 +46,9 @@ class _Here:
     """The requests that are passed on to one backend.
 
     Attributes:
-        tokens: of the engine's work of each tenant that runs.
+        tokens: the engine's running work for each tenant, in tokens.
         count: requests of each tenant that run.
-        waiting: by tenant; the one served last is the last one.
+        waiting: by tenant; the tenant served last is at the end.
         active: tenants by the time of their latest request there, shaped or not.
     """
 
@@ -63,7 +63,7 @@ class PassedOn:
 
     Args:
         patience_s: returns how long a request may wait for its slot.
-        load_status: returns the status of one that got none.
+        load_status: returns the status of a request that got no slot.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class PassedOn:
             del here.active[first]
 
     def has_room(self, upstream: Upstream, tenant: str, tokens: int) -> bool:
-        """Return whether a request would get a slot at once."""
+        """True if a request would get a slot at once."""
         here = self._here.setdefault(upstream.name, _Here())
         return not here.waiting.get(tenant) and self._fits(upstream.name, here, tenant, tokens)
 
     @asynccontextmanager
     async def slot(self, upstream: Upstream, tenant: str, tokens: int) -> AsyncIterator[None]:
-        """Hold a slot while the block runs; raises ApiError if none is free in time.
+        """Hold a slot while the block runs. Raises ApiError if no slot is free in time.
 
         Args:
-            tokens: of work for the engine; 0: the API server alone answers.
+            tokens: work for the engine; 0: the API server alone answers.
         """
         if self.has_room(upstream, tenant, tokens):
             lease = self._take(upstream.name, tenant, tokens)
@@ -134,7 +134,7 @@ class PassedOn:
             self._waited_for.discard(name)
 
     def end_all(self, refusal: Callable[[], Exception]) -> None:
-        """Fail all requests that wait for a slot, and those that would, with `refusal()`."""
+        """Fail all requests that wait for a slot, and all that would, with `refusal()`."""
         self._refusal = refusal
         for here in self._here.values():
             for line in here.waiting.values():
@@ -150,7 +150,9 @@ class PassedOn:
         if backend.running >= slots:
             return False
         since = self._driver.clock() - ACTIVE_S
-        if not tenant or not any(at > since for one, at in here.active.items() if one != tenant):
+        if not tenant or not any(
+            at > since for other, at in here.active.items() if other != tenant
+        ):
             return True
         if not tokens:
             return here.count[tenant] < max(1, slots // 2)
@@ -184,7 +186,7 @@ class PassedOn:
             pass
 
     def _grant_each(self, name: str) -> bool:
-        """Give a slot to the first request of each tenant; return whether any got one."""
+        """Give a slot to the first request of each tenant. True if any got a slot."""
         here, granted = self._here[name], False
         for tenant in list(here.waiting):
             line = here.waiting[tenant]

@@ -28,7 +28,7 @@ from forebay.proxy.telemetry.log_events import LogEvent, Say
 
 STALE_WITHIN_S = 0.5  # a kept connection that is lost so soon was closed while idle
 GRAY_EVERY_S = 0.5  # between two looks for backends that are slow
-DECLINED_S = 10.0  # a backend that declined is no alternative for so long
+DECLINED_S = 10.0  # a backend that declined is no alternative for this long
 
 STATE_EVENTS: dict[State, LogEvent] = {
     "up": LogEvent.BACKEND_UP,
@@ -39,7 +39,7 @@ STATE_EVENTS: dict[State, LogEvent] = {
 
 
 class Backends:
-    """All backends; use as a context.
+    """All backends. Use as a context.
 
     Args:
         say: logs a line when a backend comes up or goes down.
@@ -112,13 +112,13 @@ class Backends:
             upstream.origin.close()
 
     async def wait_probed(self) -> None:
-        """Wait until each backend has been probed once, whatever came of it."""
+        """Wait until each backend has been probed once, regardless of the result."""
         await asyncio.gather(*(upstream.probed.wait() for upstream in self.upstreams.values()))
 
     # Changes by a reload (`reload.py`).
 
     def reconfigure(self, config: Config) -> None:
-        """Use new timeouts, health checks, keys and KV sizes; `join`, `move`, `leave` do the rest.
+        """Use new timeouts, health checks, keys and KV sizes. `join`, `move`, `leave` do the rest.
 
         A new KV size is set here and asked for at once: a later pause or trial would otherwise
         bring the old one back.
@@ -133,15 +133,15 @@ class Backends:
                 upstream.ask_size_at = -inf if size == "auto" else inf
                 upstream.poke.set()
         for backend in config.backends:
-            kept = self.upstreams.get(backend.name)
-            if kept is not None and (kept.config.models != backend.models or other_key):
-                kept.use_models(backend.models)
-                kept.poke.set()
-            if kept is not None:
-                kept.config = backend
+            present = self.upstreams.get(backend.name)
+            if present is not None and (present.config.models != backend.models or other_key):
+                present.use_models(backend.models)
+                present.poke.set()
+            if present is not None:
+                present.config = backend
 
     async def join(self, config: BackendConfig) -> None:
-        """Add a backend; returns after its first probe."""
+        """Add a backend. Returns after its first probe."""
         upstream = self.upstreams[config.name] = self._upstream(config)
         self.health.add(config.name, self._driver.clock())
         self.models.apply(self.models.aliases)
@@ -149,7 +149,7 @@ class Backends:
         await upstream.probed.wait()
 
     async def move(self, config: BackendConfig) -> None:
-        """Switch a backend to another URL; running requests finish at the old one."""
+        """Switch a backend to another URL. Running requests finish at the old URL."""
         upstream = self._upstream(config)
         problem = await self.prober.check(upstream)
         self.prober.stop(config.name)
@@ -186,7 +186,7 @@ class Backends:
     # Changes by an operator.
 
     def drain(self, name: str, *, drained: bool) -> None:
-        """Give a backend no new work, whatever its health, or take it back as that allows."""
+        """Give a backend no new work regardless of its health, or take it back as that allows."""
         upstream = self.upstreams[name]
         if drained == upstream.drained:
             return
@@ -212,11 +212,11 @@ class Backends:
         model: str = "",
         wrote: Callable[[], None] | None = None,
     ) -> UpstreamResponse:
-        """Send one request, and wait for the head of its response; raises UpstreamFault.
+        """Send one request, and wait for the head of its response. Raises UpstreamFault.
 
         Redirects are not followed: the target could be anywhere. A backend may close an idle
-        connection while a request is on its way on it. This proves nothing against the backend;
-        if there is no other one, it is asked again on a new connection.
+        connection while a request is on its way on it. This proves nothing against the backend. If
+        there is no other backend, it is asked again on a new connection.
 
         Args:
             target: an allowed raw path with its query.
@@ -235,7 +235,7 @@ class Backends:
         return await upstream.origin.ask(method, target, headers, body, fresh=True, wrote=wrote)
 
     def any_up(self, model: str = "") -> bool:
-        """Return whether a backend of the model is up; "" is any model."""
+        """True if a backend of the model is up. "" is any model."""
         return any_up(self.upstreams, model)
 
     def next_up(
@@ -249,7 +249,7 @@ class Backends:
         Args:
             path: each has a rotation of its own, so that a client's pattern of paths loads none.
             model: as `Request.model`.
-            tenant, tokens: of the request, as in `PassedOn.slot`: a backend with room goes first.
+            tenant, tokens: as in `PassedOn.slot`; a backend with room for them goes first.
         """
         up = [u for u in self.upstreams.values() if u.up and u is not but and u.serves(model)]
         others = [u for u in up if u.most_prefills == ANY] or up
@@ -261,10 +261,10 @@ class Backends:
         return any(other.up for other in others(self.upstreams, upstream, model))
 
     def others_willing(self, upstream: Upstream, model: str) -> bool:
-        """Return whether another backend is up that has not declined a request lately itself."""
+        """True if another backend is up that has not recently declined a request itself."""
         lately = self._driver.clock() - DECLINED_S
-        found = others(self.upstreams, upstream, model)
-        return any(other.up and other.declined_at < lately for other in found)
+        peers = others(self.upstreams, upstream, model)
+        return any(other.up and other.declined_at < lately for other in peers)
 
     # Outcomes of requests.
 
@@ -377,7 +377,7 @@ class Backends:
 
 
 def transition_line(transition: Transition, upstream: Upstream) -> str:
-    """Return what the log says of a change of a backend's state."""
+    """Return the log line for a change of a backend's state."""
     name, state, _, why = transition
     line = f"backend {name} is {state.replace('_', '-')}"
     if state != "up":

@@ -1,9 +1,9 @@
-"""Probe the backends: GET /health at an interval, now and then what they serve and hold.
+"""Probe the backends: GET /health at an interval, their models and KV size now and then.
 
-/v1/models tells their models; /metrics tells, once, the size of the KV cache.
+/v1/models lists their models. /metrics gives the size of the KV cache, once.
 
-What a probe means for new work is decided in `core/health.py`. A backend that is not up yet is not
-an error: this is logged once, and the backend is used when it comes up.
+`core/health.py` decides how a probe affects new work. A backend that is not up yet is not an error:
+this is logged once, and the backend is used when it comes up.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ METRICS_BYTES = 4 << 20
 SIZE_RETRY_S = 30.0  # until a backend that did not report its KV cache size is asked again
 MODELS_EVERY_S = 30.0  # between two questions for the models: adapters are loaded at run time
 MOST_LEARNED = 64  # models of one backend that it serves without naming them
-NEVER_TELLS = (401, 403, 404)  # no key, or no such path: not asked again before it is up anew
+NEVER_TELLS = (401, 403, 404)  # no key, or no such path: not asked again before it is up again
 LATE = "no health answer"
 INTERNAL = "internal error"
 NO_HEADERS: Mapping[str, str] = {}
@@ -46,7 +46,7 @@ class Upstream:
     """One backend as the network sees it.
 
     Attributes:
-        drained: an operator has taken it out of use, whatever its health.
+        drained: an operator has taken it out of use, regardless of its health.
         poke: set to probe the backend now, not at the next interval.
         probed: set when its first probe is over.
         heard: the backend has sent something since the last probe began.
@@ -54,7 +54,7 @@ class Upstream:
         kv_tokens: size of its KV cache, as configured or reported by its metrics; inf if unknown.
         ask_size_at: when to ask for that size (again); inf once it is known.
         models: the models that it serves, as configured or by its /v1/models; None if unknown.
-        only: while it is put out, requests for these models still go to it: no other serves them.
+        only: while it is ejected, requests for these models still go to it: no other serves them.
         ask_models_at: when to ask for them (again); inf if they are configured or never told.
         ignores_salt: paths on which it drops the salt of a tenant's cache; None if unknown.
         ask_salts_at: when to ask for them (again); inf once that is known, or never told.
@@ -84,32 +84,32 @@ class Upstream:
         self.use_models(self.config.models)
 
     def serves(self, model: str) -> bool:
-        """Return whether it serves the model, as far as is known; "" is any model."""
+        """True if it serves the model, as far as is known. "" is any model."""
         if self.only is not None:
             return model in self.only
         return serves(self.models, model)
 
     def learn_model(self, name: str) -> None:
-        """Add a model that it serves without naming it; the oldest of too many is forgotten."""
+        """Add a model that it serves without naming it. The oldest of too many is forgotten."""
         if not self.models or name in self.models:
             return
         base = next(iter(self.models))
-        learned = [one for one, entry in self.models.items() if isinstance(entry, LearnedEntry)]
+        learned = [model for model, entry in self.models.items() if isinstance(entry, LearnedEntry)]
         if len(learned) >= MOST_LEARNED:
             self.forget_model(learned[0])
         entry = LearnedEntry(id=name, object="model", created=0, owned_by="vllm", parent=base)
         self.models = {**self.models, name: entry}
 
     def forget_model(self, name: str) -> bool:
-        """Forget a model that was learned; return whether it was."""
+        """Forget a model that was learned. True if it was."""
         models = self.models or {}
         if not isinstance(models.get(name), LearnedEntry):
             return False
-        self.models = {one: entry for one, entry in models.items() if one != name}
+        self.models = {model: entry for model, entry in models.items() if model != name}
         return True
 
     def use_models(self, names: Sequence[str]) -> None:
-        """Take the configured models; without any, those known stay until the next probe asks."""
+        """Take the configured models. Without any, the known models stay until the next probe."""
         self.models = configured_models(names) or self.models
         self.ask_models_at = inf if names else -inf
 
@@ -173,7 +173,7 @@ class Prober:
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
     async def check(self, upstream: Upstream) -> str | None:
-        """Probe the backend once; returns the problem, None if it is healthy.
+        """Probe the backend once. Returns the problem, or None if it is healthy.
 
         A healthy backend is also asked for its KV cache size and its models when that is due.
         """
@@ -255,7 +255,7 @@ class Prober:
     async def get(
         self, upstream: Upstream, path: str, headers: Mapping[str, str] = NO_HEADERS
     ) -> tuple[int, bytes]:
-        """Return status and body; raises UpstreamFault, TimeoutError."""
+        """Return status and body. Raises UpstreamFault, TimeoutError."""
         async with asyncio.timeout(self.config.health.timeout):
             try:
                 response = await upstream.origin.ask("GET", path, headers)
@@ -267,7 +267,7 @@ class Prober:
                 return response.status, await read_all(response, METRICS_BYTES)
 
     async def _ask_size(self, upstream: Upstream) -> None:
-        """Learn the KV cache size; a backend that does not report it is asked again later."""
+        """Learn the KV cache size. A backend that does not report it is asked again later."""
         auto = self.config.affinity.kv_tokens == "auto"
         reported = await self._reported_kv_tokens(upstream) if auto else None
         configured = self.config.affinity.kv_tokens  # again: a reload may have come in between
@@ -280,7 +280,7 @@ class Prober:
             self._size_known(upstream, size is not None)
 
     async def ask_models(self, upstream: Upstream) -> None:
-        """Learn which models a backend serves; one that does not say keeps what is known."""
+        """Learn the models of a backend. If it does not list them, the known models stay."""
         if upstream.config.models:
             return
         upstream.ask_models_at = self._clock() + MODELS_EVERY_S
@@ -290,14 +290,14 @@ class Prober:
             return
         if status in NEVER_TELLS:
             upstream.ask_models_at = inf
-        found = listed_models(body) if status == 200 else None
-        if found is None or upstream.config.models:  # a reload may have come in between
+        models = listed_models(body) if status == 200 else None
+        if models is None or upstream.config.models:  # a reload may have come in between
             return
         before = upstream.models or {}
-        learned = {name: one for name, one in before.items() if isinstance(one, LearnedEntry)}
-        found = {**found, **{name: one for name, one in learned.items() if name not in found}}
-        changed = upstream.models is None or found.keys() != upstream.models.keys()
-        upstream.models = found
+        learned = {name: entry for name, entry in before.items() if isinstance(entry, LearnedEntry)}
+        models = {**models, **{k: entry for k, entry in learned.items() if k not in models}}
+        changed = upstream.models is None or models.keys() != upstream.models.keys()
+        upstream.models = models
         if changed:
             self._models_known(upstream)
 
@@ -322,14 +322,14 @@ class Prober:
             self._salts_known(upstream)
 
     async def _reported_kv_tokens(self, upstream: Upstream) -> float | None:
-        """Return the size of the KV cache in tokens from vLLM's metrics; None if not there."""
+        """Return the size of the KV cache in tokens from vLLM's metrics, or None if not there."""
         try:
             _, text = await self.get(upstream, "/metrics")
         except (TimeoutError, UpstreamFault):
             return None
-        if not (found := _CACHE_CONFIG.search(text)):
+        if not (match := _CACHE_CONFIG.search(text)):
             return None
-        labels = dict(re.findall(rb'(\w+)="([^"]*)"', found.group(1)))
+        labels = dict(re.findall(rb'(\w+)="([^"]*)"', match.group(1)))
         # A hybrid model divides its blocks among groups of layers, so the product is too large.
         tokens = _count(labels, b"kv_cache_size_tokens")
         if tokens is None:
@@ -347,6 +347,6 @@ def _count(labels: Mapping[bytes, bytes], name: bytes) -> float | None:
 
 
 def key_header(config: Config) -> dict[str, str]:
-    """Return the header with the proxy's own key for the backends; none without a key."""
+    """Return the header with the proxy's own key for the backends, empty without a key."""
     key = config.upstream_api_key
     return {"authorization": f"Bearer {key.get_secret_value()}"} if key else {}

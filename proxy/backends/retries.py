@@ -1,6 +1,6 @@
 """Limit retries, so that they cannot overload a fleet that already fails.
 
-One retry rescues a request; a retry of every request doubles the load. So a request is tried twice
+One retry rescues a request. A retry of every request doubles the load. So a request is tried twice
 at most, and only a small share of all requests may be in retry at once.
 """
 
@@ -16,7 +16,7 @@ LEAST, SHARE = 3, 0.1  # requests in retry at once: this many, or this share of 
 
 
 class RetryBudget:
-    """Counts active requests, and those of them that are in retry."""
+    """Counts active requests, and how many of them are in retry."""
 
     def __init__(self) -> None:
         self.active = 0
@@ -28,7 +28,7 @@ class RetryBudget:
 
 
 class Tries:
-    """The retries of one request; use as a context while it is being served.
+    """The retries of one request. Use as a context while it is being served.
 
     Attributes:
         suspects: backends at which this request failed, perhaps by its own fault, and the number
@@ -55,7 +55,7 @@ class Tries:
         return self._retried >= RETRIES
 
     def again(self, retry: Retry) -> bool:
-        """Return whether another backend may be asked, and count the retry."""
+        """True if another backend may be asked. Counts the retry."""
         if retry in ("refused", "reserved"):  # bounded by the number of backends
             return True
         if retry == "never" or self.spent:

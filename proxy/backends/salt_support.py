@@ -25,7 +25,7 @@ _REFERENCE = "#/components/schemas/"
 
 
 def paths_without_salt(document: bytes) -> frozenset[str] | None:
-    """Return the paths that drop the salt; None if the document does not tell.
+    """Return the paths that drop the salt, or None if the document does not tell.
 
     A path that the backend does not have, or whose body has no schema, is not among them.
     """
@@ -38,7 +38,7 @@ def paths_without_salt(document: bytes) -> frozenset[str] | None:
 
 
 def paths_of_version(answer: bytes) -> frozenset[str] | None:
-    """Return the paths that drop the salt by an answer to /version; None if that does not tell.
+    """Return the paths that drop the salt by an answer to /version, or None if unknown.
 
     It is asked where there is no document (`--disable-fastapi-docs`).
     """
@@ -61,8 +61,8 @@ def _drops(path: Any, schemas: Mapping[str, Any]) -> bool:
 def _kinds(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the classes that a body may have."""
     either = schema.get("anyOf") or schema.get("oneOf") or [schema]
-    return [schemas[one["$ref"].removeprefix(_REFERENCE)] if "$ref" in one else one
-            for one in either]  # fmt: skip
+    return [schemas[part["$ref"].removeprefix(_REFERENCE)] if "$ref" in part else part
+            for part in either]  # fmt: skip
 
 
 class Ignoring(Protocol):
@@ -89,8 +89,8 @@ class SaltSupport:
 
     def known(self, upstream: Ignoring) -> None:
         """Note that a backend has told on which paths it drops salts."""
-        told = [u.ignores_salt for u in self._upstreams.values() if u.ignores_salt is not None]
-        self.ignored = frozenset.intersection(*told) if told else frozenset()
+        paths_of = [u.ignores_salt for u in self._upstreams.values() if u.ignores_salt is not None]
+        self.ignored = frozenset.intersection(*paths_of) if paths_of else frozenset()
         if upstream.ignores_salt:
             paths = shortlist(sorted(upstream.ignores_salt))
             line = f"backend {upstream.name} {NO_ISOLATION}: {paths}; {NO_ISOLATION_REMEDY}"

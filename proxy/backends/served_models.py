@@ -1,4 +1,4 @@
-"""Let what the backends say of their models take effect on names, routes and the log."""
+"""Apply the backends' reports of their models to names, routes and the log."""
 
 import asyncio
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from forebay.proxy.http1 import errors
 from forebay.proxy.telemetry.log_events import LogEvent, Say
 from forebay.traces.command_line.messages import shortlist
 
-NEW_S = 600.0  # a backend that was never up for so long is not waited for
+NEW_S = 600.0  # a backend that was never up in this time is not waited for
 
 
 class ServedModels(Models):
@@ -19,7 +19,7 @@ class ServedModels(Models):
 
     Args:
         upstreams: by name; all of them are known to the policy.
-        health: judges each backend by those that serve the same.
+        health: judges each backend by other backends of its models.
 
     Attributes:
         moved: set for a moment whenever a backend has come up, or serves other models.
@@ -44,7 +44,7 @@ class ServedModels(Models):
         self.pulse()
 
     def keep_only(self, name: str, only: frozenset[str] | None) -> None:
-        """Let a backend take requests for these models only; None: for all that it serves."""
+        """Let a backend take requests for these models only, or None for all that it serves."""
         upstream = self._upstreams[name]
         if only != upstream.only:
             upstream.only = only
@@ -61,15 +61,15 @@ class ServedModels(Models):
         self.apply(self.aliases)
         if not self.differ:
             return
-        for one in [upstream] if differed else self._upstreams.values():
-            line = f"backend {one.name} serves {shortlist(one.models or ['unknown models'])}"
-            self._say(LogEvent.BACKEND_MODELS, line, one.name)
+        for server in [upstream] if differed else self._upstreams.values():
+            line = f"backend {server.name} serves {shortlist(server.models or ['unknown models'])}"
+            self._say(LogEvent.BACKEND_MODELS, line, server.name)
 
     def nobody_has(self, name: str) -> bool:
-        """Return whether no backend serves the model which backends know by this name.
+        """True if no backend serves the model which backends know by this name.
 
         Where all backends name the same models, any of them may have an adapter that it does not
-        name; and so may one that has not told its models yet.
+        name. So may a backend that has not listed its models yet.
         """
         if not name or not self.told_differ or self.lists(name):
             return False
@@ -87,10 +87,10 @@ class ServedModels(Models):
 
     def told(self) -> list[Upstream]:
         """Return the backends that are up and have told their models."""
-        return [one for one in self._upstreams.values() if one.up and one.models is not None]
+        return [u for u in self._upstreams.values() if u.up and u.models is not None]
 
     def learn(self, upstream: Upstream, name: str) -> None:
-        """Note that a backend serves a model which another one has not."""
+        """Note that a backend serves a model which another backend has not."""
         if name and not self.lists(name):
             upstream.learn_model(name)
             self.apply(self.aliases)
@@ -101,20 +101,20 @@ class ServedModels(Models):
             self.apply(self.aliases)
 
     def may_be_served(self, name: str) -> bool:
-        """Return whether a backend is up that may serve the model which backends know by this name.
+        """True if a backend is up that may serve the model which backends know by this name.
 
-        Where none of those that are up names it, one that has not told its models yet may come up.
+        If no backend that is up names it, a backend that has not listed its models may come up.
         """
-        wanted = self.named(name)
-        if wanted.route or self.lists(wanted.name):
-            return any_up(self._upstreams, wanted.route)
+        model = self.named(name)
+        if model.route or self.lists(model.name):
+            return any_up(self._upstreams, model.route)
         up = [upstream for upstream in self._upstreams.values() if upstream.up]
-        if any(upstream.serves(wanted.name) for upstream in up):
+        if any(upstream.serves(model.name) for upstream in up):
             return True
         return bool(up) and not any(map(self._may_tell, self._upstreams.values()))
 
     def _may_tell(self, upstream: Upstream) -> bool:
-        """Return whether a backend that has not told its models yet may still come up."""
+        """True if a backend that has not listed its models yet may still come up."""
         new = self._driver.clock() < upstream.added_at + NEW_S
         return new and upstream.models is None and not upstream.up and upstream.name in self._health
 
@@ -127,12 +127,12 @@ class ServedModels(Models):
 
 
 def _names(upstream: Upstream) -> frozenset[str] | None:
-    """Return the models that a backend serves; None while they are unknown."""
+    """Return the models that a backend serves, or None while they are unknown."""
     return None if upstream.models is None else frozenset(upstream.models)
 
 
 def any_up(upstreams: Mapping[str, Upstream], model: str = "") -> bool:
-    """Return whether a backend of the model is up; "" is any model."""
+    """True if a backend of the model is up. "" is any model."""
     return any(upstream.up and upstream.serves(model) for upstream in upstreams.values())
 
 
@@ -142,9 +142,9 @@ def others(upstreams: Mapping[str, Upstream], upstream: Upstream, model: str) ->
 
 
 def must_be_home(upstreams: Mapping[str, Upstream], name: str) -> Upstream | None:
-    """Return the backend of this name, None if unknown; raises ApiError 503 if it is down.
+    """Return the backend of this name, or None if unknown. Raises ApiError 503 if it is down.
 
-    Only it can answer, so nobody else is asked until it is back.
+    Only it can answer, so no other backend is asked until it is back.
     """
     upstream = upstreams.get(name)
     if upstream is not None and not upstream.up:

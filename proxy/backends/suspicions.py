@@ -1,8 +1,8 @@
 """Decide whether a failed request proves anything against the backend at which it failed.
 
 One client's requests may fail everywhere. So a failure counts once another backend has answered the
-request. A request that nobody else was asked for counts ASKED_AGAIN_S later, unless any request has
-failed at two backends by then. It never counts while the other backends decline everything, too.
+request. If no other backend was asked, it counts ASKED_AGAIN_S later, unless any request has failed
+at two backends by then. It never counts while the other backends decline everything, too.
 """
 
 ASKED_AGAIN_S = 0.5  # within it, mostly, another backend has answered a request that failed
@@ -35,7 +35,7 @@ class Suspicions:
         self._failures += 1
 
     def answered(self, name: str, suspects: Suspects) -> list[tuple[str, float]]:
-        """Return the backends that another one's answer proves bad, and when each was asked."""
+        """Return the backends that another's answer proves bad, and when each was asked."""
         self._open.pop(name, None)
         proven = []
         while suspects:

@@ -1,9 +1,9 @@
 """The configuration: keys, defaults, and where they are read from.
 
-In reading order: schema (all keys), sections (those about the server), tenants (those about
-tenants), checks (single values), paths (the paths that are passed on), routes (routing policies by
-name), sources (files, environment, options), diff (what a reload changes), contradictions (keys
-that cannot work together), advice (flags that vLLM lacks), redaction (secrets in URLs).
+In reading order: schema (all keys), sections (keys of the server), tenants (keys of tenants),
+checks (single values), paths (the paths that are passed on), routes (routing policies by name),
+sources (files, environment, options), diff (effects of a reload), contradictions (keys that cannot
+work together), advice (flags that vLLM lacks), redaction (secrets in URLs).
 
 May import the values and the policy of core, and the package `traces`.
 """

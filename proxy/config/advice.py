@@ -1,4 +1,4 @@
-"""Say at the start what cannot work, and what a backend lacks: a flag of vLLM, a newer version."""
+"""Name keys that cannot work, and what a backend lacks: a flag of vLLM or a newer version."""
 
 from collections.abc import Collection
 from typing import Final

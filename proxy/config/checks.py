@@ -1,4 +1,4 @@
-"""Check single values of the configuration: each function raises ValueError with what is right."""
+"""Check single values of the configuration: each function raises ValueError with a right value."""
 
 import re
 from collections.abc import Iterable
@@ -26,14 +26,14 @@ def check_zmq_endpoint(endpoint: str) -> None:
 
 
 def checked_base_url(url: str) -> str:
-    """Return the URL of a server without a trailing slash; it may have a path of a gateway."""
+    """Return the URL of a server without a trailing slash. It may have a path of a gateway."""
     try:
         parts = urlsplit(url)
         host = parts.hostname
-        known = parts.scheme in ("http", "https") and parts.port != 0
+        valid = parts.scheme in ("http", "https") and parts.port != 0
     except ValueError:
-        known, host = False, None
-    if not (known and host):
+        valid, host = False, None
+    if not (valid and host):
         raise ValueError("give a URL such as http://127.0.0.1:8001")
     if "@" in parts.netloc:  # even an empty user name; and no key would be sent by it
         raise ValueError(
@@ -57,7 +57,7 @@ def checked_base_url(url: str) -> str:
 
 
 def check_prefix(path: str) -> None:
-    """Check a path in front of all paths; "" is none."""
+    """Check a path in front of all paths, or "" without such a path."""
     if path and not re.fullmatch(_PLAIN_PATH, path):
         raise ValueError(f"{path!r} is not a plain path such as /team-a")
 
@@ -65,11 +65,11 @@ def check_prefix(path: str) -> None:
 def check_share_url(url: str) -> None:
     try:
         parts = urlsplit(url)
-        known = parts.scheme in SHARE_SCHEMES and parts.port != 0
-        known = known and bool(parts.hostname or parts.path)
+        valid = parts.scheme in SHARE_SCHEMES and parts.port != 0
+        valid = valid and bool(parts.hostname or parts.path)
     except ValueError:
-        known = False
-    if not known:
+        valid = False
+    if not valid:
         raise ValueError("give a URL such as redis://host:6379/0?prefix=forebay")
 
 

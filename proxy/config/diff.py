@@ -57,17 +57,18 @@ def changes(old: Config, new: Config) -> Changes:
     """Compare two configurations. A key that is not listed above needs a restart."""
     keys: list[str] = []
     restart: list[str] = []
-    kept: dict[str, Any] = {}
+    unchanged: dict[str, Any] = {}
     needs_restart = NEEDS_RESTART
     if old.capture.path is not None:  # a new capture.path is not used before a restart
         needs_restart |= NEEDS_RESTART_IN_CAPTURE
+    # A key that needs a restart keeps its old value in the new configuration.
     for section in Config.model_fields:
         before, after = getattr(old, section), getattr(new, section)
         if before == after:
             continue
         if section not in IN_PLACE or _switches_tls(before, after):
             restart.append(section)
-            kept[section] = before
+            unchanged[section] = before
         elif not isinstance(after, BaseModel):
             keys.append(section)
         else:
@@ -76,12 +77,12 @@ def changes(old: Config, new: Config) -> Changes:
             if held_back := [key for key in changed if key in needs_restart]:
                 restart += held_back
                 names = [key.removeprefix(f"{section}.") for key in held_back]
-                kept[section] = after.model_copy(
+                unchanged[section] = after.model_copy(
                     update={name: getattr(before, name) for name in names}
                 )
     added, moved, resized, removed = _backend_changes(old.backends, new.backends)
     return Changes(
-        config=new.model_copy(update=kept),
+        config=new.model_copy(update=unchanged),
         keys=tuple(keys),
         restart=tuple(restart),
         added=added,
@@ -110,7 +111,7 @@ def _backend_changes(old: Backends, new: Backends) -> tuple[Backends, Backends, 
 
 
 def _switches_tls(before: object, after: object) -> bool:
-    """Return whether TLS is switched on or off; another certificate is no such change."""
+    """True if TLS is switched on or off. Another certificate is no such change."""
     return (
         isinstance(before, Tls)
         and isinstance(after, Tls)

@@ -1,8 +1,8 @@
 """The paths of vLLM that are passed on by default, as a table.
 
-Three kinds of vLLM's paths are not in it. Chats and completions are shaped (`api/dialects/`).
+Three kinds of vLLM's paths are missing. Chats and completions are shaped (`api/dialects/`).
 Operators' paths change or stop a server. And further paths that generate would pass all queues and
-shares: `routes` adds them for those who know their clients.
+shares: `routes` adds them for operators who know their clients.
 """
 
 import re
@@ -32,7 +32,7 @@ GENERATING: Final = (
 
 
 def may_be_form(path: str) -> bool:
-    """Return whether a body of this path may be a form: those of `routes` are not known here."""
+    """True if a body of this path may be a form: paths of `routes` are not known here."""
     return path in FORMS or path not in (*ROUTED, *GENERATING)
 
 
@@ -40,8 +40,8 @@ _KEPT = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
 
 
 def kept_response(path: str) -> tuple[str, str]:
-    """Return the id of the response that a path names, and the method; "" and "" if none."""
-    found = _KEPT.fullmatch(path) if path.startswith("/v1/responses/") else None
-    if found is None:
+    """Return the id of the response that a path names, and the method, or "" and ""."""
+    match = _KEPT.fullmatch(path) if path.startswith("/v1/responses/") else None
+    if match is None:
         return "", ""
-    return found[1], "POST" if found[2] else "GET"
+    return match[1], "POST" if match[2] else "GET"

@@ -21,12 +21,12 @@ Choose = Callable[[Request, Sequence[Option], float], Option]
 
 
 def route_names() -> list[str]:
-    """List the policies of the proxy, then those of plug-ins."""
+    """List the policies of the proxy, then the policies of plug-ins."""
     return [*ROUTES, *plugin_names(GROUP)]
 
 
 def find_route(name: str) -> Route | None:
-    """Return the policy; None if there is none of that name.
+    """Return the policy of that name, or None.
 
     Raises InputError if it cannot be loaded.
     """

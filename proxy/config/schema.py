@@ -270,10 +270,10 @@ class Config(Section):
     @classmethod
     def _known(cls, routing: str) -> str:
         try:
-            found = find_route(routing)
+            route = find_route(routing)
         except InputError as error:
             raise ValueError(str(error)) from error
-        if found is None:
+        if route is None:
             raise ValueError(
                 f"one of {', '.join(route_names())}, or a function in a file: FILE.py:NAME"
             )
@@ -300,12 +300,12 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _backends_exist(self) -> Self:
-        known = {b.name for b in self.backends}
+        names = {b.name for b in self.backends}
         for bucket in self.buckets:
-            if unknown := [name for name in bucket.backends if name not in known]:
+            if unknown := [name for name in bucket.backends if name not in names]:
                 raise ValueError(
                     f"buckets.{bucket.name}.backends: {unknown[0]!r} is no backend; "
-                    f"there are {', '.join(sorted(known)) or 'none'}"
+                    f"there are {', '.join(sorted(names)) or 'none'}"
                 )
         return self
 
@@ -332,16 +332,16 @@ class Config(Section):
         ]
 
     def core_tenants(self) -> list[Tenant]:
-        """The configured tenants; all others have `tenants.default_weight`."""
+        """The configured tenants. All others have `tenants.default_weight`."""
         return [
             Tenant(
                 name,
-                one.weight or self.tenants.default_weight,
-                one.tokens_per_s or inf,
-                one.burst_tokens or (one.tokens_per_s or inf) * BURST_S,
-                one.classes,
+                tenant.weight or self.tenants.default_weight,
+                tenant.tokens_per_s or inf,
+                tenant.burst_tokens or (tenant.tokens_per_s or inf) * BURST_S,
+                tenant.classes,
             )
-            for name, one in self.tenants.known.items()
+            for name, tenant in self.tenants.known.items()
         ]
 
     def shaper_options(self) -> ShaperOptions:

@@ -51,7 +51,7 @@ def load_config(
     *,
     to_serve: bool = True,
 ) -> Config:
-    """Return the effective configuration; raises InputError.
+    """Return the effective configuration. Raises InputError.
 
     Args:
         overrides: values of the options, nested as in the file.
@@ -65,10 +65,10 @@ def load_config(
     for name, values in layers:
         _merge(merged, values, origin, name, ())
     if isinstance(more := merged.get("backends_file"), str):
-        listed = merged.get("backends") or []
-        if isinstance(listed, list | tuple):
-            merged["backends"] = [*listed, *_listed_backends(Path(more))]
-            for place in range(len(listed), len(merged["backends"])):
+        backends = merged.get("backends") or []
+        if isinstance(backends, list | tuple):
+            merged["backends"] = [*backends, *_listed_backends(Path(more))]
+            for place in range(len(backends), len(merged["backends"])):
                 origin["backends", str(place)] = more
     try:
         config = Config.model_validate(merged)
@@ -110,7 +110,7 @@ def _file(path: Path) -> dict[str, Any]:
 
 
 class UniqueKeys(yaml.SafeLoader):
-    """Rejects a key that is given twice: YAML's parsers keep the last one without a word."""
+    """Rejects a key that is given twice: YAML's parsers keep the last value without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -139,7 +139,7 @@ def _listed_backends(path: Path) -> list[Any]:
 
 
 def _yaml(source: str, path: Path) -> Any:
-    """Read a file of YAML or JSON, which `source` names; raises InputError."""
+    """Read a file of YAML or JSON, which `source` names. Raises InputError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -230,20 +230,20 @@ def _problem(first: ErrorDetails, at: tuple[str, ...], words: str, where: str) -
     message = first["msg"].removeprefix("Value error, ")
     message = words + plain_words(without_user_info(message))
     hidden = isinstance(first["input"], dict | list | tuple | BaseModel) or at[0] in SECRET_KEYS
-    given = "" if hidden else repr(_shown(first["input"]))
-    return f"{f'{key}: ' if key else ''}{f'{given}: ' if given else ''}{message}"
+    value = "" if hidden else repr(_shown(first["input"]))
+    return f"{f'{key}: ' if key else ''}{f'{value}: ' if value else ''}{message}"
 
 
 def _variables(key: str) -> list[str]:
     """Return the variables for a key of a section, which was given without its section or dot."""
-    found = []
+    variables = []
     for section, field in Config.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             name = key.removeprefix(f"{section}_")
             if name in inner.model_fields and (name != key or section == "listen"):
-                found.append(f"{PREFIX}{section}__{name}".upper())
-    return found
+                variables.append(f"{PREFIX}{section}__{name}".upper())
+    return variables
 
 
 def _shown(given: Any) -> Any:
@@ -251,8 +251,8 @@ def _shown(given: Any) -> Any:
     if not isinstance(given, str) or "@" not in given:
         return given
     user, _, host = given.rpartition("@")
-    scheme, found, _ = user.partition("://")
-    return f"{scheme + found if found else ''}{STANDS_FOR}@{host}"
+    scheme, mark, _ = user.partition("://")
+    return f"{scheme + mark if mark else ''}{STANDS_FOR}@{host}"
 
 
 def _keys(at: tuple[int | str, ...]) -> list[str]:

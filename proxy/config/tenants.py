@@ -107,8 +107,8 @@ class Tenants(Section):
         return self.keys is not None or self.jwt.jwks is not None
 
     def has_quota(self, tenant: str) -> bool:
-        known = self.known.get(tenant)
-        return known is not None and known.tokens_per_s is not None
+        entry = self.known.get(tenant)
+        return entry is not None and entry.tokens_per_s is not None
 
     def counts_usage(self, tenant: str) -> bool:
         """Return whether the tokens of this tenant are charged, so that answers must tell them."""
@@ -119,6 +119,6 @@ class Tenants(Section):
 
     def class_among_all(self, tenant: str, service_class: ServiceClass) -> ServiceClass:
         """Return the class by which an overloaded proxy sheds a request: never above its grant."""
-        known = self.known.get(tenant)
-        granted = not tenant or (known is not None and service_class in known.classes)
+        entry = self.known.get(tenant)
+        granted = not tenant or (entry is not None and service_class in entry.classes)
         return service_class if granted or service_class == "batch" else "standard"

@@ -1,7 +1,7 @@
 """A new request: send it, queue it or reject it.
 
-The order of the questions: is it too long, or its tenant over quota; what would each backend mean
-for it; which one does the route pick; may it start there; must it be rejected?
+Five questions, in this order. Is it too long, or its tenant over quota? How long would it wait on
+each backend? Which backend does the route pick? May it start there now? Must it be rejected?
 """
 
 from collections.abc import Sequence
@@ -40,10 +40,11 @@ class Placement:
 
     Attributes:
         options: the forecasts for all backends that were priced.
-        option: the one that the route picked, on `backend`.
-        starts: it may start there now; `sent_now`: and nothing of its bucket waits there.
+        option: the option that the route picked, on `backend`.
+        starts: it may start there now.
+        sent_now: it may start, and no request of its bucket waits there.
         queued: requests of its bucket that wait already; -1 if it would not wait.
-        limits: its bucket, with the `max_wait` that holds for it.
+        limits: its bucket, with the `max_wait` that applies to it.
         gives_way: the request that would leave the full queue for it.
     """
 
@@ -120,9 +121,9 @@ class NewRequests:
         return self._take_in(waiting, bucket, place, now)
 
     def preview(self, request: Request, now: float) -> Receipt:
-        """Return the record that a request would get if it arrived now; change nothing.
+        """Return the record that a request would get if it arrived now. Nothing changes.
 
-        `state` is refused, prefilling or queued; then `waiting_for` says what would keep it there.
+        `state` is refused, prefilling or queued. If queued, `waiting_for` is the reason.
         """
         dispatcher = self._dispatcher
         bucket = dispatcher.bucket_of(request.prompt_tokens)
@@ -209,6 +210,7 @@ class NewRequests:
     ) -> Placement:
         """Route a new request."""
         dispatcher, request = self._dispatcher, waiting.request
+        # Prefer backends that can meet the limits, then an idle backend that was not priced.
         limits = dispatcher.return_times.limits(bucket, request, now)
         hopeful = [
             o
@@ -223,6 +225,7 @@ class NewRequests:
         )
         option = dispatcher.route(request, hopeful, dispatcher.affinity, now)
         backend = self._dispatcher.backends[option.backend]
+        # It starts, waits in its bucket's queue, or takes a less urgent request's place there.
         starts = dispatcher.forecast.gate.may_start(backend, waiting, now)
         queued = -1 if starts else dispatcher.queues.of_model[bucket.name, request.model]
         place = Placement(options, option, backend, starts, queued, limits)
@@ -230,7 +233,7 @@ class NewRequests:
             place.gives_way = gives_way(self._dispatcher.backends, waiting, bucket)
             place.queued -= place.gives_way is not None
         if starts and not (backend.queued and backend.queues[bucket.name]):
-            place.sent_now = True  # no request goes before it, whatever was predicted
+            place.sent_now = True  # no request goes before it, regardless of the prediction
             uncached = request.prompt_tokens - option.matched_tokens
             option.wait_s = dispatcher.forecast.gate.wait_s(backend, waiting, uncached, now)
             option.margin_s = 0.0
@@ -239,7 +242,7 @@ class NewRequests:
     def _decide(
         self, waiting: QueuedRequest, bucket: Bucket, place: Placement, now: float
     ) -> RejectReason | None:
-        """Return why a new request must be rejected, None to admit it, and record that."""
+        """Return the reason to reject a new request, or None to admit it, and record that."""
         dispatcher = self._dispatcher
         reason = self._reason(waiting, bucket, place, now)
         if dispatcher.recorder is not None:
@@ -305,14 +308,14 @@ class NewRequests:
         waiting.paid = self._dispatcher.quotas.any
 
     def charge_unqueued(self, tenant: str, tokens: int, now: float) -> float:
-        """Charge a tenant's quota for a request that passes no queue; negative tokens: a refund.
+        """Charge a tenant's quota for a request that passes no queue. Negative tokens: a refund.
 
-        Returns the seconds until the quota has room for it; 0 if it was charged.
+        Returns the seconds until the quota has room for it, or 0 if it was charged.
         """
         dispatcher = self._dispatcher
         if not dispatcher.quotas.any:
             return 0.0
-        dispatcher.tell_tenants_apart()  # other proxies are told of their use
+        dispatcher.tell_tenants_apart()  # reports to other proxies list use by tenant
         wait_s = dispatcher.quotas.wait_s(tenant, tokens, now)
         if wait_s > 0.0:
             return whole_s(wait_s)
@@ -341,7 +344,7 @@ def send_past_queues(
     route: Route,
     now: float,
 ) -> Send:
-    """Send a request now where the route says, whatever runs there."""
+    """Send a request now where the route says, even to a busy backend."""
     option = route(waiting.request, options, dispatcher.affinity, now)
     backend = dispatcher.backends[option.backend]
     return dispatcher.send(waiting, backend, option.matched_tokens, now)

@@ -23,7 +23,7 @@ class OperatorChanges:
     def add_backend(self, spec: BackendSpec, now: float) -> list[Action]:
         """Add a backend, which takes work from `backend_up` on.
 
-        One that still drains stays, as a server that has restarted or another one.
+        A backend of this name that still drains stays, and counts as restarted.
         """
         dispatcher = self._dispatcher
         if spec.name in dispatcher.backends:
@@ -57,9 +57,9 @@ class OperatorChanges:
     def set_models(
         self, name: str, models: frozenset[str] | None, now: float, *, strict: bool = False
     ) -> list[Action]:
-        """Note which models a backend serves; None: unknown, so it is sent requests for any.
+        """Note which models a backend serves. None: unknown, so it is sent requests for any.
 
-        Requests that wait for it go elsewhere if it serves their model no longer, and another does.
+        Requests whose model it no longer serves move to another backend, if any serves it.
         """
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
@@ -76,7 +76,7 @@ class OperatorChanges:
         return dispatcher.dispatch_all(now)
 
     def drain_backend(self, name: str, now: float) -> list[Action]:
-        """Give a backend no new work; what runs there goes on, until `remove_backend`."""
+        """Give a backend no new work. Its running requests finish before `remove_backend`."""
         self._dispatcher.pass_time(now)
         backend = self._dispatcher.backends[name]
         backend.draining = True
@@ -98,7 +98,7 @@ class OperatorChanges:
         return dispatcher.dispatch_all(now)
 
     def pass_by(self, backend: Backend, count: int, now: float) -> list[Action]:
-        """Count requests that have passed all queues to a backend: one more, or -1 for one less."""
+        """Count requests that have passed all queues to a backend: 1 begins, -1 ends."""
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
         backend.passing += count
@@ -106,7 +106,7 @@ class OperatorChanges:
         return dispatcher.dispatch_all(now) if count < 0 and backend.queued else []
 
     def take_out(self, backend: Backend, now: float) -> list[Action]:
-        """Let a backend take no work; requests that wait for it are rerouted or rejected."""
+        """Let a backend take no work. Requests that wait for it are rerouted or rejected."""
         dispatcher = self._dispatcher
         backend.up = False
         dispatcher.forecast.moved(backend)
@@ -131,10 +131,10 @@ class OperatorChanges:
     ) -> list[Action]:
         """Change buckets and rules.
 
-        Running and waiting requests belong to the bucket that now holds their prompt. Waiting ones
-        keep their deadline, and their place even in a queue that is now shorter. A prompt that is
-        now above every bucket is rejected if it waits, and counts for the last bucket if it runs.
-        Where the proxy is only to observe from now on, all that wait are sent.
+        Running and waiting requests belong to the bucket that now holds their prompt. Waiting
+        requests keep their deadline, and their place even in a queue that is now shorter. A prompt
+        that is now above every bucket is rejected if it waits, and counts for the last bucket if it
+        runs. If the proxy only observes from now on, all waiting requests are sent.
         """
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
@@ -143,9 +143,9 @@ class OperatorChanges:
             dispatcher.dequeue(waiting.request.id)
         dispatcher.affinity, dispatcher.route, dispatcher.observed = affinity, route, observed
         dispatcher.dispatch_ahead_s = dispatch_ahead_s
-        listed = list(tenants)
-        dispatcher.fairness.reconfigure(listed, default_weight)
-        dispatcher.quotas.reconfigure(listed)
+        configured = list(tenants)
+        dispatcher.fairness.reconfigure(configured, default_weight)
+        dispatcher.quotas.reconfigure(configured)
         self._rebucket(by_length(buckets))
         actions: list[Action] = []
         for waiting in everyone:
@@ -190,11 +190,11 @@ class OperatorChanges:
 
     def _home(self, request: Request) -> str:
         """Return the bucket that a running request counts for."""
-        found = self._dispatcher.bucket_of(request.prompt_tokens)
-        return (found or self._dispatcher.by_length[-1]).name
+        bucket = self._dispatcher.bucket_of(request.prompt_tokens)
+        return (bucket or self._dispatcher.by_length[-1]).name
 
     def _rebuild(self) -> None:
-        """Renew what looks at all backends or buckets."""
+        """Renew the forecast and the order of queues after a change of backends or buckets."""
         dispatcher = self._dispatcher
         dispatcher.forecast = dispatcher.forecast.rebuilt(
             dispatcher.backends,

@@ -1,7 +1,7 @@
 """Start, queue, reject and move waiting requests.
 
-The dispatcher carries out what the policy decides and keeps the state true: a slot is taken when
-`Send` is returned, not when a socket opens. `shaper.py` has the events that lead here.
+The dispatcher carries out the policy's decisions. A slot is taken when `Send` is returned, not when
+a socket opens. `shaper.py` has the events that lead here.
 """
 
 from collections.abc import Collection, Mapping
@@ -73,7 +73,7 @@ class Dispatcher:
         )
         self.queues = FleetQueues(buckets)
         self.running: dict[str, tuple[Backend, QueuedRequest]] = {}
-        self.silent: dict[str, Backend] = {}  # with prefills that end by time alone
+        self.silent: dict[str, Backend] = {}  # backends with prefills that end by time alone
         self.least_patience_s = least_patience_s(buckets)
         self.by_length = list(buckets.values())
         self.return_times = ReturnTimes(buckets)
@@ -84,7 +84,7 @@ class Dispatcher:
         self.now = 0.0
 
     def bucket_of(self, prompt_tokens: int) -> Bucket | None:
-        """Return the first bucket that holds such a prompt; None above all of them."""
+        """Return the first bucket that holds a prompt of this length, or None above all."""
         for bucket in self.by_length:
             if prompt_tokens <= bucket.up_to:
                 return bucket
@@ -93,7 +93,7 @@ class Dispatcher:
     # Time.
 
     def pass_time(self, now: float) -> None:
-        """Let time pass until `now`; every event begins with this."""
+        """Let time pass until `now`. Every event begins with this."""
         if self.recorder is not None:
             self.recorder.time_passes(self.forecast.gate, self.backends, now)
         if now > self.now:
@@ -109,7 +109,11 @@ class Dispatcher:
     # Starting waiting requests.
 
     def freed(self, backend: Backend, prefilled: InFlight | None, now: float) -> list[Action]:
-        """Use what a request has given back; `prefilled`: it, if its prefill has ended now."""
+        """Start waiting requests in the room that a request has left on a backend.
+
+        Args:
+            prefilled: that request, if its prefill has ended now.
+        """
         self.forecast.moved(backend)
         if not self.queues.waiting:
             return []
@@ -122,7 +126,7 @@ class Dispatcher:
         return self._dispatch(self.backends.values(), now) if self.queues.waiting else []
 
     def _dispatch(self, backends: Collection[Backend], now: float) -> list[Action]:
-        """Start what may start on these backends; those left with room look at other queues."""
+        """Start waiting requests on these backends. A backend with room left steals others."""
         actions: list[Action] = []
         for backend in backends:
             actions += self.start_next(backend, now)
@@ -131,7 +135,7 @@ class Dispatcher:
                 home = self.dequeue(waiting.request.id)
                 matched = backend.matched_tokens(waiting.request)
                 actions.append(self.send(waiting, backend, matched, now))
-                actions += self.start_next(home, now)  # it may have kept those behind it
+                actions += self.start_next(home, now)  # requests behind it may start now
         return actions
 
     def start_next(self, backend: Backend, now: float) -> list[Action]:
@@ -159,7 +163,7 @@ class Dispatcher:
         return actions
 
     def _better_here(self, backend: Backend, now: float) -> QueuedRequest | None:
-        """Return the head of another backend's queue that would now rather start here."""
+        """Return the head of another backend's queue that would now rather start here, or None."""
         gate = self.forecast.gate
         if backend.queued or not gate.has_room(backend, now):
             return None
@@ -188,7 +192,7 @@ class Dispatcher:
     def _gather(self, backend: Backend, now: float) -> bool:
         """Pull requests that share a prefix just computed here, if the route prefers it now.
 
-        Returns whether any came.
+        Returns True if any came.
         """
         came = False
         for waiting, home in hits_elsewhere(backend, self.queues):
@@ -210,6 +214,7 @@ class Dispatcher:
         """Send a request that waits in no queue."""
         if self.recorder is not None:
             self.recorder.starts(waiting, backend, self.forecast.gate, self.buckets, now)
+        # The prediction must see the backend as it is before this request joins it.
         request, rank = waiting.request, waiting.own_rank
         waiting.paid = False  # spent
         uncached = request.prompt_tokens - matched_tokens
@@ -220,6 +225,7 @@ class Dispatcher:
             request, waiting.bucket, matched_tokens, now, waiting.output_tokens, rank,
             priority=priority or 0,
         )  # fmt: skip
+        # Charge the tenant, and drop predictions that rest on the old state.
         if self.precedence.on:
             self.precedence.sent(waiting, sent.prefill_s, now)
             self.queues.reorder()  # another tenant may be next
@@ -268,7 +274,7 @@ class Dispatcher:
         self.forecast.moved(backend)
 
     def dequeue(self, request_id: str) -> Backend:
-        """Take a waiting request out of its queue; return the backend it waited for."""
+        """Take a waiting request out of its queue. Returns the backend it waited for."""
         waiting = self.queues.waiting[request_id]
         backend = self.backends[waiting.backend]
         self.queues.leave(waiting, backend)
@@ -279,7 +285,7 @@ class Dispatcher:
         return backend
 
     def requeue(self, waiting: QueuedRequest, now: float) -> list[Action]:
-        """Route a request that lost its place anew; reject it if no backend may take it."""
+        """Reroute a request that lost its place, or reject it if no backend may take it."""
         options = self.forecast.options(waiting, now)
         if not options:
             return [self.reject(waiting, "no_backend_available", now)]
@@ -293,7 +299,7 @@ class Dispatcher:
     def reject(
         self, waiting: QueuedRequest, reason: RejectReason, now: float, wait_s: float = 0.0
     ) -> Reject:
-        """Reject a request that was admitted before; `wait_s`: the wait it would have now."""
+        """Reject a request that was admitted before. `wait_s` is the wait it would have now."""
         self.refund_quota(waiting, now)
         queued_s, retry_after_s = now - waiting.arrived_at, whole_s(wait_s)
         self.return_times.note(waiting.request, retry_after_s, now)
@@ -317,7 +323,7 @@ class Dispatcher:
     # Tenants.
 
     def tell_tenants_apart(self) -> None:
-        """Order by tenants, from the first request that names one."""
+        """Order by tenants, from the first request that names a tenant."""
         if self.fairness.on:
             return
         self.fairness.on = self.precedence.on = True
@@ -339,14 +345,14 @@ class Dispatcher:
     def refund_quota(self, waiting: QueuedRequest, now: float) -> None:
         """Refund the quota of a request that was never sent, at this proxy.
 
-        Other proxies go on counting it: in reports, sums of tokens only rise.
+        Other proxies still count it, because sums of tokens in reports only rise.
         """
         if waiting.paid:
             waiting.paid = False
             self.quotas.take(waiting.request.tenant, -waiting.request.charged_tokens, now)
 
     def charge(self, tenant: str, tokens: int, now: float) -> None:
-        """Charge a tenant's quota, and let other proxies know: they hear only of more."""
+        """Charge a tenant's quota, and report it to other proxies. Refunds are not reported."""
         if self.quotas.any:
             self.quotas.take(tenant, tokens, now)
         if self.sharing and self.fairness.on:

@@ -4,7 +4,7 @@ A backend is `up`, or it takes no work for one of two reasons:
  - `down`: it refuses connections (3 requests in a row), or its /health failed (2 probes in a row).
    A good probe brings it back: within 2 s, and at once if no other backend is up.
  - `ejected`: it answers, but badly. 3 requests in a row failed before the first byte, or its first
-   tokens are more than 3 times as late against prediction as those of its peers (a gray failure).
+   tokens are more than 3 times as late against prediction as its peers' (a gray failure).
    /health does not show that, so after a while it is `half_open`: one request at a time,
    until one succeeds (`up`) or fails (`ejected` again).
 
@@ -55,12 +55,12 @@ GRAY_LEAST = 5  # first tokens in the window; doubled: a backend with few reques
 FULL_S, LONGEST_FULL_S = 0.25, 5.0
 
 ANY, NONE = inf, -inf
-"""Prefills that a backend may be sent at once: 1 during a trial; 0 while it is full, and its queue
-stays; NONE: it is down."""
+"""Prefills that a backend may be sent at once: 1 during a trial, 0 while it is full (its queue
+stays), NONE while it is down."""
 
 
 class Transition(NamedTuple):
-    """A change of a backend's state; `why` is the reason in words, with figures."""
+    """A change of a backend's state. `why` is the reason in words, with figures."""
 
     backend: str
     state: State
@@ -105,7 +105,7 @@ class _Backend:
         self.models: frozenset[str] | None = None  # that it serves; None: unknown
 
     def shares_models(self, other: "_Backend") -> bool:
-        """Return whether the two may serve a model in common."""
+        """True if the two backends may serve a model in common."""
         if self.models is None or other.models is None:
             return True
         return not self.models.isdisjoint(other.models)
@@ -140,7 +140,7 @@ class _Backend:
 
 
 def median(values: list[float]) -> float:
-    """Return the middle value, or the mean of the two middle ones; `values` is not empty."""
+    """Return the middle value, or the mean of the two middle values. `values` is not empty."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
@@ -164,17 +164,17 @@ class Health:
         return name in self._backends
 
     def add(self, name: str, now: float) -> None:
-        """Add a backend; it is down until a probe succeeds."""
+        """Add a backend. It is down until a probe succeeds."""
         self.moved = True
         self._backends[name] = _Backend(name, now)
 
     def remove(self, name: str) -> None:
-        """Remove a backend; later events about it are ignored."""
-        self.moved = True  # it may have been the last one up
+        """Remove a backend. Later events about it are ignored."""
+        self.moved = True  # it may have been the last backend up
         self._backends.pop(name, None)
 
     def set_models(self, name: str, models: frozenset[str] | None) -> None:
-        """Note what a backend serves: those that share no model with it cannot stand in for it."""
+        """Note the models of a backend. Only backends that share a model replace each other."""
         if (backend := self._backends.get(name)) and models != backend.models:
             backend.models, self.moved = models, True
 
@@ -192,13 +192,13 @@ class Health:
         return self._backends[name].since
 
     def counts(self, name: str) -> Mapping[tuple[State, Reason], int]:
-        """Return how often the backend has entered each state, by reason."""
+        """Return the number of times the backend has entered each state, by reason."""
         return self._backends[name].transitions
 
     def new_transitions(self) -> list[Transition]:
         """Return the transitions since the last call, in order."""
-        found, self._unseen = self._unseen, []
-        return found
+        transitions, self._unseen = self._unseen, []
+        return transitions
 
     # Results of probes.
 
@@ -227,7 +227,7 @@ class Health:
     # Results of requests.
 
     def sent(self, name: str, request_id: str, predicted_s: float, now: float) -> None:
-        """Note a request that is sent; `predicted_s` is inf if its first token cannot be seen."""
+        """Note a request that is sent. `predicted_s` is inf if its first token cannot be seen."""
         if backend := self._backends.get(name):
             backend.waiting[request_id] = now, predicted_s
 
@@ -295,7 +295,7 @@ class Health:
     def left(self, name: str, request_id: str, now: float = inf) -> float:
         """Note an end before the first byte that proves nothing, or not yet.
 
-        Returns when the request was sent; `now` if that is not known.
+        Returns when the request was sent, or `now` if that is not known.
         """
         backend = self._backends.get(name)
         return backend.waiting.pop(request_id, (now, inf))[0] if backend else now
@@ -303,9 +303,9 @@ class Health:
     # Conclusions.
 
     def look_for_gray(self, now: float) -> None:
-        """Take out the backend that is latest against prediction, if its peers are not late.
+        """Eject the backend that is latest against prediction, if its peers are not late.
 
-        Costs a median of up to HISTORY numbers per backend: to be called once a second.
+        It takes a median of up to HISTORY numbers per backend, so call it once a second.
         """
         worst, worst_ratio = None, 0.0
         ratios = self._median_ratios(now)
@@ -319,7 +319,7 @@ class Health:
             self._eject(worst, "ejected", "late", why, now)
 
     def intakes(self, now: float) -> list[Intake]:
-        """Return the changes since the last call; backends that may be sent more come first."""
+        """Return the changes since the last call. Backends that may be sent more come first."""
         for backend in self._backends.values():
             if backend.state == "ejected" and now >= backend.held_until:
                 self._enter(backend, "half_open", "trial", backend.why, now)
@@ -329,8 +329,8 @@ class Health:
         for backend in self._backends.values():
             only = up.only_its(backend.models, up=backend.state == "up")
             most = _most(backend, only, now)
-            kept = only if backend.state == "ejected" and only else None
-            intake = Intake(backend.name, most, backend.restarted, kept)
+            limited_to = only if backend.state == "ejected" and only else None
+            intake = Intake(backend.name, most, backend.restarted, limited_to)
             if intake != backend.intake:
                 changed.append((most <= backend.intake.most_prefills, intake))
                 backend.intake = intake
@@ -338,7 +338,7 @@ class Health:
         return [intake for _, intake in changed]
 
     def wake_at(self, now: float) -> float:
-        """Return when time alone changes something; inf if it does not."""
+        """Return the next time at which a state changes without an event, or inf."""
         at = inf
         for backend in self._backends.values():
             if backend.state == "ejected":
@@ -348,7 +348,7 @@ class Health:
         return at
 
     def _median_ratios(self, now: float) -> dict[_Backend, float]:
-        """Return how late each backend is that is up and has answered enough lately."""
+        """Return the median ratio of each backend that is up, from GRAY_LEAST ratios or more."""
         return {
             backend: median(ratios)
             for backend in self._backends.values()
@@ -367,9 +367,9 @@ class Health:
 
 
 def _peers_ratio(backend: _Backend, ratios: Mapping[_Backend, float]) -> float:
-    """Return the median of the other backends' ratios, at least 1; inf without any.
+    """Return the median of the other backends' ratios, at least 1, or inf without peers.
 
-    At least 1: three times later than a peer that is early is not late.
+    At least 1, because three times later than a peer that is early is not late.
     """
     others = [
         ratio
@@ -384,7 +384,10 @@ def _up_models(backends: Iterable[_Backend]) -> UpModels:
 
 
 def _most(backend: _Backend, only: frozenset[str] | None, now: float) -> float:
-    """Return how many prefills at once; all are used where nobody else serves its models."""
+    """Return the number of prefills at once: ANY, 1, 0 or NONE.
+
+    A backend out of rotation gets ANY where no backend that is up serves its models (panic).
+    """
     if backend.state == "down" or (backend.state == "ejected" and only == NOTHING):
         return NONE
     if now < backend.full_until:

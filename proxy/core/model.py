@@ -11,34 +11,33 @@ INSTANT_S: Final = 0.05
 within it are measured together, a waiting request is offered to another backend once in it, and the
 ratio of two shorter times says nothing. Doubled: stealing and learning react 0.05 s later."""
 MAJORITY: Final = 0.5
-"""The share of a whole that speaks for all of it: two prefills of half a prompt's size prove its
-prediction, half of a cached prefix shows that the cache keeps it, a block in half of the prompts is
-common to them, one report of a cache that keeps less moves the estimate half of the way, a request
-has waited long after half of the time to its deadline, and no tenant
-holds half of a queue while another is active. One request reserves at most half of the KV pool for
-its output, and a request that takes half of an engine leaves another engine to other tenants.
-Doubled (the whole): nothing is proven by less than all, shares of buckets never apply, one tenant
-may fill a queue, and one request an engine."""
+"""The share of a whole that speaks for all of it. Learning: two prefills of half a prompt's size
+prove its prediction, a block in half of the prompts is common to them, and one report of a cache
+that keeps less moves the estimate half of the way. Waiting: a request has waited long after half of
+the time to its deadline, and no tenant holds half of a queue while another is active. Engines: one
+request reserves at most half of the KV pool for its output, and a request that takes half of an
+engine leaves another engine to other tenants. Doubled (the whole): nothing is proven by less than
+all, shares of buckets never apply, one tenant may fill a queue, and one request an engine."""
 SLACK: Final = 0.1
-"""The share of a whole that changes nothing: scores of two backends that differ by so much of a
-cold prefill are equal, so many untranslated blocks of a prompt are left as they are, more urgent
-work that takes so little of an engine leaves the order as it is, a prefill that is over its
-prediction still counts for so much of it, and a resource so much below its limit is calm. Doubled:
+"""The share of a whole that changes nothing. Scores of two backends are equal if they differ by
+at most this share of a cold prefill. This share of a prompt's blocks may stay untranslated. More
+urgent work that takes less of an engine leaves the order as it is. A prefill that is over its
+prediction still counts for this share of it. A resource this far below its limit is calm. Doubled:
 load is balanced at the cost of longer waits, and the engine may run empty behind a late prefill."""
 FULL: Final = 0.95
 """The share of a resource that can be used. Above it an engine preempts requests or lets them wait
-for KV cache, and a request behind more urgent ones would be predicted to wait for ever. It has no
-double; at 0.9 a tenth of the KV pool stays empty."""
+for KV cache, and a request behind more urgent requests would be predicted to wait for ever. It has
+no double; at 0.9 a tenth of the KV pool stays empty."""
 HISTORY: Final = 256
 """How many recent answers, prompts, rejections, ratios, tenants or steps of a request a statistic,
-report or record covers; older ones fade or are left out. Doubled: twice the memory and bytes, and
-half the speed of following a change."""
+report or record covers. Older entries fade or are left out. Doubled: twice the memory and bytes,
+and half the speed of following a change."""
 REMEMBERED_MOST: Final = 8_192
 """Things that clients can make the policy remember: tenants that no configuration lists, rejected
 prompts. Doubled: about 8 MiB more."""
 ENOUGH: Final = 20
-"""Observations that make a statistic: an average forgets over so many, and a quantile or share is
-used from so many on. Doubled: steadier, and twice as late."""
+"""Observations that make a statistic: an average forgets over this number, and a quantile or share
+is used from this number on. Doubled: steadier, and twice as late."""
 
 RejectReason = Literal[
     "queue_full",  # the bucket's queue holds max_queue requests
@@ -60,9 +59,9 @@ class Bucket:
 
     Attributes:
         up_to: largest prompt, in estimated tokens.
-        max_queue: requests that may wait; further ones are rejected.
+        max_queue: requests that may wait; further requests are rejected.
         max_wait_s: longest wait before dispatch.
-        prefills_per_backend: how many may be in prefill on one backend at once; hits do not count.
+        prefills_per_backend: requests that may be in prefill on one backend at once, without hits.
         backends: names of the backends it may use; empty means all.
     """
 
@@ -85,11 +84,11 @@ class BackendSpec:
 
     Attributes:
         kv_tokens: size of its KV pool; infinite if unknown.
-        chunk_tokens: `--long-prefill-token-threshold`: the engine computes at most so many tokens
-            of one prompt per step while others wait, so shorter prefills pass longer ones;
-            infinite: prefills are computed one after the other.
-        priority: `--scheduling-policy priority`: of the prefills that wait in the engine, the one
-            with the lowest priority goes first; off: the one that came first.
+        chunk_tokens: `--long-prefill-token-threshold`: the engine computes at most this many tokens
+            of one prompt per step while others wait, so shorter prefills pass longer prefills.
+            Infinite: prefills are computed one after the other.
+        priority: `--scheduling-policy priority`: the engine begins waiting prefills in the order of
+            priority, the lowest first. Off: in the order of arrival.
     """
 
     name: str
@@ -107,8 +106,8 @@ class Tenant:
         weight: its share of prefill seconds, relative to other tenants with waiting requests.
         tokens_per_s: prompt tokens that it may send per second in the long run.
         burst_tokens: prompt tokens that it may send at once.
-        classes: classes that count beside other tenants, too; any other class orders its own
-            requests only.
+        classes: classes that count among the requests of all tenants. Any other class orders the
+            tenant's own requests only.
     """
 
     name: str
@@ -156,20 +155,20 @@ class Request(_Value):
         prompt_tokens: estimated.
         output_tokens: the most it may generate, all sequences together (max_tokens for each),
             estimated if not stated.
-        blocks: chained hashes of the prompt's full blocks; prompts with equal leading hashes share
+        blocks: chained hashes of the prompt's full blocks. Prompts with equal leading hashes share
             that prefix.
         block_tokens: estimated tokens in one block.
         timeout_s: the client wants its first token within this time after arrival.
-        streams: its first token can be seen, and ends its prefill; otherwise the prefill ends when
-            it was predicted to.
+        streams: its first token can be seen, and ends its prefill. Otherwise the prefill ends at
+            its predicted end.
         tenant: the tenant that it counts for; "" without tenants.
         service_class: its urgency.
         pure: nothing but its prefill comes before its first token: no fetched image, no grammar.
         sequences: outputs that the engine generates side by side: n for each of its prompts.
-        quota_tokens: what a quota is charged until the engine has counted the prompt; 0: the
-            prompt tokens are no estimate.
-        identity: equal for equal prompts; 0: unknown.
-        home: the backend that keeps what the prompt refers to; "" if it refers to nothing.
+        quota_tokens: the charge of a quota until the engine has counted the prompt; 0: the prompt
+            tokens are no estimate.
+        identity: equal for equal prompts; 0 if unknown.
+        home: the backend that keeps the earlier response of the prompt, or "".
         model: only backends that serve it may take the request; "": any may.
     """
 
@@ -258,9 +257,9 @@ class Request(_Value):
 
 
 class Send(_Value):
-    """Send the request to `backend` now; it holds a slot until `finish`.
+    """Send the request to `backend` now. It holds a slot until `finish`.
 
-    `priority`: tell the engine so; None: the engine does not order by priority.
+    `priority` goes to the engine. It is None where the engine does not order by priority.
     """
 
     __slots__ = (
@@ -297,7 +296,7 @@ class Send(_Value):
 
 
 class Reject(_Value):
-    """Reject the request at once; capacity is predicted to be back after `retry_after_s`.
+    """Reject the request at once. Capacity is predicted to be back after `retry_after_s`.
 
     `hopeless`: even an idle backend would take far longer than the client waits.
     """
@@ -329,15 +328,15 @@ Action = Send | Reject
 
 
 def serves(models: Container[str] | None, model: str) -> bool:
-    """Return whether a backend of these models serves one; None: they are unknown; "": any."""
+    """True if a backend of these models may serve `model`. None is unknown, "" is any model."""
     return not model or models is None or model in models
 
 
 class UpModels:
-    """Counts what the backends that are up serve, once for all that ask.
+    """Counts the models of the backends that are up, once for all questions.
 
     Args:
-        served: the models of each; None where they are unknown.
+        served: the models of each backend; None where they are unknown.
     """
 
     def __init__(self, served: Iterable[frozenset[str] | None]) -> None:
@@ -347,14 +346,14 @@ class UpModels:
         self._serving = Counter(model for models in up for model in models or ())
 
     def only_its(self, models: frozenset[str] | None, *, up: bool) -> frozenset[str] | None:
-        """Return which of its models no other backend serves; None: all, as far as known.
+        """Return the models of a backend that no other serves. None: all, as far as known.
 
         Args:
-            models: of the backend that asks.
-            up: it is one of those that were counted.
+            models: the models of that backend; None if they are unknown.
+            up: that backend is up, so it was counted.
         """
         unknown = self._unknown - (up and models is None)
         if models is None or unknown:
             return frozenset() if self._count > up else None
-        rest = frozenset(one for one in models if self._serving[one] <= up)
+        rest = frozenset(model for model in models if self._serving[model] <= up)
         return None if rest == models else rest

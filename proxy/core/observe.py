@@ -1,4 +1,4 @@
-"""Mode observe: requests are sent at once, and a forecast says what mode shape would do with them.
+"""Mode observe: requests are sent at once, and a forecast shows the decisions of mode shape.
 
 The forecast is a second shaper in front of modelled engines, in virtual time. It gets the same
 arrivals, fills queues of its own and is played up to the present at each event of the traffic. Real
@@ -24,7 +24,8 @@ class ModelledPrefill:
     """A prefill in a modelled engine.
 
     Attributes:
-        left: tokens that are not computed yet; `step` of them are computed in the current step.
+        left: tokens that are not computed yet.
+        step: tokens that are computed in the current step.
     """
 
     __slots__ = ("left", "sent", "step")
@@ -36,7 +37,7 @@ class ModelledPrefill:
 
 
 def _turn(prefill: ModelledPrefill) -> tuple[bool, int]:
-    """Return the order of prefills in a step: first the begun ones, then by priority."""
+    """Return the order of prefills in a step: begun prefills first, then by priority."""
     return prefill.left >= prefill.sent.uncached_tokens, prefill.sent.priority
 
 
@@ -59,11 +60,11 @@ class ModelledEngine:
             self._begin(now)
 
     def drop(self, request_id: str) -> None:
-        """Forget a prefill; its part of the current step takes its time all the same."""
+        """Forget a prefill. Its part of the current step still takes its time."""
         self._prefills.pop(request_id, None)
 
     def end_step(self) -> list[InFlight]:
-        """End the current step and begin the next one; return the prefills that are done."""
+        """End the current step and begin the next. Returns the prefills that are done."""
         done = []
         for request_id, prefill in list(self._prefills.items()):
             prefill.left -= prefill.step
@@ -78,7 +79,7 @@ class ModelledEngine:
         room, seconds = float(FULL_STEP_TOKENS), 0.0
         cost, chunk = self.backend.cost, self.backend.spec.chunk_tokens
         ready = [p for p in self._prefills.values() if p.sent.reached_at <= now]
-        if not ready:  # the API server tokenizes the next ones
+        if not ready:  # the API server tokenizes the next prompts
             self.ends_at = min((p.sent.reached_at for p in self._prefills.values()), default=inf)
             return
         for prefill in sorted(ready, key=_turn):
@@ -135,7 +136,7 @@ class Shadow:
                 return
 
     def backend_down(self, name: str, now: float, keeps_cache: bool) -> None:
-        """Let a backend take no work; prefills in one that has failed go elsewhere."""
+        """Let a backend take no work. Prefills in a backend that has failed go elsewhere."""
         self.play(now)
         self._carry_out(self.shaper.backend_down(name, now, keeps_cache), now)
         if not keeps_cache:
@@ -182,7 +183,7 @@ class Shadow:
             heappush(self._finishes, (at, request.id, backend.name))
 
     def _finish(self, request_id: str, name: str, now: float) -> None:
-        """End an answer; it reports what was expected, as the model has no other knowledge."""
+        """End an answer. Its usage equals the expectation, as the model knows nothing else."""
         sent = self.shaper.backends[name].in_flight[request_id]
         prompt_tokens = sent.request.prompt_tokens
         matched_tokens = prompt_tokens - sent.uncached_tokens
@@ -203,10 +204,10 @@ class Shadow:
 
 
 class ObservingShaper(Shaper):
-    """A shaper that forecasts what it would do while it only observes.
+    """A shaper that forecasts its own decisions while it only observes.
 
-    A change of rules or backends begins the forecast anew, with empty queues. There is none beside
-    other proxies: their requests would be missing in it.
+    A change of rules or backends begins a new forecast, with empty queues. While there are other
+    proxies there is no forecast, because it would miss their requests.
     """
 
     _shadow: Shadow | None = None
@@ -236,14 +237,14 @@ class ObservingShaper(Shaper):
         kv_tokens: float | None = None,
         most_prefills: float = inf,
     ) -> list[Action]:
-        """Let a backend take work; arguments as of Shaper."""
+        """Let a backend take work. Arguments as of Shaper."""
         shadow = self._current(now)
         if shadow is not None and name in shadow.shaper.backends:
             shadow.backend_up(name, now, kv_tokens, most_prefills)
         return super().backend_up(name, now, kv_tokens, most_prefills)
 
     def backend_down(self, name: str, now: float, keeps_cache: bool = False) -> list[Action]:
-        """Let a backend take no work; arguments as of Shaper."""
+        """Let a backend take no work. Arguments as of Shaper."""
         shadow = self._current(now)
         if shadow is not None and name in shadow.shaper.backends:
             shadow.backend_down(name, now, keeps_cache)
@@ -256,10 +257,10 @@ class ObservingShaper(Shaper):
         super().settle(now)
 
     def _current(self, now: float) -> Shadow | None:
-        """Return the forecast under the present rules; None if there is none."""
+        """Return the forecast under the present rules, or None."""
         dispatcher, recorder = self._dispatcher, self.recorder
-        wanted = dispatcher.observed is not None and not dispatcher.sharing
-        if recorder is None or not wanted:
+        forecasts = dispatcher.observed is not None and not dispatcher.sharing
+        if recorder is None or not forecasts:
             if self._shadow is not None:
                 self._shadow, self.preview = None, self._arrivals.preview
             return None
@@ -271,7 +272,7 @@ class ObservingShaper(Shaper):
         return self._shadow
 
     def _twin(self, recorder: DecisionRecorder, now: float) -> Shaper:
-        """Return a shaper with the same rules and backends, which learns from this one."""
+        """Return a shaper with the same rules and backends, which learns from this shaper."""
         dispatcher, fairness = self._dispatcher, self._dispatcher.fairness
         shaper = Shaper(
             [backend.spec for backend in self.backends.values() if not backend.draining],
@@ -286,7 +287,7 @@ class ObservingShaper(Shaper):
         shaper._dispatcher.output_lengths = dispatcher.output_lengths
         for name, twin in shaper.backends.items():
             backend = self.backends[name]
-            twin.cost = backend.cost  # its own observer teaches another one
+            twin.cost = backend.cost  # its own observer still teaches the model that this replaces
             twin.api_server.model = backend.api_server.model
             if backend.models is not None or backend.strict:
                 shaper.changes.set_models(name, backend.models, now, strict=backend.strict)

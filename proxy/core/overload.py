@@ -3,7 +3,7 @@
 A proxy that runs out of event loop, memory or file descriptors fails every request. Before that it
 rejects the least urgent class: first batch, then standard, at last every class. At each look it
 goes one step up if a reading is above the limit of its step, and one step down once every reading
-is well below, so that it does not flap. A loop that is late now and then sheds batch; standard is
+is well below, so that it does not flap. A loop that is late now and then sheds batch. Standard is
 shed only where the loop is late as a rule.
 """
 
@@ -17,13 +17,13 @@ SHARE_MOST = (0.8, 0.9, 0.95)  # the limit for each class of ORDER
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Resources that the process uses; 0 where unknown.
+    """Resources that the process uses, or 0 where unknown.
 
     Attributes:
-        lag: lateness of the event loop lately, 99th percentile, as a multiple of the limit.
+        lag: recent lateness of the event loop, 99th percentile, as a multiple of the limit.
         usual_lag: the same at the median.
-        memory: resident memory, as a share of what it may have.
-        descriptors: file descriptors, as a share of what it may have.
+        memory: resident memory, as a share of its limit.
+        descriptors: file descriptors, as a share of their limit.
     """
 
     lag: float = 0.0
@@ -47,7 +47,7 @@ class Reading:
 
 
 def next_shed(shed: int, reading: Reading) -> int:
-    """Return how many classes of ORDER to shed from now on; `shed` until now."""
+    """Return the number of classes of ORDER to shed from now on. `shed` is the number so far."""
     if shed < len(ORDER) and reading.over(shed):
         return shed + 1
     if shed > 0 and not reading.over(shed - 1, 1.0 - SLACK):
@@ -56,5 +56,5 @@ def next_shed(shed: int, reading: Reading) -> int:
 
 
 def refused(service_class: ServiceClass, shed: int) -> bool:
-    """Return whether requests of this class are rejected."""
+    """True if requests of this class are rejected."""
     return service_class in ORDER[:shed]

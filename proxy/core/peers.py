@@ -1,4 +1,4 @@
-"""Other proxies in front of the same backends: what they report, and what this one reports."""
+"""Other proxies in front of the same backends: their reports, and the reports of this proxy."""
 
 from collections.abc import Mapping
 
@@ -9,18 +9,18 @@ from forebay.proxy.core.state.elsewhere import BackendReport, Peers, ProxyReport
 
 
 class Peering:
-    """Keeps a dispatcher's view of other proxies; `peers` has their reports."""
+    """Keeps a dispatcher's view of other proxies. `peers` has their reports."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self.peers = Peers()
 
     def reported(self, peer: str, report: ProxyReport, now: float) -> list[Action]:
-        """Replace what another proxy reported before."""
+        """Replace the last report of another proxy."""
         return self.reported_together({peer: report}, now)
 
     def reported_together(self, reports: Mapping[str, ProxyReport], now: float) -> list[Action]:
-        """Replace what other proxies reported before, by name."""
+        """Replace the last reports of other proxies, by name."""
         dispatcher, peers = self._dispatcher, self.peers
         dispatcher.pass_time(now)
         peers.know(dispatcher.backends, now)
@@ -46,14 +46,14 @@ class Peering:
         return self.settle(now) if self.peers.gone(peer, now) else []
 
     def forget_silent(self, now: float) -> list[Action]:
-        """Forget proxies without a report for SILENT_S; to be called every 0.1 s or so."""
+        """Forget proxies without a report for SILENT_S. Call it about every 0.1 s."""
         actions: list[Action] = []
         for peer in self.peers.silent(now):
             actions += self.gone(peer, now)
         return actions
 
     def report(self, now: float) -> ProxyReport:
-        """Return what this proxy has under way, for other proxies."""
+        """Return the work of this proxy, for other proxies."""
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
         lately = dispatcher.recent_use.lately(now)
@@ -80,7 +80,7 @@ class Peering:
 
 
 def report_of(backend: Backend, now: float) -> BackendReport:
-    """Return what this proxy has on one backend, without what other proxies reported."""
+    """Return the work of this proxy on one backend, without the work of other proxies."""
     queue, worked = backend.prefill_queue, backend.worked
     return BackendReport(
         backlog_s=queue.own_backlog_s(now),

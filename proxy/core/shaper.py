@@ -2,8 +2,8 @@
 
 The shaper does no I/O, reads no clock and rolls no dice. Every event takes `now` and returns the
 actions to carry out, in order. The proxy carries them out on sockets, the simulator on an event
-heap, property tests on nothing at all. What each decision depends on stands in `policy/`; the table
-in `policy/__init__.py` names the file for each question.
+heap, property tests on nothing at all. The rules stand in `policy/`. The table in
+`policy/__init__.py` names the file for each question.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,10 +29,10 @@ class Shaper:
     """The policy and its state, behind the events that a driver reports.
 
     Attributes:
-        changes: what operators change while requests run.
-        peering: what other proxies report, and what this one reports to them.
+        changes: the changes by operators while requests run.
+        peering: the reports of other proxies, and the report of this proxy.
         recorder: keeps a record of each decision; None: no records.
-        preview: returns the record that a request would get if it arrived now; changes nothing.
+        preview: returns the record that a request would get if it arrived now. Nothing changes.
         charge_unqueued: charges a quota for a request that passes no queue.
     """
 
@@ -53,11 +53,11 @@ class Shaper:
         """A tenant that is not among `tenants` weighs `default_weight` and has no quota.
 
         Args:
-            observed: send each request at once where this says; what `route` and the other rules
-                would decide is only recorded.
+            observed: send each request at once where this route says. The decisions of `route` and
+                the other rules are only recorded.
         """
-        listed = list(tenants)
-        fairness = Fairness(listed, default_weight)
+        configured = list(tenants)
+        fairness = Fairness(configured, default_weight)
         self._dispatcher = Dispatcher(
             {
                 spec.name: Backend(spec, buckets, index, fairness=fairness)
@@ -68,7 +68,7 @@ class Shaper:
             affinity=affinity or Affinity(),
             dispatch_ahead_s=dispatch_ahead_s,
             fairness=fairness,
-            quotas=Quotas(listed),
+            quotas=Quotas(configured),
             recorder=recorder,
             observed=observed,
         )
@@ -124,7 +124,7 @@ class Shaper:
         cached_tokens: int | None = None,
         prompt_tokens: int = 0,
     ) -> None:
-        """Learn from the usage that an answer reports; to be called before `finish`.
+        """Learn from the usage that an answer reports. Call it before `finish`.
 
         Args:
             output_tokens: 0 if unknown.
@@ -154,7 +154,7 @@ class Shaper:
         backend.cache.reported(sent.visit, cached_tokens, prompt_tokens, backend.kv_tokens)
 
     def generated(self, request_id: str, output_tokens: int) -> None:
-        """Learn from a complete answer without usage; to be called before `finish`.
+        """Learn from a complete answer without usage. Call it before `finish`.
 
         Args:
             output_tokens: as counted by its events.
@@ -206,7 +206,7 @@ class Shaper:
         kv_tokens: float | None = None,
         most_prefills: float = inf,
     ) -> list[Action]:
-        """Let a backend take work, so many prefills at once: 1 for a trial, 0 for a pause."""
+        """Let a backend take work: `most_prefills` at once, 1 for a trial, 0 for a pause."""
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
         backend = self.backends[name]
@@ -221,7 +221,7 @@ class Shaper:
         return dispatcher.dispatch_all(now)
 
     def backend_down(self, name: str, now: float, keeps_cache: bool = False) -> list[Action]:
-        """Let a backend take no work; requests that wait for it are rerouted or rejected.
+        """Let a backend take no work. Requests that wait for it are rerouted or rejected.
 
         Args:
             keeps_cache: it still runs; else its prefix cache is forgotten.
@@ -233,7 +233,7 @@ class Shaper:
         return self.changes.take_out(down, now)
 
     def wake_at(self) -> float:
-        """Return when `wake` has something to do; inf if no timer is needed."""
+        """Return when `wake` must be called, or inf if no timer is needed."""
         dispatcher, queues = self._dispatcher, self._dispatcher.queues
         if not queues.waiting:
             return inf
@@ -241,7 +241,7 @@ class Shaper:
         return min(queues.first_deadline(), next_moment)
 
     def wake(self, now: float) -> list[Action]:
-        """Send requests that may start by now; reject those whose deadline is over."""
+        """Send requests that may start by now, and reject requests whose deadline is over."""
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
         actions, left = dispatcher.dispatch_all(now), False
@@ -252,11 +252,11 @@ class Shaper:
                     wait_s = backend.prefill_queue.backlog_s(now) + queue.work_s
                     actions.append(dispatcher.reject(head, "deadline_unattainable", now, wait_s))
                     left = True
-        # A request that has left may have kept those behind it from starting.
+        # A request that has left may have kept the requests behind it from starting.
         return actions + dispatcher.dispatch_all(now) if left else actions
 
     def settle(self, now: float) -> None:
-        """Judge the rejections that can be judged by now; decides nothing."""
+        """Judge the rejections that can be judged by now. It decides nothing."""
         if self.recorder is not None:
             self.recorder.time_passes(self._dispatcher.forecast.gate, self.backends, now)
 
@@ -269,11 +269,11 @@ class Shaper:
 
     @property
     def wants_usage(self) -> bool:
-        """Whether the usage that an answer reports corrects what its tenant is charged."""
+        """True if the usage that an answer reports corrects its tenant's charge."""
         return self._dispatcher.fairness.on
 
     def bucket_of(self, prompt_tokens: int) -> Bucket | None:
-        """Return the first bucket that holds such a prompt; None above all of them."""
+        """Return the first bucket that holds a prompt of this length, or None above all."""
         return self._dispatcher.bucket_of(prompt_tokens)
 
     def queued(self, bucket: str) -> int:
@@ -285,7 +285,7 @@ class Shaper:
     # Parts of `retry` and `used`.
 
     def _try_elsewhere(self, waiting: QueuedRequest, now: float) -> list[Action]:
-        """Queue a request on another backend than those that failed it, or reject it."""
+        """Queue a request on a backend that has not failed it, or reject it."""
         dispatcher = self._dispatcher
         observed = dispatcher.observed
         options = dispatcher.forecast.options(waiting, now, everywhere=observed is not None)
@@ -315,11 +315,11 @@ class Shaper:
             self._dispatcher.output_lengths.observe(request.tenant, waiting.bucket, each)
 
     def _charge(self, request: Request, more: int, now: float) -> None:
-        """Correct what the quota was charged on admission; other proxies hear only of more.
+        """Correct the quota's charge of the admission. Refunds are not reported to other proxies.
 
-        A client that misleads the estimate gets no more than its tenant's quota: what the engine
-        counted is charged or, where an answer was begun and its prompt never counted, twice the
-        tokens of an ordinary text. An estimate that was too high stays charged.
+        A client that misleads the estimate gets no more than its tenant's quota: it pays the
+        engine's count or, where an answer was begun and its prompt never counted, twice the tokens
+        of an ordinary text. An estimate that was too high stays charged.
         """
         if more:
             self._dispatcher.charge(request.tenant, more, now)

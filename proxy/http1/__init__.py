@@ -1,6 +1,6 @@
 """HTTP/1.1, for both sides: server (towards clients) and client (towards backends).
 
-In reading order: headers (which are passed on), errors (what a client is told), error_response (an
+In reading order: headers (which are passed on), errors (messages for clients), error_response (an
 error as a response), sse (events of a stream), tls (certificates).
 
 May import the package `traces`, and nothing of the policy.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import orjson
 
 NAMED = 20  # models that an error names
-NAMED_CHARS = 200  # of a model that a client asked for
+NAMED_CHARS = 200  # characters of a client's model name in an error
 CLIENT, LOAD, SERVER = "invalid_request_error", "rate_limit_error", "server_error"
 
 
@@ -36,7 +36,7 @@ def error_body(
     """Return an error as JSON, always with the four keys that OpenAI clients expect.
 
     Args:
-        typed: say what the JSON is, too, as Anthropic's clients expect.
+        typed: add the type of the JSON, as Anthropic's clients expect.
     """
     kind = {"type": "error"} if typed else {}
     error = {"message": message, "type": type_, "param": param, "code": code}
@@ -48,7 +48,7 @@ def invalid_type(what: str, right: str, param: str | None) -> ApiError:
 
 
 def stream_error_event(*, typed: bool = False) -> bytes:
-    """Return the last event of a stream that was cut; neither `[DONE]` nor a clean end follows.
+    """Return the last event of a stream that was cut. Neither `[DONE]` nor a clean end follows.
 
     Args:
         typed: the events of the stream have types.
@@ -86,7 +86,7 @@ def no_such_path(available: Iterable[str] = ()) -> ApiError:
 
 
 def no_such_model(model: str, available: Sequence[str]) -> ApiError:
-    """Return a 404 that names some of the models that exist; it begins as vLLM's does."""
+    """Return a 404 that names some of the models that exist. It begins as vLLM's does."""
     names = ", ".join(available[:NAMED])
     more = f" and {len(available) - NAMED} more" if len(available) > NAMED else ""
     message = f"The model `{model[:NAMED_CHARS]}` does not exist. Available: {names}{more}."

@@ -20,12 +20,12 @@ _WELL_FORMED = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 def request_id(headers: Mapping[str, str]) -> str:
     """Return the client's id if it is well-formed, else a new one."""
-    given = headers.get(REQUEST_ID, "")
-    return given if _WELL_FORMED.fullmatch(given) else urandom(16).hex()
+    id_ = headers.get(REQUEST_ID, "")
+    return id_ if _WELL_FORMED.fullmatch(id_) else urandom(16).hex()
 
 
 def unforwardable(headers: CIMultiDictProxy[str]) -> str | None:
-    """Return the first header that should be passed on but must not be; None if there is none.
+    """Return the first header that should be passed on but must not be, or None.
 
     Two credentials are rejected: parsers differ in which one counts.
     """

@@ -1,8 +1,8 @@
 """Split a server-sent event stream into events, and parse OpenAI's events.
 
-Bytes come in pieces as the network cut them; nothing here changes what is relayed. The format is
+Bytes come in pieces as the network cut them. Nothing here changes the relayed bytes. The format is
 the WHATWG event stream: lines end in LF, CRLF or CR, an empty line ends an event, comments start
-with a colon. The size of an event is bounded, so that an endless one cannot fill the memory.
+with a colon. The size of an event is bounded, so that an endless event cannot fill the memory.
 """
 
 import re
@@ -19,13 +19,11 @@ _DATA = re.compile(rb"(?:^|[\r\n])data:")
 
 
 class MalformedStream(Exception):
-    """The stream is not a sequence of OpenAI events: an event is too long, or one that is read
-    is no JSON object.
-    """
+    """The stream is no sequence of OpenAI events: an event is too long, or not a JSON object."""
 
 
 class EventTooLarge(MalformedStream):
-    """An event with data is longer than `limit` bytes; perhaps not a fault of the sender."""
+    """An event with data is longer than `limit` bytes, perhaps not by a fault of the sender."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"an event of more than {limit} bytes")
@@ -49,7 +47,7 @@ class EventScanner:
         return bool(self.partial.strip())
 
     def plain(self, chunk: bytes) -> bool:
-        """Return whether `chunk` is whole `data` events that carry output only.
+        """True if `chunk` is whole `data` events that carry output only.
 
         This is cheap, and true of nearly every chunk of a stream. Otherwise use `events`.
         """
@@ -84,9 +82,9 @@ class EventScanner:
                 events.append((data[start : end + 2], _payload(data[start:end])))
                 start = end + 2
         else:
-            for found in _END.finditer(data):
-                events.append((data[start : found.end()], _payload(data[start : found.start()])))
-                start = found.end()
+            for match in _END.finditer(data):
+                events.append((data[start : match.end()], _payload(data[start : match.start()])))
+                start = match.end()
         if start < len(data):
             self.partial += data[start:]
             self._check()
@@ -102,12 +100,12 @@ class EventScanner:
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the payloads completed by `chunk`, without comments and other fields."""
         if not self.partial and chunk[-2:] == b"\n\n" and 13 not in chunk:  # whole events, no CR
-            return [one for one in map(_payload, chunk[:-2].split(b"\n\n")) if one]
+            return [payload for payload in map(_payload, chunk[:-2].split(b"\n\n")) if payload]
         return [payload for _, payload in self.events(chunk) if payload]
 
 
 def output_only(events: bytes) -> bool:
-    """Return whether whole `data` events hold no usage, error, abort or end of the stream."""
+    """True if whole `data` events hold no usage, error, abort or end of the stream."""
     find = events.find  # `in` raises and drops an exception (Python 3.11): twice the time
     return (
         find(b'"usage"') < 0
@@ -132,9 +130,9 @@ class StreamEvent:
         done: the `[DONE]` mark.
         has_output: non-empty content, reasoning or tool-call text (role-only, empty and usage
             events are not output: vllm#3768).
-        finish_reason: of the first choice that carries one.
+        finish_reason: the reason of the first choice that has a reason.
         kind: the type of the event, where events have one (not in chats and completions).
-        response_id: of a response that is kept for later requests.
+        response_id: the id of a response that is kept for later requests.
         usage: the usage object, when the event has one.
         error: the error object, when the event has one.
     """
@@ -152,12 +150,12 @@ _DONE = StreamEvent(done=True)
 
 
 def parse_event(payload: bytes) -> StreamEvent:
-    """Parse one payload of a stream; one that is no JSON object says nothing."""
+    """Parse one payload of a stream. A payload that is no JSON object gives an empty event."""
     return _DONE if payload == b"[DONE]" else event_of(read_object(payload) or {})
 
 
 def event_body(payload: bytes) -> dict[str, Any]:
-    """Return the object of one payload that is not `[DONE]`; raises MalformedStream."""
+    """Return the object of one payload that is not `[DONE]`. Raises MalformedStream."""
     body = read_object(payload)
     if body is None:
         raise MalformedStream("an event that is not a JSON object")
@@ -165,22 +163,22 @@ def event_body(payload: bytes) -> dict[str, Any]:
 
 
 def read_object(data: bytes) -> dict[str, Any] | None:
-    """Return the JSON object that a server sent; None if it is none.
+    """Return the JSON object that a server sent, or None if it is not an object.
 
     Servers write NaN, Infinity and a byte order mark, and most clients read them.
     """
     try:
-        found = orjson.loads(data)
+        value = orjson.loads(data)
     except orjson.JSONDecodeError:
         try:
-            found = from_json(data.removeprefix(BYTE_ORDER_MARK), allow_inf_nan=True)
+            value = from_json(data.removeprefix(BYTE_ORDER_MARK), allow_inf_nan=True)
         except ValueError:
             return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def event_of(body: dict[str, Any]) -> StreamEvent:
-    """Return what the object of an event says."""
+    """Return the event that a JSON object describes."""
     usage, error_body = body.get("usage"), _error_in(body)
     kind, response = body.get("type"), body.get("response")
     response_id = None

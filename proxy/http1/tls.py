@@ -17,7 +17,7 @@ class Handshake(ssl.SSLObject):
     """The TLS of one connection."""
 
     def do_handshake(self) -> None:
-        """Take a step of the handshake; raises SSLError."""
+        """Take a step of the handshake. Raises SSLError."""
         try:
             super().do_handshake()
         except ssl.SSLError as error:
@@ -30,7 +30,7 @@ class ListenerContext(ssl.SSLContext):
     """A context that reports clients which speak plain HTTP.
 
     Attributes:
-        on_plain_http: called for each of them; nothing else shows them to the proxy.
+        on_plain_http: called for each of them. Nothing else shows them to the proxy.
     """
 
     sslobject_class: type[ssl.SSLObject] = Handshake
@@ -38,7 +38,7 @@ class ListenerContext(ssl.SSLContext):
 
 
 class ServerTls:
-    """The certificate of the public port; `context` is for the listener."""
+    """The certificate of the public port. `context` is for the listener."""
 
     def __init__(self, newest: ssl.SSLContext) -> None:
         self._newest = newest
@@ -55,7 +55,7 @@ class ServerTls:
 
 
 def server_context(cert: Path, key: Path) -> ssl.SSLContext:
-    """Make a context with this certificate chain and private key (PEM); raises InputError."""
+    """Make a context with this certificate chain and private key (PEM). Raises InputError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])

@@ -30,10 +30,10 @@ from forebay.proxy.relay.timeouts import Limit, Watchdog
 
 
 class Attempt:
-    """One request at one backend; active while its `with` block runs.
+    """One request at one backend. Active while its `with` block runs.
 
     Attributes:
-        ended: why the proxy ended the attempt before its time limit; "" if it did not.
+        ended: why the proxy ended the attempt before its time limit, or "".
     """
 
     __slots__ = ("_active", "ended", "limit", "model", "tries", "upstream")
@@ -109,7 +109,7 @@ class ShapedAttempt(Attempt):
 
 
 class Attempts:
-    """Starts attempts, and ends those that are late, hang, or outlast a drain."""
+    """Starts attempts, and ends attempts that are late, hang, or outlast a drain."""
 
     def __init__(self, config: Config, backends: Backends, watchdog: Watchdog) -> None:
         self.budget = RetryBudget()
@@ -126,7 +126,7 @@ class Attempts:
         self._config = config
 
     def start(self, upstream: Upstream, tries: Tries, model: str) -> Attempt:
-        """Make an attempt for a request that is not shaped; raises ApiError during a drain."""
+        """Make an attempt for a request that is not shaped. Raises ApiError during a drain."""
         if self._draining:
             raise errors.draining()
         limit = self._watchdog.limit(self._config.timeouts.first_token)
@@ -135,7 +135,7 @@ class Attempts:
     def start_shaped(
         self, grant: Grant, upstream: Upstream, tries: Tries, *, shows_first_token: bool
     ) -> ShapedAttempt:
-        """Make an attempt for a shaped request; raises ApiError during a drain.
+        """Make an attempt for a shaped request. Raises ApiError during a drain.
 
         Args:
             shows_first_token: the response is a stream, or its end is its first token.
@@ -152,7 +152,7 @@ class Attempts:
     async def ask(
         self, attempt: Attempt, asked: BackendRequest, listener: StreamListener
     ) -> Answer:
-        """Ask the backend of an attempt; raises Failure on a fault or past the time limit."""
+        """Ask the backend of an attempt. Raises Failure on a fault or past the time limit."""
         try:
             with attempt.limit:
                 return await exchange(
@@ -178,7 +178,7 @@ class Attempts:
         self._watchdog.end_all("the proxy is shutting down")
 
     def _end_hanging(self, upstream: Upstream) -> None:
-        """End attempts at a backend that hangs, as far as another one may be asked instead."""
+        """End attempts at a backend that hangs, if another backend may be asked instead."""
         for attempt in self._active:
             if attempt.upstream is upstream and not (attempt.ended or attempt.tries.spent):
                 if not self._backends.others_up(upstream, attempt.model):

@@ -84,12 +84,12 @@ class Opening:
         self.close()
 
     def close(self) -> web.StreamResponse | None:
-        """End the heartbeats; return the response if it has begun."""
+        """End the heartbeats. Returns the response if it has begun."""
         self._watchdog.beating.discard(self)
         return self._response
 
     async def beat(self, now: float) -> None:
-        """Send a heartbeat, unless the client has yet to take what was sent before."""
+        """Send a heartbeat, unless the client has yet to take the bytes sent before."""
         transport = self._incoming.transport
         self.next_at = now + self._every_s
         if transport is not None and not transport.get_write_buffer_size():
@@ -97,7 +97,7 @@ class Opening:
             await self._send(transport, self._dialect.heartbeat, {**self._headers(), **kind})
 
     async def pass_on(self, heartbeats: bytes, headers: dict[str, str]) -> None:
-        """Send comments and pings of a backend; a client that does not read does without them.
+        """Send comments and pings of a backend. A client that does not read does without them.
 
         Args:
             headers: ours and the backend's, if the response begins with these.
@@ -175,7 +175,7 @@ async def send_whole(
 
 
 def large_bytes(response: web.StreamResponse) -> int:
-    """Return the bytes of a response that counts in the budget of memory; 0 for a small one."""
+    """Return the bytes of a response that count in the budget of memory, 0 if it is small."""
     body = response.body if isinstance(response, web.Response) else None
     return len(body) if isinstance(body, bytes) and len(body) > SMALL_BYTES else 0
 
@@ -183,8 +183,8 @@ def large_bytes(response: web.StreamResponse) -> int:
 async def wait_taken(request: web.BaseRequest, watchdog: Watchdog) -> None:
     """Wait until the client has taken everything that was written.
 
-    Writing waits only while more than 64 KiB are buffered. Nobody else would watch over the rest,
-    and a proxy that ends would lose it.
+    Writing waits only while more than 64 KiB are buffered. The rest has no other watchdog, and a
+    proxy that ends would lose it.
     """
     transport = request.transport
     if transport is None or not transport.get_write_buffer_size():

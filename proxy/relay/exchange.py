@@ -33,16 +33,17 @@ async def exchange(
     watchdog: Watchdog,
     limit: int,
 ) -> Answer:
-    """Ask one backend; raises Failure and UpstreamFault while nothing but heartbeats was relayed.
+    """Ask one backend. Raises Failure and UpstreamFault while nothing but heartbeats was relayed.
 
     Args:
-        listener: of a stream, or of a large response.
+        listener: learns from a stream, or from a large response.
         limit: bytes of a response that is not a stream.
     """
     response = await backends.open(
         asked.method, upstream, asked.target, asked.body, asked.headers,
         asked.model, asked.wrote,
     )  # fmt: skip
+    # The connection is kept only for a response that is still being sent on.
     relaying = False
     try:
         check_head(response)
@@ -77,7 +78,7 @@ async def _read_whole(
     watchdog: Watchdog,
     limit: int,
 ) -> web.Response | LargeAnswer:
-    """Read a response that is not a stream; raises Failure for a bad status."""
+    """Read a response that is not a stream. Raises Failure for a bad status."""
     clock = watchdog.clock
     with watchdog.watching(asked.incoming, response) as watch:
 

@@ -20,9 +20,9 @@ class KeptResponse:
     """A response that a later request may go on from.
 
     Attributes:
-        backend: the one that made it.
-        tokens: of its prompt and its output.
-        blocks, block_tokens: of its prompt, as in `Request`.
+        backend: the backend that made it.
+        tokens: tokens of its prompt and its output.
+        blocks, block_tokens: blocks of its prompt, as in `Request`.
     """
 
     backend: str
@@ -32,14 +32,14 @@ class KeptResponse:
 
 
 class KeptResponses:
-    """The latest responses of each tenant; the tenant with most of them loses its oldest."""
+    """The latest responses of each tenant. The tenant with most of them loses its oldest."""
 
     def __init__(self) -> None:
         self._of: dict[str, OrderedDict[str, KeptResponse]] = {}
         self._count = 0
 
     def add(self, id_: str, request: Request, backend: str, tokens: int) -> None:
-        """Note a response whose prompt and output had so many tokens."""
+        """Note a response whose prompt and output had `tokens` tokens."""
         own = self._of.setdefault(request.tenant, OrderedDict())
         self._count += id_ not in own
         own[id_] = KeptResponse(backend, tokens, request.blocks, request.block_tokens)
@@ -51,20 +51,20 @@ class KeptResponses:
                 del self._of[tenant]
 
     def home(self, tenant: str, id_: str) -> str:
-        """Return the backend that keeps a response of this tenant; raises ApiError 404."""
+        """Return the backend that keeps a response of this tenant. Raises ApiError 404."""
         own = self._of.get(tenant)
-        kept = own.get(id_) if own is not None else None
-        if kept is None:
+        response = own.get(id_) if own is not None else None
+        if response is None:
             raise no_such_response()
-        return kept.backend
+        return response.backend
 
     def going_on(self, request: Request, previous_id: str, *, owned: bool = False) -> Request:
-        """Return a request with what it does not send: the conversation so far, and its backend.
+        """Return a request completed by its kept conversation: earlier tokens, and the backend.
 
         Raises ApiError 404 for an id that may be another tenant's, so that no backend is asked.
 
         Args:
-            owned: the id was made for this tenant, by this proxy or another one.
+            owned: the id was made for this tenant, by this proxy or another proxy.
         """
         identity = request.identity ^ hash(previous_id)
         own = self._of.get(request.tenant)

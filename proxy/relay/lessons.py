@@ -73,15 +73,15 @@ class Lessons(StreamListener):
             self.response_kept(kept_id)
 
     def prompt_computed(self) -> None:
-        """Offer a prompt that the engine now holds for translation; the salted body counts."""
+        """Offer a prompt that the engine now holds for translation. The salted body counts."""
         parsed = self._shaped.parsed
-        wanted = self._learners.backends.models.named(parsed.model)
-        if wanted.may_be_adapter or not parsed.dialect.tokenizes:
+        model = self._learners.backends.models.named(parsed.model)
+        if model.may_be_adapter or not parsed.dialect.tokenizes:
             return  # the engine keys its blocks by more; /tokenize reads no such body
         self._learners.translator.offer(self._shaped.body, parsed, self._upstream)
 
     def usage(self, usage: dict[str, Any]) -> None:
-        """Learn from the usage of a response; implausible counts teach nothing."""
+        """Learn from the usage of a response. Implausible counts teach nothing."""
         parsed, record, learners = self._shaped.parsed, self._shaped.record, self._learners
         prompt_tokens, cached_tokens, output_tokens = parsed.dialect.usage_tokens(usage)
         if not prompt_tokens:

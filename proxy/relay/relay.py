@@ -45,12 +45,12 @@ class ShapedRequest:
 
     Attributes:
         body: the bytes for the backend, with the tenant's cache salt.
-        parsed: what the policy knows of the body.
+        parsed: the facts of the body for the policy.
         id: the x-request-id.
         reply_headers: returns our headers of the response. They hold the queueing time, so it is
             called once the request has been sent.
         memory: the memory of the request and of its response.
-        opening: of the response, before its first event.
+        opening: the beginning of the response, before its first event.
         missed: the backend that was asked before does not have the model.
     """
 
@@ -115,11 +115,11 @@ class Relay:
     async def serve(
         self, shaped: ShapedRequest, grant: Grant, held: HeldRequests
     ) -> web.StreamResponse:
-        """Serve a request that has a slot; raises ApiError.
+        """Serve a request that has a slot. Raises ApiError.
 
         Raises Rejected where every backend refused the connection and `held` can keep the request.
 
-        Returns the response: a stream that has been sent, or a whole one that is yet to be sent.
+        Returns the response: a stream that has been sent, or a whole response yet to be sent.
         """
         with Tries(self._attempts.budget) as tries:
             while True:
@@ -150,7 +150,7 @@ class Relay:
     async def _send(
         self, shaped: ShapedRequest, grant: Grant, upstream: Upstream, tries: Tries
     ) -> web.StreamResponse:
-        """Ask one backend; raises Failure while only heartbeats have been sent to the client.
+        """Ask one backend. Raises Failure while only heartbeats have been sent to the client.
 
         Raises ApiError for an error that is too large for an event.
         """
@@ -167,7 +167,7 @@ class Relay:
     async def _first_response(
         self, shaped: ShapedRequest, grant: Grant, attempt: Attempt
     ) -> Answer:
-        """Wait for the first event of a stream, or for a whole response; raises Failure.
+        """Wait for the first event of a stream, or for a whole response. Raises Failure.
 
         Of a large response the beginning is enough: the engine has computed all of it by then.
         """

@@ -49,7 +49,7 @@ class StreamListener:
         """The stream is complete, and this was its usage."""
 
     def no_usage(self, events: int) -> None:
-        """The stream is complete, without usage: it had so many events."""
+        """The stream is complete, without usage: it had `events` events."""
 
     def response_kept(self, response_id: str) -> None:
         """The response has an id by which a later request may refer to it."""
@@ -105,7 +105,7 @@ class Stream:
         return self._response.status
 
     async def first_event(self) -> None:
-        """Wait for the first event after the opening ones; raises Failure if it is an error.
+        """Wait for the first event after the opening events. Raises Failure if it is an error.
 
         Opening events before it are kept, as another backend may still answer. So are comments and
         pings, unless `opening` passes them on. All of these are bounded.
@@ -116,22 +116,22 @@ class Stream:
             if not chunk:
                 raise BrokenAnswer("the stream ended before its first event")
             self._upstream.heard = True
-            before, kept, heartbeats = len(self._ready), bytearray(), bytearray()
+            before, held, heartbeats = len(self._ready), bytearray(), bytearray()
             for raw, payload in self._events(chunk):
                 if payload and not seen:
                     seen = self._check_first(payload)
                 self._take_event(raw, payload)
-                part = heartbeats if self._is_heartbeat(raw, payload) else kept
+                part = heartbeats if self._is_heartbeat(raw, payload) else held
                 part += raw
                 size += len(raw)
             if not seen and size > MAX_EVENT_BYTES:
                 raise MalformedStream("comments without end")
             if not seen and heartbeats and self._opening is not None:
-                self._ready[before:] = kept
+                self._ready[before:] = held
                 await self._opening.pass_on(bytes(heartbeats), self._all_headers())
 
     def _is_heartbeat(self, raw: bytes, payload: bytes) -> bool:
-        """Return whether an event says only that the backend is alive: a comment, or a ping."""
+        """True if an event shows only that the backend is alive: a comment, or a ping."""
         if not payload:
             return raw.startswith(b":")
         ping = self._ping
@@ -141,7 +141,7 @@ class Stream:
         return {**self._headers, **to_client(self._response.headers)}
 
     def _check_first(self, payload: bytes) -> bool:
-        """Return whether an event shows a first token, or raise Failure for an error.
+        """True if an event shows a first token. Raises Failure for an error.
 
         A 503 can arrive as the first event of a 200.
         """
@@ -195,7 +195,7 @@ class Stream:
         return outgoing
 
     async def _relay_events(self, outgoing: web.StreamResponse, watch: TimeoutWatch) -> bool:
-        """Send events on until the stream ends; False if it was cut or ended with an error."""
+        """Send events on until the stream ends. False if it was cut or ended with an error."""
         await self._send_ready(outgoing, watch)
         transport = self._incoming.transport
         if transport is None:
@@ -223,7 +223,7 @@ class Stream:
     ) -> tuple[Sink, Sink | None]:
         """Make the two functions that send received bytes on, in the call that received them.
 
-        No task is woken for them: they run for every token. For the same reason what they use is
+        No task is woken for them: they run for every token. For the same reason all they need is
         looked up once, and lives in closures.
         """
         upstream, response, write = self._upstream, self._response, transport.write
@@ -265,24 +265,24 @@ class Stream:
         return send, send_chunks if chunked else None
 
     def _events(self, piece: bytes) -> list[tuple[bytes, bytes]]:
-        """Return the events that `piece` completes; raises EventTooLarge without room for more."""
+        """Return the events that `piece` completes. Raises EventTooLarge without room for more."""
         events = self._scanner.events(piece)
         if self._scanner.partial or self._memory.size > self._memory_before:
             self._reserve_partial(len(self._scanner.partial))
         return events
 
     def _reserve_partial(self, size: int) -> None:
-        """Hold room for an incomplete event that is large; raises EventTooLarge without it."""
+        """Hold room for an incomplete event that is large. Raises EventTooLarge without it."""
         if size <= SMALL_BYTES:
             self._memory.shrink(self._memory_before)
             return
-        wanted = self._memory_before + size
-        if not self._memory.has_room(wanted):
+        needed = self._memory_before + size
+        if not self._memory.has_room(needed):
             raise EventTooLarge(size)
-        self._memory.reach(wanted)
+        self._memory.reach(needed)
 
     def _scanned(self, piece: bytes) -> bytes:
-        """Return the whole events that can be sent on after `piece`; none after the end."""
+        """Return the whole events that can be sent on after `piece`. No events after the end."""
         try:
             for raw, payload in self._events(piece):
                 self._take_event(raw, payload)
@@ -317,14 +317,14 @@ class Stream:
         self._ready += raw
 
     def _is_hidden(self, event: StreamEvent) -> bool:
-        """Note the usage of an event; return whether that is all, and nobody asked for it."""
+        """Note the usage of an event. True if it has only usage that the client did not ask for."""
         if not has_usage(event):
             return False
         self._usage = event.usage or {}
         return self._hides_usage and not (event.has_output or event.finish_reason)
 
     def _is_last(self, payload: bytes) -> bool:
-        """Return whether the stream ends with this event, by its type."""
+        """True if the stream ends with this event, by its type."""
         if not any(end in payload for end in self._ends):
             return False
         event = parse_event(payload)

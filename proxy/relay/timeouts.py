@@ -22,7 +22,7 @@ except ImportError:  # Windows: the bytes in the kernel are not counted
 
 TICK_S = 0.25
 LOOK_S = 1.0  # interval at which clients that are slow to read are counted
-# A client that takes so much within `client_write` goes on, however large the answer: by default
+# A client that takes this much within `client_write` goes on, even with a large answer: by default
 # 550 bytes/s. A bound of one byte would let a client hold an answer for ever.
 PROGRESS_BYTES = 16 << 10
 
@@ -92,11 +92,11 @@ class Beating(Protocol):
     next_at: float
 
     async def beat(self, now: float) -> None:
-        """Let the client hear something; waits for nothing."""
+        """Let the client hear something. Waits for nothing."""
 
 
 class TimeoutWatch:
-    """One request under the watchdog: what it waits for now, and since when.
+    """One request under the watchdog: the peer that it waits for now, and since when.
 
     Attributes:
         response: the backend's; None when only the client is waited for.
@@ -137,7 +137,7 @@ class TimeoutWatch:
 
 
 class Watchdog:
-    """Checks the watched requests; use as a context around the life of the proxy.
+    """Checks the watched requests. Use as a context around the life of the proxy.
 
     Attributes:
         clock: the time of the event loop.
@@ -174,7 +174,7 @@ class Watchdog:
         return TimeoutWatch(request, response, self._watches)
 
     def limit(self, seconds: float) -> Limit:
-        """Return a limit that ends its block so many seconds from now, at the next look."""
+        """Return a limit that ends its block `seconds` from now, at the next look."""
         return Limit(self.clock() + seconds, self._loop, self._limits)
 
     def end_all(self, why: str) -> None:
@@ -196,9 +196,9 @@ class Watchdog:
                     limit.end()
             for watch in list(self._watches):
                 self._check(watch, self.clock())
-            for one in list(self.beating):
-                if (now := self.clock()) >= one.next_at:
-                    await one.beat(now)
+            for client in list(self.beating):
+                if (now := self.clock()) >= client.next_at:
+                    await client.beat(now)
 
     def _count_untaken(self, seconds: float) -> None:
         """Count the clients that are slow to take their answers."""

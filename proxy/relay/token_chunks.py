@@ -31,7 +31,7 @@ CHUNK_HEADS = _chunk_heads()
 
 
 class TokenChunks:
-    """Recognises chunks by comparing them with the last one that was parsed.
+    """Recognises chunks by comparing them with the last parsed chunk.
 
     `scanner` gets everything that is not recognised.
 
@@ -49,11 +49,11 @@ class TokenChunks:
         self._begin: dict[int, tuple[bytes, int, int]] = {}
 
     def plain(self, piece: bytes) -> bool:
-        """Return whether `piece` is whole chunks of whole `data` events that carry output only."""
+        """True if `piece` is whole chunks of whole `data` events that carry output only."""
         size = len(piece)
-        known = self._begin.get(size)
-        if known is not None and not self._partial:
-            begin, at, end = known
+        last = self._begin.get(size)
+        if last is not None and not self._partial:
+            begin, at, end = last
             # Slices cost less than startswith and endswith, which parse arguments.
             if (
                 piece[:at] == begin

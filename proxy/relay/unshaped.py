@@ -37,7 +37,7 @@ class UnshapedRelay:
     async def serve(
         self, asked: BackendRequest, *, wanted: Wanted, record: RequestRecord, home: str = ""
     ) -> web.StreamResponse:
-        """Forward a request to any backend that takes work; raises ApiError.
+        """Forward a request to any backend that takes work. Raises ApiError.
 
         Args:
             wanted: the model; where its `route` is "", any backend may have it.
@@ -97,7 +97,7 @@ class UnshapedRelay:
 
 
 def _work_tokens(asked: BackendRequest, path: str, record: RequestRecord) -> int:
-    """Return the work of a request for the engine; 0 if the API server alone answers it."""
+    """Return the work of a request for the engine, 0 if the API server alone answers it."""
     if asked.method != "POST" or path in ENGINELESS:
         return 0
     return max(LEAST_TOKENS, record.estimated_tokens)

@@ -21,9 +21,9 @@ from forebay.proxy.relay.delivery import UNTAKEN_BYTES
 from forebay.proxy.relay.stream import StreamListener
 from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
 
-WHOLE_BYTES = 256 << 10  # parsing so much takes a millisecond
-KEPT_BYTES = 2048  # of the end of one piece, in which an object may have begun
-MOST_USAGES = 8  # of one piece that are looked at, the last ones first
+WHOLE_BYTES = 256 << 10  # parsing this takes a millisecond
+KEPT_BYTES = 2048  # end of a piece that is kept, as an object may have begun in it
+MOST_USAGES = 8  # usages looked at in one piece, from the end
 # In JSON a quote inside a string has a backslash before it: without one these are keys. The object
 # may hold others, but not their objects.
 _USAGE = re.compile(rb'"usage"\s*+:\s*+(\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\})')
@@ -33,7 +33,7 @@ _ENDS = re.compile(rb'(?<!\\)"finish_reason"\s*:\s*$')
 async def read_small(
     response: UpstreamResponse, limit: int, memory: RequestMemory, watch_read: Callable[[], None]
 ) -> tuple[bytes, bool]:
-    """Read the body while it is small; return the bytes, and whether these are all.
+    """Read the body while it is small. Returns the bytes, and True if these are all.
 
     Raises AnswerTooLarge above `limit`, and UpstreamFault.
 
@@ -59,7 +59,7 @@ async def read_small(
 
 
 class LargeAnswer:
-    """A response whose beginning has come; `relay` sends it on while the rest comes.
+    """A response whose beginning has come. `relay` sends it on while the rest comes.
 
     Args:
         headers: ours.
@@ -124,6 +124,7 @@ class LargeAnswer:
         return outgoing
 
     async def _relay_body(self, outgoing: web.StreamResponse, watch: TimeoutWatch) -> None:
+        # The bytes that came before the response began.
         begin, self._begin = self._begin, b""
         self._search(begin)
         await outgoing.write(begin)
@@ -144,6 +145,7 @@ class LargeAnswer:
             write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
             return untaken() <= UNTAKEN_BYTES
 
+        # Read until the client falls behind, then wait for the client.
         while not self._failed:
             watch.reading_since = clock()
             try:
@@ -162,16 +164,16 @@ class LargeAnswer:
         watch.writing_since = clock()
 
     def _search(self, piece: bytes) -> None:
-        """Look for the usage and for the mark of an aborted response; bound the size."""
+        """Look for the usage and for the mark of an aborted response, and bound the size."""
         data = self._searched + piece
         # The patterns alone would take a hundred times as long as these searches.
         at = data.rfind(b'"usage"')
         for _ in range(MOST_USAGES):
             if at < 0:
                 break
-            found = _USAGE.match(data, at, at + KEPT_BYTES)
-            if found is not None and data[at - 1 : at] != b"\\":
-                self._usage = found[1]
+            match = _USAGE.match(data, at, at + KEPT_BYTES)
+            if match is not None and data[at - 1 : at] != b"\\":
+                self._usage = match[1]
                 break
             at = data.rfind(b'"usage"', 0, at)
         at = data.find(b'"abort"')
@@ -189,4 +191,4 @@ class LargeAnswer:
     def _cut(self) -> None:
         self._listener.cut()
         if self._incoming.transport is not None:
-            self._incoming.transport.close()  # flushes what was written, which is too little
+            self._incoming.transport.close()  # flushes the written bytes, which are too few

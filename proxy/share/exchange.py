@@ -39,7 +39,7 @@ class Link(Protocol):
     def connected(self) -> bool: ...
     @property
     def trouble(self) -> str:
-        """Why the link is not connected; "" if it is."""
+        """Why the link is not connected, or "" if it is."""
 
     def send(self, data: bytes) -> None:
         """Send a message without waiting, or drop it."""
@@ -50,7 +50,7 @@ class Link(Protocol):
 
 @dataclass(slots=True)
 class PeerExchange:
-    """This proxy's side of the exchange; `run` is for a task."""
+    """This proxy's side of the exchange. `run` is for a task."""
 
     driver: Driver
     links: Sequence[Link]
@@ -90,8 +90,8 @@ class PeerExchange:
         driver = self.driver
         self._heard = 0
         driver.apply(driver.shaper.peering.forget_silent(driver.clock()))
-        known = {*driver.shaper.peering.peers.names, *self._reports}
-        for sender in [s for s in self._numbers if s not in known]:
+        senders = {*driver.shaper.peering.peers.names, *self._reports}
+        for sender in [s for s in self._numbers if s not in senders]:
             del self._numbers[sender]
         self._log_links()
         report = driver.shaper.peering.report(driver.clock())
@@ -186,7 +186,7 @@ def new_sender() -> str:
 async def exchanging(
     driver: Driver, links: Sequence[Link], say: Say
 ) -> AsyncIterator[PeerExchange]:
-    """Run an exchange while the block runs; without links it only has a status."""
+    """Run an exchange while the block runs. Without links it only has a status."""
     exchange = PeerExchange(driver, links, say)
     if not links:
         exchange.alone_since = None

@@ -1,10 +1,10 @@
 """The link between the workers of `forebay proxy --workers N`: datagrams through the parent.
 
 Each worker has a Unix socket pair to the parent, which relays each message to the other workers.
-Datagrams keep messages whole, and a full buffer drops one instead of blocking. If the parent ends,
-its workers drain and end: nobody could reload, restart or measure them. The first byte of a
-datagram marks a report (REPORT), a greeting (HELLO) or a heartbeat (BEAT), by which the parent
-knows that a worker's event loop runs.
+Datagrams keep messages whole, and a full buffer drops a message instead of blocking. If the parent
+ends, its workers drain and end, as no process could reload, restart or measure them. The first byte
+of a datagram marks a report (REPORT), a greeting (HELLO) or a heartbeat (BEAT), which shows the
+parent that a worker's event loop runs.
 """
 
 import asyncio
@@ -108,7 +108,7 @@ class Hub:
         self.dropped = 0
 
     def new_end(self, worker: int) -> socket.socket:
-        """Make a socket pair for a new worker; returns its end, to close once it has started."""
+        """Make a socket pair for a new worker. Returns its end, to close once it has started."""
         self.close_end(worker)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         ours.setblocking(False)
@@ -151,7 +151,7 @@ class Hub:
 
 
 def read_all(end: socket.socket, take: Callable[[bytes], None]) -> bool:
-    """Pass ready datagrams to `take`, a bounded number; False if the other side has closed."""
+    """Pass ready datagrams to `take`, a bounded number. False if the other side has closed."""
     for _ in range(AT_ONCE):
         try:
             data = end.recv(MOST_BYTES + 1)

@@ -99,6 +99,7 @@ class RedisLink:
             protocol=2,
             parser_class=bounded_parser(),
         )
+        # The link is up once it has subscribed. Any fault ends the session.
         pubsub = client.pubsub()
         try:
             async with asyncio.timeout(2 * WAIT_S):

@@ -26,7 +26,7 @@ async def serve_with_workers(
     say: Say,
     load: Callable[[], Config],
 ) -> int:
-    """Run `forebay proxy` with `words` in `count` processes on one port; returns the exit status.
+    """Run `forebay proxy` with `words` in `count` processes on one port. Returns the exit status.
 
     Raises InputError if a port cannot be listened on.
 
@@ -79,11 +79,11 @@ async def serve_with_workers(
 
 
 def patience_s(config: Config, load: Callable[[], Config]) -> float:
-    """Return how long a worker may take to end, with its first or its reloaded configuration."""
-    known = [config.timeouts]
+    """Return the seconds a worker may take to end, with its first or reloaded configuration."""
+    sections = [config.timeouts]
     with suppress(InputError):  # no worker has taken this configuration either
-        known.append(load().timeouts)
-    return max(timeouts.lame_duck + timeouts.drain for timeouts in known)
+        sections.append(load().timeouts)
+    return max(timeouts.lame_duck + timeouts.drain for timeouts in sections)
 
 
 def _hold(host: str, port: int) -> socket.socket:

@@ -23,7 +23,7 @@ MOST = 1e15  # bound of any number
 
 
 class BadMessage(Exception):
-    """The data is no message of this version; it is ignored and counted."""
+    """The data is no message of this version. It is ignored and counted."""
 
 
 class Message:
@@ -56,7 +56,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Decode a message from the wire; raises BadMessage."""
+    """Decode a message from the wire. Raises BadMessage."""
     if len(data) > MOST_BYTES:
         raise BadMessage(f"{len(data)} bytes")
     try:
@@ -130,7 +130,7 @@ def _table(value: object) -> dict[str, object]:
 
 
 def _numbers(value: object, count: int, least: float = 0.0) -> list[float]:
-    """Return `value` as `count` numbers from `least` to MOST; raises BadMessage."""
+    """Return `value` as `count` numbers from `least` to MOST. Raises BadMessage."""
     if not isinstance(value, list) or len(value) != count:
         raise BadMessage(f"not {count} numbers")
     numbers: list[float] = []

@@ -47,15 +47,15 @@ def words_of(context: typer.Context, leave_out: set[str]) -> list[str]:
         if value is True:
             words.append(parameter.opts[0])
         else:
-            for one in value if isinstance(value, list | tuple) else [value]:
-                words += [parameter.opts[0], str(one)]
+            for item in value if isinstance(value, list | tuple) else [value]:
+                words += [parameter.opts[0], str(item)]
     return words
 
 
 def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the workers: ours, without variables for the parent only.
 
-    A random secret that all workers must share has to be in `environ` before the first one starts.
+    A random secret that all workers must share has to be in `environ` before any worker starts.
     """
     return {key: value for key, value in environ.items() if key != "NOTIFY_SOCKET"}
 

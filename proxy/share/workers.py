@@ -2,8 +2,8 @@
 
 The kernel spreads connections over the workers (SO_REUSEPORT). Each worker is a whole proxy with
 its own shaper, and they exchange their state through the parent (`hub.py`). The parent relays no
-traffic. It restarts workers that die, with growing delays if they die at once, and kills those that
-hang: the kernel still gives them connections. It passes SIGHUP on, and on SIGTERM it lets all
+traffic. It restarts workers that die, with growing delays if they die at once, and kills workers
+that hang: the kernel still gives them connections. It passes SIGHUP on, and on SIGTERM it lets all
 workers drain.
 """
 
@@ -59,7 +59,7 @@ class Worker:
 
     @property
     def admin_url(self) -> str | None:
-        """Address of its admin port; None while it does not listen."""
+        """Address of its admin port, or None while it does not listen."""
         return self.greeting["admin_url"] if self.greeting else None
 
     def signal(self, number: int) -> None:
@@ -70,7 +70,7 @@ class Worker:
 
 @dataclass(slots=True)
 class WorkerPool:
-    """All workers; call `run`, and set `stop` to end it.
+    """All workers. Call `run`, and set `stop` to end it.
 
     Attributes:
         command: the words that start a worker, without its index and socket.
@@ -97,7 +97,7 @@ class WorkerPool:
             worker.signal(number)
 
     def reload(self) -> None:
-        """Let every worker reload its configuration; one that is starting, once it listens."""
+        """Let every worker reload its configuration, as soon as it listens."""
         systemd.reloading()
         for worker in self.workers:
             if worker.greeting is None:
@@ -109,7 +109,7 @@ class WorkerPool:
         systemd.ready(text)
 
     async def run(self, listening: Callable[[], None], patience_s: Callable[[], float]) -> int:
-        """Run until `stop` is set and all workers have ended; returns the exit status.
+        """Run until `stop` is set and all workers have ended. Returns the exit status.
 
         Args:
             listening: called once when every worker listens.
@@ -159,7 +159,7 @@ class WorkerPool:
                 return
 
     async def _run_once(self, worker: Worker) -> str:
-        """Start a worker, wait for its end, and return how it ended; raises OSError."""
+        """Start a worker, wait for its end, and return how it ended. Raises OSError."""
         worker.greeting, worker.missed = None, 0
         worker.starts += 1
         try:
@@ -187,7 +187,7 @@ class WorkerPool:
         listening()
 
     async def _watch_heartbeats(self) -> None:
-        """Kill workers that hang; `_keep` starts them again.
+        """Kill workers that hang. `_keep` starts them again.
 
         Heartbeats are counted, not seconds: a machine that stood still misses none.
         """

@@ -1,6 +1,6 @@
 """The admin port of a proxy with several workers: combines the workers' own admin ports.
 
-`/metrics` has the series of all workers, with a label `worker`; Prometheus can sum them. A worker
+`/metrics` has the series of all workers, with a label `worker`. Prometheus can sum them. A worker
 that does not answer in time is left out and reported as down.
 """
 
@@ -39,12 +39,12 @@ from forebay.proxy.share.workers import Worker, WorkerPool
 ANSWER_S, RELOAD_S = 2.0, 60.0  # new backends are probed before a reload ends
 BODY_BYTES, BODY_S = 64 << 20, 30.0  # of a preview; a worker's own limits are lower
 PASSED = ("x-forebay-class", "x-request-timeout")  # headers that decide about a request
-RETELL_S = 1.0  # a worker that has restarted sends a drained backend work for so long at most
+RETELL_S = 1.0  # a worker that has restarted sends a drained backend work for this long at most
 NO_HEADERS: Mapping[str, str] = {}
 
 
 class WorkersAdmin:
-    """Handles the requests of the admin port; use as a context."""
+    """Handles the requests of the admin port. Use as a context."""
 
     def __init__(self, workers: WorkerPool) -> None:
         self._workers = workers
@@ -133,7 +133,7 @@ class WorkersAdmin:
         )
 
     async def _drain_one(self, path: str, state: str) -> web.Response:
-        """Take a backend out of use in each worker, or back; workers that start later follow."""
+        """Take a backend out of use in each worker, or back. Workers that start later follow."""
         answers = await self._ask(path, "POST")
         good = [orjson.loads(body) for status, body in answers.values() if status == 200]
         if not good:
@@ -145,7 +145,7 @@ class WorkersAdmin:
             self._drained.add(path)
         else:
             self._drained.discard(path.removesuffix(state) + "drain")
-        fields = {**good[0], "in_flight": sum(one["in_flight"] for one in good)}
+        fields = {**good[0], "in_flight": sum(answer["in_flight"] for answer in good)}
         return web.Response(body=orjson.dumps(fields), content_type="application/json")
 
     async def _keep_drained(self) -> None:
@@ -156,14 +156,14 @@ class WorkersAdmin:
                 await self._ask(path, "POST")
 
     async def _explain(self, request_id: str) -> web.Response:
-        """Answer with the decisions of the worker that had the request; of several, the latest."""
+        """Answer with the decisions of the worker that had the request, the latest of several."""
         answers = await self._ask(f"/status?request={quote(request_id, safe='')}")
-        found = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
-        if not found:
+        good = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
+        if not good:
             return _no_answer(answers)
-        latest = min(found, key=lambda index: found[index]["age_s"])
-        same_id = [found[i]["request"] for i in found if i != latest] + found[latest]["same_id"]
-        body = orjson.dumps({**found[latest], "same_id": same_id, "worker": latest})
+        latest = min(good, key=lambda index: good[index]["age_s"])
+        same_id = [good[i]["request"] for i in good if i != latest] + good[latest]["same_id"]
+        body = orjson.dumps({**good[latest], "same_id": same_id, "worker": latest})
         return web.Response(body=body, content_type="application/json")
 
     async def _list(self, request: web.BaseRequest) -> web.Response:
@@ -173,10 +173,10 @@ class WorkersAdmin:
         if not good:
             return _no_answer(answers)
         lists = list(good.values())
-        rows = [{**row, "worker": i} for i, one in good.items() for row in one["requests"]]
+        rows = [{**row, "worker": i} for i, part in good.items() for row in part["requests"]]
         count = int(float(query_of(request).get("count", [str(DEFAULT_ROWS)])[0]))
         sums: dict[str, Any] = {
-            key: sum(one[key] for one in lists) for key in ("remembered", "considered", "unseen")
+            key: sum(part[key] for part in lists) for key in ("remembered", "considered", "unseen")
         }
         rejected = sum((Counter(one["by_tenant"]) for one in lists), Counter[str]())
         sums["by_tenant"] = by_count(rejected)
@@ -193,7 +193,7 @@ class WorkersAdmin:
         return web.Response(body=body, content_type="application/json")
 
     async def _preview(self, request: web.BaseRequest) -> web.Response:
-        """Answer with what the first worker that responds would decide about a body."""
+        """Answer with the decision about a body by the first worker that responds."""
         try:
             with RequestMemory(self._budget) as memory:
                 memory.holder = "preview"
@@ -205,16 +205,16 @@ class WorkersAdmin:
     async def _first(
         self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> web.Response:
-        """Ask the workers one after the other; return the first answer."""
+        """Ask the workers one after the other. Returns the first answer."""
         passed = {name: headers[name] for name in PASSED if name in headers}
         for worker in self._workers.workers:
             if worker.admin_url is None:
                 continue
             try:
-                asked = self._session.request(
+                call = self._session.request(
                     method, worker.admin_url + target, data=body or None, headers=passed
                 )
-                async with asked as answer:
+                async with call as answer:
                     return web.Response(
                         status=answer.status,
                         body=await answer.read(),
@@ -234,8 +234,8 @@ class WorkersAdmin:
             if worker.admin_url is None:
                 return None
             try:
-                asked = self._session.request(method, worker.admin_url + path, timeout=limit)
-                async with asked as response:
+                call = self._session.request(method, worker.admin_url + path, timeout=limit)
+                async with call as response:
                     return response.status, await response.read()
             except (aiohttp.ClientError, OSError, TimeoutError):
                 return None
@@ -314,7 +314,7 @@ class _Collected:
 
 
 def merged(texts: dict[int, str]) -> list[Metric]:
-    """Merge the expositions of several workers; each sample gets the label `worker`."""
+    """Merge the expositions of several workers. Each sample gets the label `worker`."""
     families: dict[str, Metric] = {}
     for index, text in texts.items():
         for part in text_string_to_metric_families(text):

@@ -1,4 +1,4 @@
-"""Report what the proxy does: metrics and logs, each a room.
+"""Report the work of the proxy: metrics and logs, each a room.
 
 In reading order: record (one request), observers (tell metrics and logs of it), log_events (the
 names of log lines), recent_events (the last of them), hlog (histograms as text), histogram_log

@@ -21,18 +21,20 @@ HLOG_BUFFER_BYTES = 1 << 20
 
 @asynccontextmanager
 async def histogram_log(path: Path | None, metrics: ProxyMetrics, say: Say) -> AsyncIterator[None]:
-    """Write the TTFT of each bucket to the .hlog file `path` once a second; None: no file.
+    """Write the TTFT of each bucket to the .hlog file `path` once a second, unless it is None.
 
     A full disk loses intervals and never stops the proxy. It is logged once until it has room.
     """
     if path is None:
         yield
         return
+    # A file that cannot be opened is a fault of the configuration.
     try:
         file = open_at_once(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         stream = os.fdopen(file, "w", HLOG_BUFFER_BYTES, encoding="utf-8")
     except OSError as error:
         raise InputError(f"metrics.hlog: cannot write {path} ({why_not(error)})") from error
+    # Later faults are logged once, until a write succeeds.
     clock = asyncio.get_running_loop().time
     start = clock()
     failing = False

@@ -2,10 +2,10 @@
 
 Durations are recorded in seconds under a tag. Once a second each tag with values becomes one line.
 hdrhistogram's own log writer is not used: it cannot write a StartTime, never writes a tag and
-floors Interval_Max; its encoder is correct. Nothing here reads a clock: time stamps are arguments.
+floors Interval_Max. Its encoder is correct. Nothing here reads a clock: time stamps are arguments.
 
 Every histogram holds whole microseconds from 1 us to 1 h with 3 significant digits (worst error
-0.05 %). A value outside is clamped to the bound; above 1 h it is also counted as overflow.
+0.05 %). A value outside is clamped to the bound. Above 1 h it is also counted as overflow.
 """
 
 import binascii
@@ -47,7 +47,7 @@ _DECODE_ERRORS = (
     HdrLengthException,
     HdrHistogramSettingsException,
     ArithmeticError,
-    AssertionError,  # of the decoder, for an empty payload
+    AssertionError,  # the decoder raises it for an empty payload
     LookupError,
     MemoryError,
     OSError,
@@ -68,7 +68,7 @@ def to_us(seconds: float) -> int:
 
 
 def _used(histogram: Any) -> int:
-    """Return how many of the counts may be other than 0: the first ones."""
+    """Return the number of leading counts after which all are 0."""
     if not histogram.total_count:
         return 0
     return int(histogram.get_counts_array_index(int(histogram.max_value))) + 1
@@ -82,7 +82,7 @@ def _empty(histogram: Any) -> None:
 
 
 def all_to_us(seconds: "array[float]") -> "array[int]":
-    """Convert as `to_us` does; with numpy, if the program has loaded it, at 5 ns a value."""
+    """Convert as `to_us` does. With numpy, if the program has loaded it, at 5 ns a value."""
     numpy = sys.modules.get("numpy")
     if numpy is None or len(seconds) < BULK_FROM:
         return array("q", [to_us(value) for value in seconds])
@@ -91,7 +91,7 @@ def all_to_us(seconds: "array[float]") -> "array[int]":
 
 
 def record_all(histogram: Any, values_us: "array[int]") -> int:
-    """Record values in bulk; returns the number of values above 1 h, which are clamped.
+    """Record values in bulk. Returns the number of values above 1 h, which are clamped.
 
     The result is identical to `record_value` for each. numpy (8 to 40 ns a value, not 570 ns) is
     used if the program has loaded it: loading it here would block a running loop for 0.1 s.
@@ -102,11 +102,11 @@ def record_all(histogram: Any, values_us: "array[int]") -> int:
     mask, magnitude = histogram.sub_bucket_mask, histogram.sub_bucket_half_count_magnitude
     unit, half, counts = histogram.unit_magnitude, histogram.sub_bucket_half_count, histogram.counts
     overflow = 0
-    for given in values_us:
-        value = given
-        if not LOWEST_US <= given <= HIGHEST_US:
-            overflow += given > HIGHEST_US
-            value = min(max(given, LOWEST_US), HIGHEST_US)
+    for value_us in values_us:
+        value = value_us
+        if not LOWEST_US <= value_us <= HIGHEST_US:
+            overflow += value_us > HIGHEST_US
+            value = min(max(value_us, LOWEST_US), HIGHEST_US)
         shift = (value | mask).bit_length() - magnitude - 1
         counts[((shift - unit + 1) << magnitude) + (value >> shift) - half] += 1
         histogram.min_value = min(histogram.min_value, value)
@@ -126,8 +126,8 @@ def _record_bulk(numpy: Any, histogram: Any, values_us: "array[int]") -> int:
     index = ((bucket + 1) << magnitude) + sub_bucket - histogram.sub_bucket_half_count
     counts = numpy.frombuffer(histogram.counts, dtype=numpy.int64)
     if len(values) < len(counts) // 4:  # does not touch all of them
-        found, times = numpy.unique(index, return_counts=True)
-        counts[found] += times
+        places, times = numpy.unique(index, return_counts=True)
+        counts[places] += times
     else:
         counts += numpy.bincount(index, minlength=len(counts))
     histogram.total_count += len(values)
@@ -158,7 +158,7 @@ class HlogWriter:
     """Writes header and interval lines to a text stream of the caller."""
 
     def __init__(self, stream: TextIO, start_unix_s: float, comments: Sequence[str] = ()) -> None:
-        """`start_unix_s`: wall clock at time stamp 0; `comments`: one line each, no brackets."""
+        """`start_unix_s`: wall clock at time stamp 0. `comments`: one line each, no brackets."""
         self._stream = stream
         self.comment(
             f"microseconds; Interval_Max in ms: max value unit ratio {MAX_VALUE_UNIT_RATIO}"
@@ -180,7 +180,7 @@ class HlogWriter:
         self._stream.write(f"#[{' '.join(text.split())}]\n")
 
     def write(self, tag: str, start_s: float, length_s: float, histogram: Any) -> None:
-        """Write one interval; `start_s` counts from the base time; "" is the default tag."""
+        """Write one interval. `start_s` counts from the base time. "" is the default tag."""
         if tag and not _TAG.fullmatch(tag):
             raise ValueError(f"a tag holds no comma and no space: {tag!r}")
         prefix = f"Tag={tag}," if tag else ""
@@ -204,9 +204,9 @@ class Total:
 
 
 class IntervalLog:
-    """Collects durations by tag; each `flush` writes one line for each tag with values.
+    """Collects durations by tag. Each `flush` writes one line for each tag with values.
 
-    Recording appends to an array (40 ns); once per interval all its values become microseconds and
+    Recording appends to an array (40 ns). Once per interval all its values become microseconds and
     fill the histograms.
     """
 
@@ -295,7 +295,7 @@ class IntervalLog:
 
 
 class LogInterval(NamedTuple):
-    """One line of a log; `start_s` counts from the log's StartTime."""
+    """One line of a log. `start_s` counts from the log's StartTime."""
 
     start_s: float
     length_s: float
@@ -303,7 +303,7 @@ class LogInterval(NamedTuple):
 
 
 def read_hlog(path: Path | str) -> dict[str, list[LogInterval]]:
-    """Return the intervals of a log by tag ("" for untagged lines), in file order; see below."""
+    """Return the intervals of a log by tag ("" for untagged lines), in file order. See below."""
     logs: dict[str, list[LogInterval]] = {}
     for tag, interval in hlog_intervals(path):
         logs.setdefault(tag, []).append(interval)
@@ -345,8 +345,8 @@ def hlog_intervals(path: Path | str) -> Iterator[tuple[str, LogInterval]]:
 def read_overflows(path: Path | str) -> dict[str, int]:
     """Return the overflows that a log of ours states, by tag."""
     with open(path, encoding="utf-8", newline="\n") as lines:
-        found = (_OVERFLOW.match(line) for line in lines if line.startswith("#[overflow"))
-        return {match[1]: int(match[2]) for match in found if match is not None}
+        matches = (_OVERFLOW.match(line) for line in lines if line.startswith("#[overflow"))
+        return {match[1]: int(match[2]) for match in matches if match is not None}
 
 
 def _stamp(pattern: re.Pattern[str], line: str, where: str, known: float | None) -> float | None:

@@ -12,7 +12,7 @@ INFO, WARNING, ERROR = logging.INFO, logging.WARNING, logging.ERROR
 
 
 class LogEvent(Enum):
-    """An event: its name in JSON lines, its level, and what has happened."""
+    """An event: its name in JSON lines, its level, and a description."""
 
     REQUEST = "request", INFO, "a request has ended (`debug` for requests outside the sample)"
     LISTENING = "listening", INFO, "the proxy accepts connections"

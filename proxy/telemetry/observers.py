@@ -36,7 +36,7 @@ class Telemetry:
         self._ids = ActiveIds()
 
     def new_record(self, id_: str, now: float) -> RequestRecord:
-        """Return the record of a request that has arrived; `finished` must follow."""
+        """Return the record of a request that has arrived. `finished` must follow."""
         return RequestRecord(id_, now, upstream_id=self._ids.take(id_))
 
     def started(self, record: RequestRecord, operation: str, headers: Mapping[str, str]) -> None:
@@ -48,7 +48,7 @@ class Telemetry:
             record.span = self._tracer.start(headers, operation)
 
     def receipt(self, request_id: str) -> Receipt | None:
-        """Return the record of the decisions about a request; None if it is gone."""
+        """Return the record of the decisions about a request, or None if it is gone."""
         return self._receipts.find(request_id)
 
     def finished(self, record: RequestRecord, status: int, now: float) -> None:

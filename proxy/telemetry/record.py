@@ -22,14 +22,14 @@ class RequestSpan(Protocol):
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request. Times are on the event loop's clock; None if the request did not get so far.
+    """One request. Times are on the event loop's clock, None if the request did not get so far.
 
     Attributes:
-        upstream_id: what the backends are told; other than `id` while an equal one is served.
+        upstream_id: the id for the backends; other than `id` while an equal id is served.
         written: the head of the request was written to a backend.
         operation: OpenTelemetry's name: chat or text_completion; "" for a path that is not shaped.
-        path: of the API, for a request whose work is charged; "" for others.
-        estimated_tokens: of the body of a request that is not shaped, until a backend counts them.
+        path: path of the API, for a request whose work is charged; "" for others.
+        estimated_tokens: estimate for a request that is not shaped, until a backend counts.
         model: as the backends know it.
         request: the request as the policy sees it, once the body is parsed.
         held_s: waited before it entered the queue from which it was sent (`hold`).
@@ -109,7 +109,7 @@ class RequestRecord:
         return None if self.first_token_at is None else self.first_token_at - self.arrived_at
 
     def time_per_output_token_s(self, now: float) -> float | None:
-        """Return the TPOT of a stream that ends now; None with fewer than two tokens."""
+        """Return the TPOT of a stream that ends now, or None with fewer than two tokens."""
         if self.first_token_at is None or self.output_tokens < 2:
             return None
         return (now - self.first_token_at) / (self.output_tokens - 1)

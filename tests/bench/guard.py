@@ -1,6 +1,6 @@
 """Compare the quality of the policy's decisions with a committed table (make guard).
 
-Virtual time: twelve kinds of traffic (`guard_workloads.py`) at several loads, on two and on eight
+Virtual time: twelve kinds of traffic (`guard_workloads.py`) at several loads, on two to sixteen
 engines, with whole and with chunked prefills. A cell of the table is one of these. Its figures are
 those of all seeds together:
 
@@ -90,9 +90,10 @@ class Cell:
 def all_cells() -> Iterator[Cell]:
     for name, kind in KINDS.items():
         yield Cell(name, 1.5, seeds=1, requests=QUICK)
-        for engines in (2, 8) if kind.wide else (2,):
+        for engines in (2, 4, 8, 16) if kind.wide else (2, 4):
+            loads = LOADS if engines in (2, 8) else (LOADS[0], LOADS[-1])
             for chunk in (0, CHUNK) if kind.flag else (0,):
-                for load in LOADS:
+                for load in loads:
                     yield Cell(name, load, engines, chunk, SEEDS if engines == 2 else 1)
 
 

@@ -195,4 +195,4 @@ def test_the_paths_that_are_passed_on_are_vllms(vllm: str) -> None:
     rest = sorted(plain - known - ours)
     # SageMaker's name for all paths, an operator's, a publisher's, and a chat without a dialect.
     assert rest == ["/invocations", "/is_scaling_elastic_ep", "/kv_event_sources", "/v1/systemone"]
-    assert {"/v1/models", "/tokenize", "/v1/completions/render"} <= plain
+    assert {"/v1/models", "/tokenize", "/v1/completions"} <= plain

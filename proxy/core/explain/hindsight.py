@@ -1,10 +1,10 @@
 """Judge rejections afterwards: would the request have met its target, had it been admitted?
 
-This is an estimate from what the backends then did. A request that was rejected for lack of time
-or room is followed as if it alone waited in the queue where it would have waited (a ghost):
+This is an estimate from the later work of the backends. A request that was rejected for lack of
+time or room is followed as if it alone waited in the queue where it would have waited (a ghost):
 
 - It would have been sent at the first moment at which a backend that was priced for it would have
-  let it start with no request before it there; or in place of the first request behind it that was
+  let it start with no request before it there, or in place of the first request behind it that was
   sent. So the time that the queue before it took is observed, not predicted.
 - It then meets its target if the wait so far plus the rest of that backend's prefills is within
   `max_wait`, and with its own predicted prefill within the client's limit. If not, the rejection
@@ -18,8 +18,8 @@ or room is followed as if it alone waited in the queue where it would have waite
 In a long overload, when the engines work without a break, a rejection is `costs_another`, not
 `false`: there was no room for one more. A ghost that has harmed no request within RETRY_MOST_S has
 harmed none: by then its client would be back. Not modelled: the KV cache that the ghost would have
-taken, and where those behind it would have gone instead. LOOK_AT_MOST ghosts of each bucket are
-followed at a time, which bounds the cost; the others are `unjudged`.
+taken, and where the requests behind it would have gone instead. LOOK_AT_MOST ghosts of each bucket
+are followed at a time, which bounds the cost. The others are `unjudged`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ class Ghost:
 
 
 class Hindsight:
-    """Follows rejected requests; `watches` while there are any."""
+    """Follows rejected requests. `watches` is True while there are any."""
 
     def __init__(self, receipts: Receipts) -> None:
         self._receipts = receipts
@@ -86,7 +86,7 @@ class Hindsight:
     def admitted(
         self, request: Request, bucket: Bucket, options: Sequence[Option], queued: int
     ) -> None:
-        """Note another admission, at these prices and with so many of its bucket waiting."""
+        """Note another admission at these prices, with `queued` requests of its bucket waiting."""
         for ghost in self._ghosts:
             receipt = ghost.receipt
             hastier = bucket.max_wait_s < receipt.max_wait_s
@@ -106,7 +106,7 @@ class Hindsight:
             ghost.displaces = without and not with_it
 
     def time_passes(self, gate: StartGate, backends: Mapping[str, Backend], now: float) -> None:
-        """Let time pass until `now`; nothing has happened since the last event."""
+        """Let time pass until `now`. Nothing has happened since the last event."""
         before = self._until
         self._until = now = max(now, before)
         rooms = [b for b in backends.values() if gate.has_room(b, before)]
@@ -132,7 +132,7 @@ class Hindsight:
         buckets: Mapping[str, Bucket],
         now: float,
     ) -> None:
-        """Note a request that is about to be sent: in a ghost's place, or delayed by one."""
+        """Note a request that is about to be sent: in a ghost's place, or delayed by a ghost."""
         slack_s = inf
         for ghost in list(self._ghosts):
             ours = ghost.waiting
@@ -210,13 +210,13 @@ class Hindsight:
 
 
 def _slack_s(request: Request, bucket: Bucket, option: Option) -> float:
-    """Return how much longer the wait could be for an admission (`admission.attainable`)."""
+    """Return the seconds by which the wait could grow and be `admission.attainable`."""
     wait_s = option.wait_s + option.margin_s
     return min(bucket.max_wait_s - wait_s, request.timeout_s - wait_s - option.prefill_s)
 
 
 def _slack_now_s(waiting: QueuedRequest, backend: Backend, bucket: Bucket, now: float) -> float:
-    """Return how much later a request that is sent now could begin; below 0: it is late."""
+    """Return the seconds by which a request sent now could begin later. Below 0 it is late."""
     request = waiting.request
     matched = backend.matched_tokens(request)
     prefill_s = backend.prefill_s(request, matched)
@@ -229,12 +229,12 @@ def _slack_now_s(waiting: QueuedRequest, backend: Backend, bucket: Bucket, now: 
 
 
 def _priced(ghost: Ghost, backend: Backend) -> bool:
-    """Return whether it could have gone there."""
+    """True if this backend could have served the request."""
     return any(option.backend == backend.name for option in ghost.receipt.options)
 
 
 def _first(ghost: Ghost, backend: Backend) -> bool:
-    """Return whether it could have gone there, before every request of its bucket."""
+    """True if this backend could have served it before every other request of its bucket."""
     if not _priced(ghost, backend):
         return False
     if not backend.queued:

@@ -1,6 +1,6 @@
 """Records of decisions: the forecast, the decision, and what happened then.
 
-They hold lengths, seconds and names, no text. The number of ended ones that are kept is bounded.
+They store lengths, seconds and names, no text. A bounded number of ended records is kept.
 """
 
 from collections.abc import Sequence
@@ -39,19 +39,19 @@ class Step:
 
 
 class Receipt:
-    """The record of one request. Times are on the caller's clock; -1: it did not happen.
+    """The record of one request. Times are on the caller's clock, -1 if it did not happen.
 
     Attributes:
         options: the forecast for each backend on arrival.
         chosen: the option that the route picked on arrival.
-        rule: the condition that decided (see `recorder.py`); it compared `value` with `limit`.
+        rule: the condition that decided, by `value` against `limit` (see `recorder.py`).
         queued: requests of its bucket that waited already; -1 if it did not have to wait.
         target_s: the first token was promised within this time after arrival.
         waits: seconds in the queue by what kept it there.
         state: queued, prefilling, streaming, ended, left or refused.
         predicted_s: predicted seconds from the last dispatch to the first token.
         engine_tokens: its prompt as the engine counts.
-        would: what would have been decided, where requests are only observed.
+        would: the record that mode shape would have written, where requests are only observed.
         status, reason: the answer that the client got, reported by the relay.
     """
 
@@ -135,7 +135,7 @@ class Receipt:
             self.steps.append(Step(at, kind, backend, why))
 
     def waits_for(self, why: str, now: float) -> None:
-        """Note what keeps it waiting from now on; "" for nothing."""
+        """Note the reason for which it waits from now on, or "" if it waits no longer."""
         before = self.waiting_for
         if before:
             self.waits[before] = self.waits.get(before, 0.0) + now - self.wait_since
@@ -154,7 +154,7 @@ class DecisionTally:
         late, early: first tokens by the error of the prediction on arrival: the number up to each
             of ERROR_S, and above.
         late_s, early_s: sums of these errors.
-        waits: seconds in the queue by what kept the requests there, of those that have ended.
+        waits: seconds in the queue of ended requests, by the reason of the wait.
         observed: requests that were only observed, by the rule that would have decided.
     """
 
@@ -171,7 +171,7 @@ class DecisionTally:
         self.observed: dict[str, int] = {}
 
     def first_token(self, ttft_s: float, predicted_s: float) -> None:
-        """Count a first token by the error of its prediction; both times are from arrival."""
+        """Count a first token by the error of its prediction. Both times are from arrival."""
         error_s = ttft_s - predicted_s
         at, size_s = 0, abs(error_s)
         while at < len(ERROR_S) and size_s > ERROR_S[at]:
@@ -185,7 +185,7 @@ class DecisionTally:
 
 
 class Receipts:
-    """The records of requests under way, and of the last `keep` that have ended."""
+    """The records of requests in progress, and of the last `keep` requests that have ended."""
 
     def __init__(self, keep: int) -> None:
         self.keep = keep
@@ -198,7 +198,7 @@ class Receipts:
         return receipt
 
     def close(self, receipt: Receipt, state: str, now: float) -> None:
-        """End a record; drop the oldest ended one if there are too many."""
+        """End a record. Drops the oldest ended record if there are more than `keep`."""
         receipt.waits_for("", now)
         receipt.state = state
         receipt.ended_at = now
@@ -218,16 +218,16 @@ class Receipts:
         return tally
 
     def find(self, request_id: str) -> Receipt | None:
-        """Return a record; None if it is unknown or was dropped."""
+        """Return a record, or None if it is unknown or was dropped."""
         return self.under_way.get(request_id) or self.ended.get(request_id)
 
     def named(self, name: str) -> list[Receipt]:
-        """Return the records named `name`, or `name/` and a number; the latest first."""
-        if (one := self.find(name)) is not None:
-            return [one]
-        found = [r for r in self.ended.values() if r.id.rpartition("/")[0] == name]
-        found += [r for r in self.under_way.values() if r.id.rpartition("/")[0] == name]
-        return sorted(reversed(found), key=lambda receipt: -receipt.arrived_at)
+        """Return the records named `name`, or `name/` and a number, the latest first."""
+        if (receipt := self.find(name)) is not None:
+            return [receipt]
+        matches = [r for r in self.ended.values() if r.id.rpartition("/")[0] == name]
+        matches += [r for r in self.under_way.values() if r.id.rpartition("/")[0] == name]
+        return sorted(reversed(matches), key=lambda match: -match.arrived_at)
 
     def answered(self, request_id: str, status: int, reason: str) -> None:
         """Note the answer that the client got."""

@@ -1,6 +1,6 @@
 """Keep a record of each decision. The recorder observes the dispatcher and decides nothing.
 
-Rules that decide about a new request; most have a value and a limit:
+Rules that decide about a new request. Most have a value and a limit:
 
  starts, queues     admitted: it meets its target, as predicted
  idle               admitted though it would not: an idle backend rejects no request
@@ -10,13 +10,13 @@ Rules that decide about a new request; most have a value and a limit:
  tenant_share       rejected: its tenant holds as much of the queue as leaves others room
  earlier_programs   rejected: programs that began before fill the KV caches
  tenant_quota       rejected: seconds until the tenant's quota has room for it
- prompt_too_long    rejected: its tokens, against those of the last bucket
+ prompt_too_long    rejected: its tokens, against `up_to` of the last bucket
  no_backend         rejected: no backend that may take it is up
- observed           sent at once, as every request is; `would` has what would have been decided
+ observed           sent at once, as every request is; `would` has the decision of mode shape
 
 Rules for a request that was admitted and is rejected after all: `deadline_passed` in the queue,
-`gave_way` to a more urgent one in a full queue, or `no_time`, `line_full` or `no_backend` after its
-backend had failed.
+`gave_way` to a more urgent request in a full queue, or `no_time`, `line_full` or `no_backend` after
+its backend had failed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ from forebay.proxy.core.state.queue import QueuedRequest
 
 
 class DecisionRecorder:
-    """`receipts` has the requests under way and the last `keep` that have ended."""
+    """Writes `receipts`: of requests in progress, and of the last `keep` that have ended."""
 
     def __init__(self, keep: int) -> None:
         self.receipts = Receipts(keep)
@@ -69,8 +69,8 @@ class DecisionRecorder:
         """Record the decision about a new request.
 
         Args:
-            limits: the bucket, with the `max_wait` that holds for it.
-            option: the one that the route picked from `options`.
+            limits: the bucket, with the `max_wait` that applies to the request.
+            option: the option that the route picked from `options`.
             queued: requests of its bucket that wait already; -1 if it would not wait.
             reason: None if it is admitted.
         """
@@ -244,7 +244,7 @@ def note_decision(
     queued: int,
     reason: RejectReason | None,
 ) -> None:
-    """Note the forecast, the decision and its rule; arguments as of `DecisionRecorder.decided`."""
+    """Note the forecast, the decision and its rule. Arguments as of `DecisionRecorder.decided`."""
     receipt.options = options
     receipt.chosen = option
     receipt.queued = queued

@@ -12,9 +12,9 @@ from forebay.proxy.core.learn.cost import MOST_OFF
 from forebay.proxy.core.model import ENOUGH
 
 PRIOR_SERVER_S_PER_TOKEN: Final = 3.8e-6
-"""vLLM 0.26 beside an H200. Doubled: the first hits of long prompts are predicted twice as late."""
+"""vLLM 0.26 with an H200. Doubled: the first hits of long prompts are predicted twice as late."""
 BEFORE_SHARE: Final = 0.65
-"""Of that time, the part in which the next text waits: reading and tokenizing. Doubled (all of it):
+"""Part of that time in which the next text waits: reading and tokenizing. Doubled (all of it):
 hits of one long document are sent half as fast again as the server takes them."""
 
 
@@ -40,7 +40,7 @@ class ServerModel:
         return (1.0 - BEFORE_SHARE) * self.token_s * prompt_tokens
 
     def observe(self, predicted_s: float, elapsed_s: float) -> None:
-        """Learn that what was predicted to take `predicted_s` in the server took `elapsed_s`."""
+        """Learn that work predicted to take `predicted_s` in the server took `elapsed_s`."""
         off = max(1.0 / MOST_OFF, min(MOST_OFF, elapsed_s / predicted_s))
         self._observations = min(ENOUGH, self._observations + 1)
         self.token_s *= exp(log(off) / self._observations)
@@ -70,7 +70,7 @@ class TimeInServer:
     def answered(
         self, prompt_tokens: int, sent_at: float, reached_at: float, since: float, *, last: bool
     ) -> None:
-        """Note an answer in an observation that began at `since`; `last`: no prefill is left."""
+        """Note an answer in an observation that began at `since`. `last`: no prefill is left."""
         self._answers += 1
         # Answers of one step come together: the event loop decodes the longer prompt first.
         self.after_s = max(self.after_s, self._model.after_s(prompt_tokens))
@@ -81,8 +81,8 @@ class TimeInServer:
     def learn(self, elapsed_s: float, engine_s: float) -> None:
         """Learn from an observation that was mostly time in the server.
 
-        Beside other prefills the engine's steps and the texts before it take time, too: such an
-        observation teaches nothing.
+        With other prefills in the engine, its steps and earlier texts take time, too. Such an
+        observation is dropped.
         """
         if self.alone:
             self._model.observe(self.before_s + self.after_s, elapsed_s - engine_s)

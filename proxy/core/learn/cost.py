@@ -1,4 +1,4 @@
-"""Learn what a prefill costs on one backend: seconds from tokens, corrected by observation.
+"""Learn the cost of a prefill on one backend: seconds from tokens, corrected by observation.
 
     seconds = a + b*u + g*u*(n - u/2)
 
@@ -6,7 +6,7 @@ u: uncached tokens, n: prompt tokens. The last term is causal attention: each ne
 everything before it, so a chunk of u tokens that ends at n costs u*(n - u/2) token pairs. The b and
 g terms are equal at 37k to 54k tokens for models of 4B to 14B parameters.
 
-The coefficients start at a prior for an 8B model on an H200. Each has a scale; an extended Kalman
+The coefficients start at a prior for an 8B model on an H200. Each has a scale. An extended Kalman
 filter follows the logarithms of the scales as a random walk (Ljung, System Identification, 11.4).
 It observes the logarithm of measured over predicted seconds: a chat counts as much as a 120k-token
 document, and no coefficient becomes negative or jumps. The scales mostly move together, as the
@@ -29,37 +29,37 @@ PRIOR_READ_S_PER_TOKEN: Final = 3.4e-8
 cache at 80 % of an H200's bandwidth. Doubled: 93.0 instead of 94.8 % of multi-turn chats are in
 time at 1.5 times capacity."""
 NOISE: Final = 0.04
-"""Variance of an observation's logarithm: batching, decode beside a prefill. At 0.0625 two
-documents no longer correct what a chat has taught about an engine."""
+"""Variance of an observation's logarithm: batching, decode in the steps of a prefill. At 0.0625 two
+documents no longer correct the lessons of a chat about an engine."""
 UNSURE_SPEED: Final = 1.0
 """Largest variance of the part that the log scales have in common. Doubled: the first answer counts
 for 98 instead of 96 %."""
 UNSURE_SCALE: Final = 0.1
 """Largest variance of each log scale besides. Doubled: chats tell less about documents."""
 DRIFT: Final = 0.001  # share of these variances added per observation; doubled: forgets faster
-FURTHEST: Final = log(100.0)  # of a scale; doubled: an engine may be 10,000 times as slow
+FURTHEST: Final = log(100.0)  # bound of a log scale; doubled: an engine may be 10,000 times as slow
 MOST_OFF: Final = 5.0
-"""An observation counts as at most so many times off. At 3, two documents no longer correct what a
-chat has taught about an engine; doubled: one hiccup spoils predictions."""
+"""An observation counts as at most this many times off. At 3, two documents no longer correct the
+lessons of a chat about an engine; doubled: one hiccup spoils predictions."""
 FAR_OFF: Final = 3.0
 """A prefill hardly ever differs from its prediction by more than this factor; else something is
 wrong with the backend. A backend whose first tokens are later than its peers' by more takes no
-work, and a request is hopeless if its prefill takes so many times what its client waits. Doubled: a
+work, and a request is hopeless if its prefill takes this many times its client's limit. Doubled: a
 failing backend is used for longer."""
 UNPROVEN: Final = 0.25
-"""Relative error of a prediction that nothing has confirmed. A prefill that takes so much longer
+"""Relative error of a prediction that nothing has confirmed. A prefill that takes longer by more
 was not cached as believed, and backends whose prefills differ by less are equally fast. Doubled:
 new backends are avoided for longer, and a missed cache hit is noticed later."""
 EDGES_S: Final[tuple[float, ...]] = (0.25, 1.0, 4.0)
 """Between the classes of `PredictionError`. Doubled: waits up to 0.5 s share the error of chats."""
 OF_ALL: Final = 0.75
-"""No wait is taken to be less certain than this share of the error of all prefills: short ones
-are off the most, but most waits consist of many of them. Doubled, it hardly applies; without it,
+"""A wait is at least as uncertain as this share of the error of all prefills: short prefills are
+off the most, but most waits consist of many of them. Doubled, it hardly applies; without it,
 1.7 to 3.1 instead of at most 1.9 % of Azure code's requests are rejected falsely."""
 
 FULL_STEP_TOKENS: Final = 8_192
 """Tokens in one engine step under load: vLLM's default `max_num_batched_tokens` for servers.
-Doubled: fewer steps are expected, so less of the longer prefills beside a request."""
+Doubled: fewer steps are expected, so less of the longer prefills in the steps of a request."""
 
 Vector = tuple[float, float, float]
 
@@ -76,8 +76,8 @@ def features(uncached_tokens: float, prompt_tokens: float) -> Vector:
 class PredictionError:
     """The smoothed relative error of predictions, by length of the prefill.
 
-    Engine steps and decoding beside a prefill matter less the longer it is. On simulated H200s,
-    predictions below 0.25 s are off by 30 % on average, those of 1 s by 10 %, those of 8 s by 5 %.
+    Engine steps, and decoding in the steps of a prefill, matter less the longer it is. On simulated
+    H200s predictions are off by 30 % on average below 0.25 s, by 10 % at 1 s and by 5 % at 8 s.
     One figure for all, dominated by chats, would reject requests behind a long prefill whose
     duration is well known.
     """
@@ -91,7 +91,7 @@ class PredictionError:
         self._least = [UNPROVEN * OF_ALL] * classes  # what `at` returns for each
 
     def observe(self, predicted_s: float, error: float) -> None:
-        """Learn from one prefill; `error` is the logarithm of measured over predicted seconds."""
+        """Learn from one prefill. `error` is the logarithm of measured over predicted seconds."""
         self._all += (abs(error) - self._all) / ENOUGH
         class_ = _class_of(predicted_s)
         self._shares[class_].add(abs(error))
@@ -104,9 +104,9 @@ class PredictionError:
             self._least[place] = least = min(least, share.value)
 
     def at(self, seconds: float) -> float:
-        """Return the relative error of a prediction of so many seconds, for one or many prefills.
+        """Return the relative error of a prediction of `seconds`, for one or many prefills.
 
-        Never above that of shorter predictions: errors of independent parts cancel out.
+        Never above the error of shorter predictions, as errors of independent parts cancel out.
         """
         return self._least[_class_of(seconds)]
 
@@ -117,7 +117,7 @@ class CostModel:
     Attributes:
         scale: factor of each term of the prior.
         observations: how many prefills were observed.
-        proven_tokens: two observed prefills had at least so many uncached tokens.
+        proven_tokens: two observed prefills had at least this many uncached tokens.
         error: how far predictions are off.
     """
 

@@ -1,4 +1,4 @@
-"""Decayed sums of what was sent or computed lately, and averages of recent values."""
+"""Decayed sums of recent tokens and seconds, and averages of recent values."""
 
 from math import exp, log
 from typing import Final
@@ -7,7 +7,7 @@ from forebay.proxy.core.model import ENOUGH
 
 LOAD_TIME_S: Final = 173.0
 """Time constant of loads (half-life 120 s): long enough to even out a burst of documents. A tenant
-that is idle for so long is forgotten, with what it used too much. Doubled: the balance between
+that is idle for this long is forgotten, with its overuse. Doubled: the balance between
 equal backends is restored more slowly."""
 RECENT_S: Final = 10.0
 """Window and time constant of everything else that counts as recent: arrivals of a bucket or
@@ -16,7 +16,7 @@ with LOAD_TIME_S for the use of buckets, the forecast lags behind the load in ov
 
 
 class Average:
-    """The mean of a guess and the first ENOUGH values; then each new value counts 1 / ENOUGH."""
+    """The mean of a guess and the first ENOUGH values. Each later value counts 1 / ENOUGH."""
 
     __slots__ = ("seen", "value")
 
@@ -26,12 +26,12 @@ class Average:
 
     def add(self, value: float) -> None:
         self.seen += 1
-        known = 1 + self.seen
-        self.value += (value - self.value) / (known if known < ENOUGH else ENOUGH)
+        count = 1 + self.seen
+        self.value += (value - self.value) / (count if count < ENOUGH else ENOUGH)
 
 
 class DecayedSum:
-    """A sum that decays with the time constant `time_s`; `amount` is its value at time `at`."""
+    """A sum that decays with the time constant `time_s`. `amount` is its value at time `at`."""
 
     __slots__ = ("amount", "at", "time_s")
 

@@ -1,9 +1,9 @@
 """Know exactly which blocks an engine holds, from the KV events that it publishes.
 
 The engine counts blocks of tokens, the proxy blocks of text. The proxy names an engine block by a
-key: a chained hash of its tokens, so equal keys mean equal beginnings, whatever hashes the engine
-uses itself. `BlockTranslations` learns from tokenized prompts which keys belong to which text
-blocks. `EngineBlocks` counts which keys one engine holds.
+key: a chained hash of its tokens. So equal keys mean equal beginnings with any hash of the engine.
+`BlockTranslations` learns from tokenized prompts which keys belong to which text blocks.
+`EngineBlocks` counts which keys one engine holds.
 """
 
 from collections import OrderedDict
@@ -14,7 +14,7 @@ from forebay.proxy.core.learn.prefix_index import common_run, leading_run
 from forebay.proxy.core.model import SLACK
 
 MOST_KEYS: Final = 1 << 21
-"""Of all translations together; 8 bytes each if they are an array. Doubled: 16 MiB more."""
+"""Keys of all translations together, 8 bytes each in an array. Doubled: 16 MiB more."""
 
 
 class BlockPlace:
@@ -22,7 +22,7 @@ class BlockPlace:
 
     Attributes:
         keys: keys of all engine blocks of that prompt.
-        owner: the last text block learned with it; they are forgotten together.
+        owner: the last text block learned with it. They are forgotten together.
         tokens: prompt tokens up to the end of the text block, in proportion to the text.
         shared: engine blocks shared by two prompts that differ right behind this text block;
             None until two such prompts were seen.
@@ -38,7 +38,7 @@ class BlockPlace:
 
 
 class BlockTranslations:
-    """Text blocks to engine blocks of `block_size` tokens; least recently used ones are dropped."""
+    """Text blocks to engine blocks of `block_size` tokens. The least recently used are dropped."""
 
     def __init__(self, block_size: int, most_keys: int = MOST_KEYS) -> None:
         self.block_size = block_size
@@ -52,7 +52,7 @@ class BlockTranslations:
         return len(self._places)
 
     def known(self, blocks: Sequence[int]) -> int:
-        """Return how many leading text blocks are translated."""
+        """Return the number of leading text blocks that are translated."""
         return leading_run(self._places, blocks)
 
     def place(self, block: int) -> BlockPlace:
@@ -60,34 +60,34 @@ class BlockTranslations:
         return self._places[block]
 
     def wanted(self, blocks: Sequence[int]) -> bool:
-        """Return whether tokenizing this prompt would teach something new."""
-        known = self.known(blocks)
-        if not known:
+        """True if tokenizing this prompt would teach something new."""
+        translated = self.known(blocks)
+        if not translated:
             return bool(blocks)
-        place = self._places[blocks[known - 1]]
+        place = self._places[blocks[translated - 1]]
         self._added.move_to_end(place.owner)
-        if len(blocks) - known > SLACK * len(blocks):
+        if len(blocks) - translated > SLACK * len(blocks):
             return True
         return place.shared is None
 
     def learn(self, blocks: Sequence[int], keys: Sequence[int], tokens_per_block: float) -> None:
-        """Keep which engine blocks belong to a prompt's text blocks.
+        """Store the engine blocks that belong to a prompt's text blocks.
 
         Args:
             tokens_per_block: prompt tokens in a text block, on average.
         """
         if not blocks:
             return
-        known = self.known(blocks)
-        if known:
-            place = self._places[blocks[known - 1]]
+        translated = self.known(blocks)
+        if translated:
+            place = self._places[blocks[translated - 1]]
             place.shared = common_run(place.keys, keys)
-        # The beginning may have been dropped while what follows it was not.
-        new = [block for block in blocks[known:] if block not in self._places]
+        # The beginning may have been dropped while its continuation was not.
+        new = [block for block in blocks[translated:] if block not in self._places]
         if not new or len(keys) > self._most_keys:
             return
         for number, block in enumerate(blocks, 1):
-            if number > known and block not in self._places:
+            if number > translated and block not in self._places:
                 self._places[block] = BlockPlace(keys, new[-1], number * tokens_per_block)
         self._added[new[-1]] = new, len(keys)
         self._keys += len(keys)
@@ -98,7 +98,7 @@ class BlockTranslations:
                 del self._places[block]
 
     def forget_size(self) -> None:
-        """Forget everything: the next engine that is followed announces its block size anew."""
+        """Forget everything. The next engine that is followed announces its own block size."""
         self.clear()
         self.block_size = 0
 
@@ -112,9 +112,9 @@ class EngineBlocks:
     """The blocks that one engine holds, from its KV events in order.
 
     Attributes:
-        complete: all blocks that the engine holds are known; while False `match` answers None.
-        pool_blocks: engine blocks of its KV pool, 0 if unknown. Once so many are known to be
-            held, no unknown ones can be.
+        complete: all blocks that the engine holds are known; while False `match` returns None.
+        pool_blocks: engine blocks of its KV pool, 0 if unknown. Once this many blocks are known to
+            be held, the engine can hold no unknown block.
     """
 
     def __init__(self, translations: BlockTranslations, pool_blocks: int = 0) -> None:
@@ -140,7 +140,7 @@ class EngineBlocks:
             self.complete = True
 
     def removed(self, keys: Sequence[int]) -> None:
-        """Drop one copy of each block; unknown keys are ignored."""
+        """Drop one copy of each block. Unknown keys are ignored."""
         copies = self._copies
         for key in keys:
             count = copies.get(key, 0)
@@ -158,7 +158,7 @@ class EngineBlocks:
         self.complete = complete
 
     def lost(self) -> None:
-        """Drop all blocks: an event was missed that nobody repeats."""
+        """Drop all blocks, because an event was missed that is not repeated."""
         self.cleared(complete=False)
 
     def doubt(self) -> None:
@@ -172,24 +172,24 @@ class EngineBlocks:
         self._doubted = False
 
     def match(self, blocks: Sequence[int], believed: int) -> int | None:
-        """Return the leading prompt tokens that are held; None if unknown.
+        """Return the number of leading prompt tokens that are held, or None if unknown.
 
         Args:
             blocks: the prompt's text blocks.
-            believed: how many of them the prefix index holds; those without a translation may be
-                held as well.
+            believed: leading blocks that the prefix index holds. Blocks without a translation may
+                be held as well.
         """
         if not self.complete or not blocks:
             return None
         translations = self.translations
-        known = translations.known(blocks)
-        if not known:
+        translated = translations.known(blocks)
+        if not translated:
             return None
-        place, size = translations.place(blocks[known - 1]), translations.block_size
+        place, size = translations.place(blocks[translated - 1]), translations.block_size
         run = leading_run(self._copies, place.keys)
         limit = place.shared if place.shared is not None else int(place.tokens) // size
         if run < limit:
             return run * size
-        if believed > known:
+        if believed > translated:
             return None
         return limit * size

@@ -1,6 +1,6 @@
 """Estimate what one engine holds in its prefix cache.
 
-Three sources, the best one available is used:
+The best available of three sources is used:
  - believed: an index of the prompts that the engine was sent;
  - corrected: the engine reports cached tokens in its answers, which shows how much it keeps;
  - exact: the engine publishes KV events (`engine_blocks.py`).
@@ -18,9 +18,10 @@ DEFAULT_INDEX_BLOCKS: Final = 1 << 16
 answers tell, and memory doubles."""
 KEPT_STEP: Final = 1.01  # factor of `kept` when more is cached; doubled: it swings more
 KEPT_LEAST: Final = 0.25
-"""Of a known KV pool; below that the reports must mean something else. Doubled: an engine that
-other clients share is believed to hold half of its pool for us."""
-KEPT_LEAST_UNKNOWN: Final = 1e-3  # of DEFAULT_INDEX_BLOCKS; doubled: pools below 65k tokens suffer
+"""Share of a known KV pool. Below that the reports must mean something else. Doubled: an engine
+that other clients share is believed to hold half of its pool for us."""
+KEPT_LEAST_UNKNOWN: Final = 1e-3
+"""Share of DEFAULT_INDEX_BLOCKS. Doubled: pools below 65k tokens suffer."""
 KEPT_MOST: Final = 1.5  # prompts may be shorter than estimated; doubled: slower back to 1
 SURPLUS_BLOCKS: Final = 1.5
 """Text blocks cached beyond the prediction; less may be the end of a prompt, which is in no block.
@@ -28,7 +29,7 @@ Doubled: an index that is too small is noticed later."""
 
 
 def tokens_in(blocks: int, request: Request) -> int:
-    """Return the prompt tokens that a hit of so many leading blocks saves.
+    """Return the prompt tokens that a hit of `blocks` leading blocks saves.
 
     The engine always computes the last prompt token.
     """
@@ -94,7 +95,7 @@ class PrefixError:
 
     @property
     def bias_tokens(self) -> float:
-        """Mean of predicted minus reported tokens; above 0: too much was predicted."""
+        """Mean of predicted minus reported tokens. Above 0, predictions are too high."""
         return (self.predicted_tokens - self.reported_tokens) / max(1, self.answers)
 
     @property
@@ -124,7 +125,7 @@ class PrefixCache:
         self.engine_blocks: EngineBlocks | None = None
         self.error = PrefixError()
         self.reports = False
-        self._block_tokens = 512.0  # of the latest prompt
+        self._block_tokens = 512.0  # tokens in a block of the latest prompt
 
     @property
     def mode(self) -> str:
@@ -148,7 +149,7 @@ class PrefixCache:
         return tokens_in(blocks, request) if blocks else 0
 
     def _exact_tokens(self, request: Request, believed_blocks: int) -> int | None:
-        """Return the tokens in the published blocks; None if these do not answer."""
+        """Return the tokens held by published blocks, or None if these do not tell."""
         assert self.engine_blocks is not None
         matched = self.engine_blocks.match(request.blocks, believed_blocks)
         return None if matched is None else min(matched, request.prompt_tokens - 1)
@@ -157,7 +158,7 @@ class PrefixCache:
         """Enter a request that is sent to the engine.
 
         Args:
-            head: the request whose prefill runs now; None if it is this one.
+            head: the request whose prefill runs now; None if it is this request.
             kv_tokens: size of the engine's KV pool; infinite if unknown.
         """
         request = visit.request
@@ -188,14 +189,14 @@ class PrefixCache:
         visit.evidence = stamp
 
     def used_at(self, request: Request, matched_tokens: int) -> float:
-        """Return when the last of these cached tokens was used; 0 if that is not known."""
+        """Return when the last of these cached tokens was used, or 0 if that is not known."""
         deepest = round(matched_tokens / request.block_tokens)
         if 0 < deepest <= len(request.blocks):
             return self.prefixes.stamp_of(request.blocks[deepest - 1])
         return 0.0
 
     def cut_short(self, visit: Visit, computed_share: float) -> None:
-        """Forget the part of a prompt that was not computed: its request ended too early."""
+        """Forget the part of a prompt that was not computed, as its request ended too early."""
         if visit.touch is None or visit.exact:
             return
         matched_tokens, block_tokens = visit.matched_tokens, visit.request.block_tokens
@@ -246,7 +247,7 @@ class PrefixCache:
             self.kept = min(KEPT_MOST, self.kept * KEPT_STEP)
 
     def _keeps_less(self, block_tokens: float, kv_tokens: float) -> None:
-        """Lower `kept` towards what is left of the index."""
+        """Lower `kept` towards the share of the pool that the index still has."""
         least, pool_blocks = KEPT_LEAST_UNKNOWN, float(DEFAULT_INDEX_BLOCKS)
         if kv_tokens < inf:
             least, pool_blocks = KEPT_LEAST, kv_tokens / block_tokens
@@ -254,7 +255,7 @@ class PrefixCache:
         self.kept = max(least, self.kept + MAJORITY * (left - self.kept))
 
     def restarted(self) -> None:
-        """Forget everything: the engine restarted or is another one now."""
+        """Forget everything: the engine restarted or was replaced."""
         self.prefixes.clear()
         self.reports = False
         if self.engine_blocks is not None:

@@ -1,7 +1,7 @@
 """Guess which prompt prefixes one backend still holds in its KV cache.
 
 The index has the chained hashes of the blocks that the backend was sent. Its size is bounded by the
-KV pool; the least recently used block is evicted first. The engine frees the tail of a prompt
+KV pool. The least recently used block is evicted first. The engine frees the tail of a prompt
 before its head, and so does the index. A request that uses a block uses all blocks before it.
 So the part of a prompt that is held never has a gap, and a prompt whose last block was used again
 was used again completely.
@@ -19,9 +19,9 @@ V = TypeVar("V")
 
 
 def leading_run(held: dict[int, V], chain: Sequence[int]) -> int:
-    """Return how many leading hashes of `chain` are keys of `held`.
+    """Return the number of leading hashes of `chain` that are keys of `held`.
 
-    Binary search: hashes are chained, so where one is held all before it are.
+    Binary search: hashes are chained, so all hashes before a held hash are held.
     """
     if not chain or chain[0] not in held:
         return 0
@@ -36,7 +36,7 @@ def leading_run(held: dict[int, V], chain: Sequence[int]) -> int:
 
 
 def common_run(chain: Sequence[int], other: Sequence[int], known: int = 0) -> int:
-    """Return the length of the common beginning of two chains; at least `known` is known.
+    """Return the length of the common beginning of two chains, known to be at least `known`.
 
     Binary search: where two chained hashes are equal, all before them are.
     """
@@ -55,7 +55,7 @@ class Touch:
 
     `stamp` is the time of the request, a little later if that is needed to put touches in order.
     Successive requests that leave only anonymous blocks share one Touch, so that a million short
-    requests need no more memory than one.
+    requests need no more memory than one request.
     """
 
     __slots__ = ("anonymous", "blocks", "left", "stamp")
@@ -71,7 +71,7 @@ class PrefixIndex:
     """The blocks that one backend is believed to hold, least recently used first.
 
     Attributes:
-        capacity_blocks: how many blocks fit; the excess is evicted by the next `touch`.
+        capacity_blocks: number of blocks that fit. The next `touch` evicts the excess.
         evicted: the index has been full once.
     """
 
@@ -104,11 +104,11 @@ class PrefixIndex:
                 self._enter(holders, touch.blocks[: touch.left])
 
     def match(self, blocks: Sequence[int]) -> int:
-        """Return how many leading blocks are held."""
+        """Return the number of leading blocks that are held."""
         return leading_run(self._held, blocks)
 
     def stamp_of(self, block: int) -> float:
-        """Return the stamp of the block's last use; 0 if it is not held."""
+        """Return the stamp of the block's last use, or 0 if it is not held."""
         return self._held.get(block, 0.0)
 
     def touch(self, blocks: Sequence[int], other_blocks: float = 0.0, now: float = 0.0) -> Touch:
@@ -137,7 +137,10 @@ class PrefixIndex:
         return touch
 
     def _joined(self, touch: Touch) -> bool:
-        """Add anonymous blocks to the latest Touch, if that has only such blocks too."""
+        """Add anonymous blocks to the latest Touch, if that has only such blocks too.
+
+        Returns True if `touch` needs no place of its own.
+        """
         last = self._touches[-1] if self._touches else None
         if last is None or last.blocks:
             return not touch.anonymous
@@ -147,7 +150,7 @@ class PrefixIndex:
         return True
 
     def forget_until(self, stamp: float) -> None:
-        """Drop all blocks last used at `stamp` or before: the engine has evicted one of them."""
+        """Drop all blocks last used at `stamp` or before: the engine has evicted such a block."""
         touches = self._touches
         while touches and touches[0].stamp <= stamp:
             self._drop(touches.popleft(), 0)
@@ -182,11 +185,11 @@ class PrefixIndex:
         self.evicted = False
 
     def _evict(self) -> None:
-        """Drop the oldest blocks until the rest fits: anonymous ones first, then from the tail."""
+        """Drop the oldest blocks until the rest fits: anonymous blocks first, then the tail."""
         held, touches = self._held, self._touches
         excess = len(held) + self._anonymous - self.capacity_blocks
         while excess > 0:
-            if not touches:  # hashes are not chained: start anew rather than grow
+            if not touches:  # hashes are not chained: start again rather than grow
                 self.clear()
                 return
             self.evicted = True
@@ -207,14 +210,14 @@ class PrefixIndex:
                     excess -= 1
 
     def _outlived(self, touch: Touch) -> bool:
-        """Return whether no block of it is left: all were evicted or used again since."""
+        """True if no block of the Touch is left: all were evicted or used again since."""
         return not touch.left or self._held.get(touch.blocks[touch.left - 1]) != touch.stamp
 
     def _tidy(self) -> None:
         """Forget touches without blocks, so that their number stays bounded."""
-        kept = [t for t in self._touches if t.anonymous or not self._outlived(t)]
-        self._touches = deque(kept)
-        self._tidy_at = 2 * len(kept) + 64
+        touches = [t for t in self._touches if t.anonymous or not self._outlived(t)]
+        self._touches = deque(touches)
+        self._tidy_at = 2 * len(touches) + 64
 
     def _enter(self, holders: dict[int, int], blocks: Sequence[int]) -> None:
         position = 1

@@ -36,18 +36,18 @@
     documents with vLLM's flag.
  8. precedence.py: which work goes before a request?
     Constants: in learn/cost.py FULL_STEP_TOKENS; in model.py FULL, SLACK.
-    Worth: arrivals that overtake 0.5 points; work beside chunks 1.3 points.
+    Worth: arrivals that overtake 0.5 points; work alongside chunks 1.3 points.
  9. rendezvous.py: where do several proxies send a cold prompt?
     Constants: AGREED_SHARE; in model.py MAJORITY, ENOUGH, HISTORY.
     Worth: 4 to 16 points of cache hits, 2.5 points of requests in time.
 
-"Worth" is what is lost without it, in points of requests in time unless it says otherwise: virtual
+"Worth" is the loss without it, in points of requests in time unless it says otherwise: virtual
 time, 2026-11-23, 25 workloads, 2 to 5 seeds for each part alone (docs/research/policy.md).
 Constants with one meaning in several files are in `model.py`; each says what happens when doubled.
 
 The policy reads facts in `state/` and estimates in `learn/`. `shaper.py` has the events: rejections
-after admission (`wake`, `retry`), what is learned from an answer (`used`). `arrival.py` has the way
+after admission (`wake`, `retry`), lessons from an answer (`used`). `arrival.py` has the way
 of a new request, `dispatcher.py` the steps that all events share: work stealing (`_better_here`),
 requests pulled to a computed prefix (`_gather`). `explain/` observes and decides nothing.
-`observe.py` plays all this beside traffic that is sent at once.
+`observe.py` plays all this for traffic that is sent at once.
 """

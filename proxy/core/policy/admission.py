@@ -2,7 +2,7 @@
 
 A rejection at once is kinder than a queue without hope: the client can go elsewhere, and no GPU
 second is spent on an answer that comes too late. A predicted wait never rejects at an idle backend:
-a wrong estimate must not turn away a request that could have been served
+a wrong estimate must not reject a request that could have been served
 (Layr-Labs/d-inference#381).
 """
 
@@ -29,7 +29,7 @@ from forebay.proxy.core.state.tenants import Fairness, Quotas
 RETRY_MOST_S: Final = 60.0  # openai-python gives up above 120 s; doubled: at its limit
 SURE: Final = 2.0
 """Times the mean error of predictions: nine in ten normal errors are smaller. At 2.5, 94.7 instead
-of 96.7 % are in time beside unshared 120k documents; doubled: still fewer."""
+of 96.7 % are in time next to unshared 120k documents; doubled: still fewer."""
 RETURN_SHARE: Final = 0.2
 """Clients that come back have this share of the engines and of `max_wait` kept for them. Doubled:
 they come back twice as early and nearly all are served, but 2 % less work is done in time."""
@@ -41,7 +41,7 @@ def early_reject(
     """Reject a request that no forecast could help: too long for every bucket, or over its quota.
 
     Args:
-        bucket: the first one that holds the prompt; None if none does.
+        bucket: the first bucket that holds the prompt, or None.
     """
     if bucket is None:
         return Reject(request, "prompt_too_long", "", 0.0, inf)
@@ -53,24 +53,24 @@ def early_reject(
 
 
 def attainable(request: Request, bucket: Bucket, option: Option) -> bool:
-    """Return whether it would be sent within `max_wait_s` and answered within its timeout."""
+    """True if it would be sent within `max_wait_s` and get a first token within its timeout."""
     wait_s = option.wait_s + option.margin_s
     return wait_s <= bucket.max_wait_s and wait_s + option.prefill_s <= request.timeout_s
 
 
 def hopeless(request: Request, options: Sequence[Option]) -> bool:
-    """Return whether its prefill alone takes far longer than the client waits, on every backend."""
+    """True if its prefill alone takes far longer than the client waits, on every backend."""
     return min(option.prefill_s for option in options) > FAR_OFF * request.timeout_s
 
 
 def refuse(
     request: Request, bucket: Bucket, option: Option, queued: int, idle: bool
 ) -> RejectReason | None:
-    """Return why the request must be rejected; None to admit it.
+    """Return the reason to reject the request, or None to admit it.
 
     Args:
         option: where it would go.
-        queued: requests of the bucket that wait already; -1 if this one would not wait.
+        queued: requests of the bucket that wait already; -1 if this request would not wait.
         idle: the backend of `option` has nothing to do.
     """
     if queued >= bucket.max_queue:
@@ -81,7 +81,7 @@ def refuse(
 
 
 Admit = Callable[[Request, Bucket, Option, int, bool], RejectReason | None]
-"""The type of `refuse`; the simulator takes others, to learn what would have been."""
+"""The type of `refuse`. The simulator takes other functions, to compare rules."""
 
 
 def tenant_holds_too_much(
@@ -92,7 +92,7 @@ def tenant_holds_too_much(
     bucket: Bucket,
     now: float,
 ) -> bool:
-    """Return whether the tenant would hold too large a part of the bucket's queues."""
+    """True if the tenant would hold too large a part of the bucket's queues."""
     if not fairness.on or not fairness.shared(now):
         return False
     tenant = waiting.request.tenant
@@ -112,11 +112,13 @@ def tenant_holds_too_much(
 def gives_way(
     backends: Mapping[str, Backend], waiting: QueuedRequest, bucket: Bucket
 ) -> QueuedRequest | None:
-    """Return the request that leaves the bucket's full queue for a new one, or None.
+    """Return the request that leaves the bucket's full queue for a new request, or None.
 
-    The last request of the least urgent class, if that is less urgent than the new one; then the
-    last of a less urgent class of the same tenant; else the last request of a tenant that holds
-    more than half of the queue.
+    The first of these that exists:
+     - the last request of the least urgent class, if that is less urgent than the new request;
+     - the last request of a less urgent class of the same tenant;
+     - the last request of another tenant that holds more than half of the queue, if it is no more
+       urgent than the new request.
     """
     mates = _mates(backends, waiting, bucket)
     if not mates:
@@ -161,22 +163,22 @@ def _last(mates: Iterable[QueuedRequest]) -> QueuedRequest | None:
 
 
 def whole_s(seconds: float) -> float:
-    """Round up to whole seconds, at least one, within the range that clients obey."""
+    """Round up to whole seconds, at least 1 s, within the range that clients obey."""
     return float(ceil(max(1.0, min(RETRY_MOST_S, seconds))))
 
 
 class ReturnTimes:
     """When rejected clients should come back: one after the other.
 
-    When the predicted wait is over, everything that was in front of the request is done. The queue
-    has room for one earlier, but while the overload lasts new requests take that room first.
-    If every client rejected meanwhile were told the same, all would come back together and be
-    rejected again. So each is booked behind those rejected before it, as if new requests left them
-    RETURN_SHARE of the engines.
+    When the predicted wait is over, all work in front of the request is done. The queue has room
+    earlier, but while the overload lasts new requests take that room first. If every client
+    rejected meanwhile got the same time, all would come back together and be rejected again. So
+    each is booked behind the clients rejected before it, as if new requests left them RETURN_SHARE
+    of the engines.
 
-    To a policy without memory a request that comes back is a new one like any other, and rejected
-    as often as they are. So it is known by its prompt and tenant, and while clients do come back,
-    new requests may fill the queue up to 1 - RETURN_SHARE of `max_wait` only.
+    Without memory a policy rejects a request that comes back as often as a new request. So it is
+    recognised by its prompt and tenant. While clients do come back, new requests may fill the queue
+    up to 1 - RETURN_SHARE of `max_wait` only.
     """
 
     def __init__(self, buckets: Mapping[str, Bucket]) -> None:
@@ -214,30 +216,30 @@ class ReturnTimes:
         return max(wait_s, booked_until - now)
 
     def note(self, request: Request, retry_after_s: float, now: float) -> None:
-        """Note that the client of a rejected request was told to come back after so long."""
+        """Note that the client of a rejected request should come back after `retry_after_s`."""
         if not request.identity:
             return
         due, key = self._due_back, (request.tenant, request.identity)
         due.pop(key, None)
         while due and due[oldest := next(iter(due))] + RETRY_MOST_S <= now:
             del due[oldest]
-        if len(due) < REMEMBERED_MOST:  # a later one is told, too, but comes back as a new one
+        if len(due) < REMEMBERED_MOST:  # a further client is not recognised
             due[key] = now + retry_after_s
 
     def is_back(self, request: Request, now: float) -> bool:
-        """Return whether this request was rejected and comes back at its time, not earlier."""
+        """True if this request was rejected and comes back at its time, not earlier."""
         at = self._due_back.get((request.tenant, request.identity), inf)
         return at <= now < at + RETRY_MOST_S
 
     def limits(self, bucket: Bucket, request: Request, now: float) -> Bucket:
-        """Return the bucket with the `max_wait` that holds for a request when it arrives."""
+        """Return the bucket with the `max_wait` that applies to a request when it arrives."""
         came_back_at = self._came_back_at.get(request.model, -inf)
         if now >= came_back_at + RETRY_MOST_S or self.is_back(request, now):
             return bucket
         return self._for_new[bucket.name]
 
     def arrived(self, request: Request, now: float) -> None:
-        """Note an arrival, after its limits were asked for."""
+        """Note an arrival. Call it after `limits`."""
         if self._due_back and self.is_back(request, now):
             del self._due_back[request.tenant, request.identity]
             if len(self._came_back_at) >= REMEMBERED_MOST:

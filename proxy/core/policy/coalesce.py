@@ -1,7 +1,7 @@
 """One prefill for many: which requests wait for another request's prefill?
 
 Fifty users who open one document need its prefill once (single-flight). A request follows
- - a prefill in the engine that computes its prefix: sent now, it would compute the rest again;
+ - a prefill in the engine that computes its prefix: sent now, it would compute the rest again,
  - a waiting request with a long prompt that shares more with it than the cache does (`leader`).
 A follower is a cache hit once its leader's prefill has ended.
 """
@@ -21,7 +21,7 @@ from forebay.proxy.core.state.queue import QueuedRequest
 
 AWAITED: Final = 2.0
 """In a chunking engine a follower would pass its leader. It waits for the leader only if that takes
-at most this many times what the cache hit saves; a shared system prompt saves little. Halved: 50
+at most this many times the saving of the cache hit. A shared system prompt saves little. Halved: 50
 users who ask at once have their document computed four times instead of once."""
 
 
@@ -34,21 +34,21 @@ def expected_tokens(backend: Backend, waiting: QueuedRequest) -> tuple[int, Queu
     matched = backend.matched_tokens(request)
     if not backend.leaders.by_id:
         return matched, None
-    known = int(matched / request.block_tokens)
-    blocks, leader = longest_run(request, backend.leaders.by_id.values(), known)
+    cached_blocks = int(matched / request.block_tokens)
+    blocks, leader = longest_run(request, backend.leaders.by_id.values(), cached_blocks)
     expected = tokens_in(blocks, request)
     return (expected, leader) if expected > matched else (matched, None)
 
 
 def still_leads(backend: Backend, leader: QueuedRequest | None) -> bool:
-    """Return whether this request still waits to be sent here."""
+    """True if this request still waits to be sent here."""
     return leader is not None and leader.request.id in backend.leaders.by_id
 
 
 def must_follow(backend: Backend, request: Request) -> bool:
-    """Return whether the request's prefix is being computed here for another request.
+    """True if the request's prefix is being computed here for another request.
 
-    Sent now, the request would compute once more what is not cached yet.
+    Sent now, the request would compute the missing part of its prefix once more.
     """
     if not backend.prefills:
         return False
@@ -68,7 +68,7 @@ def must_follow(backend: Backend, request: Request) -> bool:
 
 
 def keeps_back(backend: Backend, waiting: QueuedRequest) -> bool:
-    """Return whether a head may not be sent yet, as it must follow here.
+    """True if a head may not be sent yet, because it must follow here.
 
     Never because of a request that waits behind it. An engine that computes prefills in order has
     the leader's blocks when it begins the follower, in the step that ends the leader's prefill at
@@ -81,11 +81,11 @@ def freed_followers(backend: Backend) -> Iterator[tuple[QueuedRequest, float]]:
     """Find followers here whose leader's prefill has ended or will not happen.
 
     Yields:
-        The follower, and its prefill in seconds from what is cached now.
+        The follower, and its prefill in seconds with the blocks cached now.
     """
     for waiting in list(backend.followers.values()):
         request = waiting.request
-        if waiting.backend != backend.name:  # it left together with one before it
+        if waiting.backend != backend.name:  # it left together with an earlier follower
             continue
         if still_leads(backend, waiting.leader) or must_follow(backend, request):
             continue
@@ -95,17 +95,17 @@ def freed_followers(backend: Backend) -> Iterator[tuple[QueuedRequest, float]]:
 
 
 def others_want(backend: Backend, request: Request, tokens: int) -> bool:
-    """Return whether another request waits here for these tokens of its prefix, or computes them.
+    """True if another request waits here for these tokens of its prefix, or computes them.
 
     Block hashes are chained: prompts that are equal in one block are equal in all before it.
     """
-    # An engine that says what it holds counts in blocks of its own: there may be more tokens.
+    # An engine that publishes its blocks counts in blocks of its own: there may be more tokens.
     place = min(round(tokens / request.block_tokens), len(request.blocks)) - 1
     if place < 0:
         return False
     block = request.blocks[place]
     waiting = chain(backend.leaders.by_id.values(), backend.followers.values())
-    others = chain((one.request for one in waiting), (p.request for p in backend.prefills.values()))
+    others = chain((w.request for w in waiting), (p.request for p in backend.prefills.values()))
     return any(
         len(other.blocks) > place and other.blocks[place] == block and other.id != request.id
         for other in others
@@ -113,7 +113,7 @@ def others_want(backend: Backend, request: Request, tokens: int) -> bool:
 
 
 def loses_hit(waiting: QueuedRequest, home: Backend, other: Backend) -> bool:
-    """Return whether a request would have its prefix computed once more on another backend.
+    """True if a request would have its prefix computed once more on another backend.
 
     Such a copy is begun when a request arrives or not at all: later, the hit at home is near.
     """
@@ -131,7 +131,7 @@ def awaited_tokens(backend: Backend, waiting: QueuedRequest) -> int:
 def hits_elsewhere(
     backend: Backend, queues: FleetQueues
 ) -> Iterator[tuple[QueuedRequest, Backend]]:
-    """Find requests that wait for other backends although this one has cached more of them.
+    """Find requests that wait for other backends although this backend has cached more of them.
 
     Yields:
         The waiting request and the backend it waits for.

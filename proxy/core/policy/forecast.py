@@ -1,4 +1,4 @@
-"""How long would a request wait on each backend? One `Option` for each that is worth a look.
+"""How long would a request wait on each backend? One `Option` for each backend worth a look.
 
 A forecast reads state and changes none. It notes arrivals, for `long_prefills.py` and
 `rendezvous.py`.
@@ -74,7 +74,7 @@ class Forecast:
         dispatch_ahead_s: float,
         min_match: float,
     ) -> "Forecast":
-        """Return one for other backends or buckets that keeps what this one has noted."""
+        """Return a forecast for other backends or buckets, with the notes of this forecast."""
         new = Forecast(backends, buckets, dispatch_ahead_s, min_match, self._precedence)
         new.long_prefills.remember(self.long_prefills)
         new.limited = self.limited
@@ -95,13 +95,13 @@ class Forecast:
         self._shortlist.moved(backend)
 
     def share_with(self, peers: Peers | None) -> None:
-        """Use the reports of other proxies; None: there are no other proxies."""
+        """Use the reports of other proxies, or None without other proxies."""
         self._peers = peers
 
     # Questions.
 
     def suits(self, backend: Backend, waiting: QueuedRequest) -> bool:
-        """Return whether it is up, serves bucket and model, and has not failed the request."""
+        """True if it is up, serves bucket and model, and has not failed the request."""
         usable = self._usable[waiting.bucket]
         return (
             backend.up
@@ -113,10 +113,10 @@ class Forecast:
     def options(
         self, waiting: QueuedRequest, now: float, *, everywhere: bool = False
     ) -> list[Option]:
-        """Price every backend that is worth a look; empty if none may take the request.
+        """Price every backend that is worth a look. Empty if no backend may take the request.
 
         Args:
-            everywhere: all that may take it are, in a large fleet too.
+            everywhere: every backend that may take it is worth a look, in a large fleet too.
         """
         every = everywhere or self._shortlist.all
         backends = self._all_suitable(waiting) if every else self._listed(waiting)
@@ -143,15 +143,15 @@ class Forecast:
         return backends
 
     def idle_elsewhere(self, waiting: QueuedRequest, now: float) -> list[Option]:
-        """Price an idle backend of a large fleet that was not listed; empty if there is none.
+        """Price an idle backend of a large fleet that was not listed, if there is any.
 
         Looks at every backend, for a request that would be rejected otherwise.
         """
         if self._shortlist.all:
             return []
         usable = self._usable[waiting.bucket]
-        found = (b for b in usable if b.idle and b.takes_another and self.suits(b, waiting))
-        idle = next(found, None)
+        suitable = (b for b in usable if b.idle and b.takes_another and self.suits(b, waiting))
+        idle = next(suitable, None)
         return [] if idle is None else self.options_among([idle], waiting, now)
 
     def options_among(
@@ -187,7 +187,7 @@ class Forecast:
         ]
 
     def next_moment(self, heads: Iterable[QueuedRequest], now: float) -> float:
-        """Return when a head may be able to start without an event; later than `now`."""
+        """Return the next time, later than `now`, at which a head may start without an event."""
         room_at = self._shortlist.room_after(now, beside_others=self.gate.beside_others(now))
         return min(room_at, self.long_prefills.next_moment(heads, now))
 
@@ -205,11 +205,13 @@ class Forecast:
     def _option(self, backend: Backend, waiting: QueuedRequest, now: float) -> Option:
         request = waiting.request
         prompt_tokens = request.prompt_tokens
+        # The prefill, with the hit that is expected once the request is sent.
         matched, _ = expected_tokens(backend, waiting)
         cold_s = prefill_s = backend.cost.predict_s(prompt_tokens, prompt_tokens)
         if matched:
             prefill_s = backend.cost.predict_s(prompt_tokens - matched, prompt_tokens)
         uncached = prompt_tokens - matched
+        # The wait, and its margin, behind the requests that go first.
         before = NOTHING_BEFORE
         if backend.queued:
             deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
@@ -218,6 +220,7 @@ class Forecast:
             before = self._precedence.before(backend, waiting, deadline, due, now)
         wait_s = self._wait_s(backend, waiting, uncached, before, now)
         long_s = self.long_prefills.long_s(waiting.bucket, backend, now)
+        # A long prefill also waits until it does not take the last clear backend.
         if prefill_s > long_s and not backend.prefill_queue.chunked:
             wait_s = max(
                 wait_s,
@@ -225,16 +228,17 @@ class Forecast:
                 self.long_prefills.crowd_s(backend, waiting, prefill_s, long_s, now),
             )
         margin_s = self._margin_s(backend, waiting, uncached, before, wait_s, now)
+        # Further facts by which routes tell backends apart.
         proven = backend.cost.proven_tokens >= MAJORITY * prompt_tokens
         load, requests = load_of(backend, now), backend.running
         if not backend.prefill_queue.ordered:  # an engine with an order passes what waits
             requests += backend.queued
-        wanted = matched > 0 and others_want(backend, request, matched)
+        in_demand = matched > 0 and others_want(backend, request, matched)
         answer_tokens = waiting.output_tokens / request.sequences
         decode_s = answer_tokens * backend.cost.read_s(backend.context_tokens)
         return Option(
             backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, proven, requests,
-            wanted=wanted, decode_s=decode_s, step_s=backend.cost.predict_s(0, 0),
+            wanted=in_demand, decode_s=decode_s, step_s=backend.cost.predict_s(0, 0),
         )  # fmt: skip
 
     def _wait_s(
@@ -262,7 +266,7 @@ class Forecast:
         wait_s: float,
         now: float,
     ) -> float:
-        """Return how much longer the predicted wait may be."""
+        """Return the seconds by which the wait may exceed its prediction."""
         alike = before.count if before.in_order else 1
         margin_s = error_margin_s(backend, wait_s, before.seconds, alike)
         if before.count <= 0:
@@ -281,7 +285,7 @@ def _assume(options: list[Option], backends: Sequence[Backend]) -> None:
 
     The prior is slower than most GPUs: with it, a backend that has computed nothing would never be
     chosen. Chats alone may give a speed for documents that is somewhat off: it is used to predict
-    but not to choose, or all documents that meet idle backends would go to the one believed faster.
+    but not to choose, or all documents that meet idle backends would go to the seemingly fastest.
     A backend of another, slower kind is known from its first chats.
     """
     if not all([o.proven for o in options]):
@@ -298,16 +302,16 @@ def _assume(options: list[Option], backends: Sequence[Backend]) -> None:
 
 
 def load_of(backend: Backend, now: float) -> float:
-    """Return the prompt tokens that the backend used lately, for all proxies."""
+    """Return the recent prompt tokens of a backend, from all proxies (a decayed sum)."""
     own = backend.load.value(now)
     return own if backend.elsewhere is None else own + backend.elsewhere.load
 
 
 def error_margin_s(backend: Backend, wait_s: float, before_s: float, alike: int = 1) -> float:
-    """Return how much longer a predicted wait may be; nine in ten errors are smaller.
+    """Return the seconds by which a wait may exceed its prediction, nine times in ten.
 
-    Errors grow with everything in the prefill queue, even with what is nearly done. 0 until the
-    first answer: a guess must not turn away whom the engine could serve.
+    Errors grow with everything in the prefill queue, even with prefills that are nearly done. 0
+    until the first answer: a guess must not reject a request that the engine could serve.
 
     Args:
         before_s: the part of the wait that is still in the proxy's queues.
@@ -326,7 +330,7 @@ def error_margin_s(backend: Backend, wait_s: float, before_s: float, alike: int 
 
 
 def slots_wait_s(backend: Backend, waiting: QueuedRequest, before: int) -> float:
-    """Return the predicted wait for slots with `before` others waiting for one too."""
+    """Return the predicted wait for slots behind `before` other requests."""
     slots, sequences = backend.spec.max_concurrency, waiting.request.sequences
     missing = backend.sequences + backend.passing + before + sequences - slots
     if backend.elsewhere is not None:
@@ -342,8 +346,8 @@ def slots_wait_s(backend: Backend, waiting: QueuedRequest, before: int) -> float
 def kv_wait_s(backend: Backend, waiting: QueuedRequest, mates: int, uncached: int) -> float:
     """Return the predicted wait for KV cache: running requests give theirs back in turn.
 
-    Each of `mates`, which are this request and those before it, is taken to need as much. They
-    share what is cached: for all but one only the uncached part counts.
+    Each of `mates`, which are this request and the requests before it, is assumed to need as much.
+    They share the cached prefix, so all but the first count with their uncached part only.
     """
     held = backend.kv.held
     if not held:

@@ -2,9 +2,9 @@
 
 A prefill that takes longer than a chat is willing to wait blocks every chat behind it:
  1. The backend chunks long prefills itself (BackendSpec.chunk_tokens): nothing else is needed.
- 2. One backend is kept clear: a long prefill may not take the last backend without one until
-    another will soon be clear, or until its own patience ends. A backend that has no other beside
-    it cannot be kept clear: there, only vLLM's `--long-prefill-token-threshold` helps.
+ 2. One backend is kept clear: a long prefill may not take the last clear backend until another
+    will soon be clear, or until its own patience ends. The only backend of a model cannot
+    be kept clear: there, only vLLM's `--long-prefill-token-threshold` helps.
 The second applies only while requests of a more urgent bucket flow (`long_s`): for `RECENT_S` after
 each, but not after the first in a while (`LOAD_TIME_S`).
 """
@@ -21,17 +21,17 @@ from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 
 OVERLAP_SHARE: Final = 0.4
-"""Of a chat's max_wait: this near to clear counts as clear. Doubled: 1 point fewer in time beside
-unshared 120k documents."""
+"""Share of a chat's max_wait: this near to clear counts as clear. Doubled: 1 point fewer in time
+next to unshared 120k documents."""
 
 
 class Flow:
     """The requests of one bucket that certain backends may get.
 
     Attributes:
-        came_at: when the last one arrived.
-        flowed_at: when the last one arrived that came soon after another.
-        rejected_share: of those that came lately.
+        came_at: time of the last arrival.
+        flowed_at: time of the last arrival that came soon after another.
+        rejected_share: rejected share of the last requests.
     """
 
     __slots__ = ("came_at", "flowed_at", "rejected_share")
@@ -60,7 +60,7 @@ class LongPrefills:
         self._flows = {b.models: {name: Flow() for name in buckets} for b in backends}
 
     def remember(self, before: "LongPrefills") -> None:
-        """Take over what another one, for other backends or buckets, has seen."""
+        """Take over the flows that were seen for other backends or buckets."""
         for models, flows in self._flows.items():
             seen = before._flows.get(models, {})
             flows.update((name, seen[name]) for name in flows.keys() & seen.keys())
@@ -82,9 +82,9 @@ class LongPrefills:
                     flow.rejected_share += (rejected - flow.rejected_share) / HISTORY
 
     def long_s(self, bucket: str, backend: Backend, now: float) -> float:
-        """Return the prefill time above which requests of this bucket block more urgent ones.
+        """Return the prefill time above which requests of this bucket block more urgent requests.
 
-        inf while the backend gets none of a more urgent bucket.
+        inf while the backend gets no requests of a more urgent bucket.
         """
         least, flows = inf, self._flows[backend.models]
         for other in self._hastier[bucket]:
@@ -125,9 +125,9 @@ class LongPrefills:
     def crowd_s(
         self, backend: Backend, waiting: QueuedRequest, prefill_s: float, long_s: float, now: float
     ) -> float:
-        """Return the wait of a long prefill while all backends but one take turns at them."""
+        """Return the wait of a long prefill while all backends but one compute them in turn."""
         if self._rejected(waiting.bucket, backend, now) <= 1.0 / HISTORY:
-            return 0.0  # at most one of them was rejected lately
+            return 0.0  # at most one of the last requests was rejected
         deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
         due = due_at(waiting.arrived_at, deadline, prefill_s)
         up = [b for b in self._backends if b.up and serves(b.models, waiting.request.model)]
@@ -137,7 +137,7 @@ class LongPrefills:
         ahead_s += fsum(b.queues[waiting.bucket].seconds_before(due) for b in up if b.queued)
         if waiting.backend:
             ahead_s -= waiting.work_s
-        # Prefills are not interrupted: count one more like this one.
+        # Prefills are not interrupted: count one more prefill like this.
         return (max(0.0, ahead_s) + prefill_s) / max(1, len(up) - 1)
 
     def next_moment(self, heads: Iterable[QueuedRequest], now: float) -> float:

@@ -1,20 +1,20 @@
 """Which waiting request of one backend is next?
 
- 1. A class that is owed its guaranteed share, then the most urgent class: without tenants the one
-    that a request names, else only one that its tenant was granted.
+ 1. A class that is owed its guaranteed share, then the most urgent class: without tenants the class
+    that a request names, else only a class that its tenant was granted.
  2. In it, a bucket that is owed its share, once a request in it has waited for half of its time: a
     burst of chats is over by then, and documents that wait a little for it lose nothing.
  3. Then the bucket whose head has the earliest deadline.
  4. In a bucket, the tenant with the smallest counter (`state/tenants.py`) or, while slots or KV
-    cache are short, the one that holds least of them (`state/kv_budget.py`).
- 5. Of that tenant, the class that is owed its share, then the most urgent one, and of its requests
-    the one that is due first: shortest first with aging.
+    cache are short, the tenant that holds least of them (`state/kv_budget.py`).
+ 5. Of that tenant, the class that is owed its share, then the most urgent class, and in it the
+    request that is due first: shortest first with aging.
 
-`engine_priority` tells engines that order by priority (`BackendSpec.priority`) which classes and
-tenants go before what was sent earlier.
+Engines that order by priority (`BackendSpec.priority`) get `engine_priority`, by which classes and
+tenants go before requests that were sent earlier.
 
 Guaranteed shares never take the last clear backend (`long_prefills.py`): that rule decides where a
-long prefill may start, this one which request is next there.
+long prefill may start, this rule decides which request is next there.
 """
 
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ from forebay.proxy.core.state.queue import QueuedRequest
 
 STRETCH: Final = 5.0
 """A request is due this many times its prefill after its arrival, and at its deadline at the
-latest; of one bucket the request that is due first goes first. Cache hits so pass documents that
-came before them, and nothing that arrives much later passes a document.
+latest. In a bucket the request that is due first goes first. So cache hits pass documents that came
+before them, and no request that arrives much later passes a document.
 Doubled: 0.3 to 0.4 points more in time, but more rejections after a wait, and documents' p99 in
 overload 1 to 18 % longer."""
 
 
 def due_at(arrived_at: float, deadline: float, prefill_s: float) -> float:
-    """Return when a request is due; a queue is ordered by this."""
+    """Return the time at which a request is due. Its queue is ordered by this time."""
     return min(deadline, arrived_at + STRETCH * prefill_s)
 
 

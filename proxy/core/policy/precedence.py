@@ -1,4 +1,4 @@
-"""Which work goes before a request on one backend, and which is computed beside it?
+"""Which work goes before a request on one backend, and which is computed alongside it?
 
 With one class and one tenant, requests that are due earlier go first in a bucket, and earlier
 deadlines between buckets. With several, the prediction follows the order of `order.py` and the
@@ -25,7 +25,7 @@ class Before:
     Attributes:
         seconds, count: prefill seconds and requests.
         overtaken: share of the engine that later, more urgent arrivals will take.
-        mates: requests that will have taken KV cache by then, this one included; no cache hits.
+        mates: requests that will have taken KV cache by then, including this request; no hits.
         in_order: hardly anything else can get in between, so errors of predictions cancel out.
         shorter_s: prefill seconds of its bucket that may arrive later and go first.
     """
@@ -75,34 +75,34 @@ class Precedence:
     def before(
         self, backend: Backend, waiting: QueuedRequest, deadline: float, due: float, now: float
     ) -> Before:
-        """Return what goes before a request with this deadline and due time."""
-        bucket, found = waiting.bucket, Before()
-        found.overtaken = self.overtaken(backend, bucket, now)
+        """Return the work that goes before a request with this deadline and due time."""
+        bucket, work = waiting.bucket, Before()
+        work.overtaken = self.overtaken(backend, bucket, now)
         if self.on:
-            found.seconds, found.count = self._of_flows(backend, waiting, deadline, due)
-            found.overtaken = either(found.overtaken, self._overtaken_by_flows(waiting, now))
-            found.mates = 1 + min(found.count, backend.queues[bucket].cold)
+            work.seconds, work.count = self._of_flows(backend, waiting, deadline, due)
+            work.overtaken = either(work.overtaken, self._overtaken_by_flows(waiting, now))
+            work.mates = 1 + min(work.count, backend.queues[bucket].cold)
         else:
             for name, queue in backend.queues.items():
                 if name == bucket:
-                    found.seconds += queue.seconds_before(due)
-                    found.count += queue.count_before(due)
+                    work.seconds += queue.seconds_before(due)
+                    work.count += queue.count_before(due)
                 elif queue.count and not self._passes(backend, bucket, name):
                     urgent_s, urgent = queue.urgent(deadline)
-                    found.seconds += urgent_s
-                    found.count += urgent
-            found.shorter_s = shorter_s(backend, bucket, due, now)
-            owed_s = self._owed_s(backend, bucket, found.seconds, deadline, now)
-            found.seconds += owed_s
-            found.in_order = found.overtaken < SLACK and owed_s == 0.0
-            found.mates = 1 + backend.queues[bucket].cold
+                    work.seconds += urgent_s
+                    work.count += urgent
+            work.shorter_s = shorter_s(backend, bucket, due, now)
+            owed_s = self._owed_s(backend, bucket, work.seconds, deadline, now)
+            work.seconds += owed_s
+            work.in_order = work.overtaken < SLACK and owed_s == 0.0
+            work.mates = 1 + backend.queues[bucket].cold
         if waiting.backend == backend.name:
-            found.seconds = max(0.0, found.seconds - waiting.work_s)
-            found.count -= 1
-        return found
+            work.seconds = max(0.0, work.seconds - waiting.work_s)
+            work.count -= 1
+        return work
 
     def overtaken(self, backend: Backend, bucket: str, now: float) -> float:
-        """Return the share of the engine that more urgent buckets take while this one waits.
+        """Return the share of the engine that more urgent buckets take while this bucket waits.
 
         A waiting request waits 1 / (1 - share) times the work before it (M/G/1 with priorities).
         """
@@ -120,15 +120,15 @@ class Precedence:
         """Return the wait for work that waits at other proxies for this backend and goes first.
 
         Args:
-            before_s: of the work that waits here, the part that goes first.
+            before_s: seconds of the work waiting here that goes first.
         """
         assert backend.elsewhere is not None
         queued_s, bucket = backend.elsewhere.queued_s, waiting.bucket
         overtaken = self.overtaken(backend, bucket, now)
         if self.on:
             # Reports do not name tenants. Connections are spread by chance, so the other proxies'
-            # queues are taken to be made up as this one's. Where none wait here, only a tenant
-            # that was given no less than the others waits for them.
+            # queues are taken to be made up like this proxy's. Where no request waits here, only a
+            # tenant that was given no less than the others waits for them.
             overtaken = either(overtaken, self._overtaken_by_flows(waiting, now))
             if backend.queued_s > 0.0:
                 share = min(1.0, before_s / backend.queued_s)
@@ -163,10 +163,10 @@ class Precedence:
     def beside_s(
         self, backend: Backend, bucket: str, uncached_tokens: float, before_s: float, now: float
     ) -> float:
-        """Return the extra margin for chunks of longer prefills, computed beside `before_s`.
+        """Return the extra margin for chunks of longer prefills, computed alongside `before_s`.
 
-        Full steps carry a chunk of each longer prefill until it ends. Waiting ones follow if they
-        will have waited long by then.
+        Full steps carry a chunk of each longer prefill until it ends. Waiting prefills follow if
+        they will have waited long by then.
         """
         queue, least = (
             backend.prefill_queue,
@@ -205,7 +205,8 @@ class Precedence:
                 seconds += before_s
                 if flow.work_s > 0:
                     count += len(flow) * min(1.0, before_s / flow.work_s)
-        return seconds, max(1, round(count)) if seconds > 0.0 else 0  # a part of one counts as one
+        # A part of a request counts as a whole request.
+        return seconds, max(1, round(count)) if seconds > 0.0 else 0
 
     def _overtaken_by_flows(self, waiting: QueuedRequest, now: float) -> float:
         """Return the share of the engines that other classes and tenants will take meanwhile."""
@@ -233,7 +234,7 @@ class Precedence:
         return due_s
 
     def _passes(self, backend: Backend, bucket: str, other: str) -> bool:
-        """Return whether prefills of `bucket` pass those of `other`, longer ones, in the engine."""
+        """True if prefills of `bucket` pass the longer prefills of `other` in the engine."""
         return backend.prefill_queue.chunked and (
             self.buckets[bucket].up_to < self.buckets[other].up_to
         )
@@ -248,9 +249,10 @@ class Precedence:
 def shorter_s(backend: Backend, bucket: str, due: float, now: float) -> float:
     """Return the work of later, shorter requests of the bucket that will be due before `due`.
 
-    They are taken to arrive as the bucket's work did lately, each with the mean prefill of those
-    that wait now: one that arrives more than STRETCH times this before `due` goes first. A short
-    queue shows that no stream of them is under way, so they bring no more than waits now.
+    They are assumed to arrive at the recent rate of the bucket's work, each with the mean prefill
+    of its waiting requests. A request that arrives more than STRETCH times this before `due` goes
+    first. A short queue shows that no stream of them flows, so they bring no more work than waits
+    now.
     """
     queue = backend.queues[bucket]
     if not queue.count:
@@ -266,7 +268,7 @@ def either(share: float, other: float) -> float:
 
 
 def worked_share(backend: Backend, bucket: str, now: float) -> float:
-    """Return the share of its time that the engine lately spent on prefills of one bucket."""
+    """Return the share of recent time that the engine spent on prefills of one bucket."""
     share = backend.worked[bucket].rate(now)
     others = backend.elsewhere
     return share if others is None else share + others.worked.get(bucket, 0.0)

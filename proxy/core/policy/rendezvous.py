@@ -1,7 +1,7 @@
 """Where do several proxies send a cold prompt? All to the same backend, without communication.
 
 Rendezvous hashing (highest random weight, Thaler and Ravishankar 1998): every proxy scores every
-backend with a hash of the backend's name and a key of the prompt; the highest score wins. A backend
+backend with a hash of the backend's name and a key of the prompt. The highest score wins. A backend
 that comes or goes moves only the prompts that it wins or won.
 
 The key is a block hash. Hashes are chained, so one block stands for all before it. Which block is
@@ -9,10 +9,10 @@ taken decides which prompts count as equal:
  - behind the common root: a block that most prompts share (a system prompt) would send everything
    to one backend;
  - inside the document: a block of the question would make each question a document of its own.
-So the key is the block at the largest power of two within the first `min_match` of the prompt, so
-that questions of different lengths about one document agree; or the next power of two behind what
-most recent prompts share. Counting starts when there are other proxies; a restart only moves
-prompts whose beginning is common.
+So the key is the block at the largest power of two within the first `min_match` of the prompt.
+Questions of different lengths about one document then agree. If most recent prompts share that
+block, it is the next power of two that they do not share. Counting starts when there are other
+proxies. A restart only moves prompts whose beginning is common.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.state.backend import Backend
 
 AGREED_SHARE: Final = 0.75
-"""Part of a cold prefill: what it is worth to go where every proxy would send this prompt. With
-0.5, two proxies lost 6 % of the hits of one (documents of 40k tokens, 5 questions each); with 1
+"""Part of a cold prefill: the worth of a backend to which every proxy would send the prompt. With
+0.5, two proxies lost 6 % of one proxy's hits (documents of 40k tokens, 5 questions each); with 1
 its prefill would count as nothing."""
 
 
@@ -50,7 +50,7 @@ class CommonRoot:
             self._counts = {block: n / 2.0 for block, n in counts.items() if n >= 2.0}
 
     def key(self, blocks: tuple[int, ...], min_match: float) -> int | None:
-        """Return the block that stands for the prompt; None if its whole beginning is common."""
+        """Return the block that stands for the prompt, or None if its whole beginning is common."""
         within, position = max(1.0, min_match * len(blocks)), 1
         while position * 2 <= within:
             position *= 2
@@ -80,7 +80,7 @@ def weight(key: int, seed: int) -> int:
 
 
 def highest(key: int, seeds: Sequence[int]) -> int:
-    """Return the index of the seed with the highest score; the first of equals."""
+    """Return the index of the seed with the highest score, the first of equals."""
     best, most = 0, -1
     for index, seed in enumerate(seeds):
         score = weight(key, seed)
@@ -105,7 +105,7 @@ class Rendezvous:
         self._seeds: dict[str, int] = {}
 
     def arrived(self, request: Request) -> None:
-        """Count a prompt; only needed while there are other proxies."""
+        """Count a prompt. Only needed while there are other proxies."""
         self.root.count(request.blocks)
 
     def agreed(

@@ -1,4 +1,4 @@
-"""Which backend? A route picks one of the options, one for each backend that is worth a look.
+"""Which backend? A route picks an option. Each backend that is worth a look has an option.
 
 A route is a pure function. Plug-ins and files add others (`proxy/config/routes.py`).
 """
@@ -14,7 +14,7 @@ NO_WAIT_S: Final = 0.1
 """A backend with a shorter wait is free. Over eight kinds of traffic E2E is 9 % longer at 0, and
 documents' p99 10 % longer without a limit."""
 DISTURBS: Final = 0.1
-"""A prefill delays each answer that is decoded beside it, and this share of each delay counts. Over
+"""A prefill delays each answer decoded in its steps, and this share of each delay counts. Over
 twelve kinds of traffic, doubled: E2E 2 % shorter, documents' p99 3 % longer."""
 
 
@@ -29,7 +29,7 @@ class Option:
         matched_tokens: prompt tokens that the backend probably holds.
         load: prompt tokens of recent requests, a decayed sum; a cached token counts once.
         requests: number of requests that run there or wait for it. Where the engine has an order of
-            its own, only those that run.
+            its own, only running requests.
         decode_s: seconds by which the contexts that are decoded there make its answer longer.
         wanted: another request waits there for the matched prefix, or computes it.
         step_s: the part of a prefill's seconds that any step takes.
@@ -104,13 +104,13 @@ Route = Callable[[Request, Sequence[Option], Affinity, float], Option]
 def warm_or_least_work(
     request: Request, options: Sequence[Option], affinity: Affinity, now: float
 ) -> Option:
-    """Pick the earliest first token; a cached prefix shortens the prefill.
+    """Pick the earliest first token. A cached prefix shortens the prefill.
 
     A prefill counts twice if its prompt is cached somewhere and no other request wants that prefix
-    now: a copy elsewhere would serve this request only, and the next one there waits for it. It
+    now: a copy elsewhere would serve this request only, and the next request there waits for it. It
     counts for more where many requests run, as it delays all of them. Its step counts once: there,
     answers are decoded anyway. While a backend is free, a shared prefix is copied so that answers
-    are decoded beside less context.
+    are decoded in batches of less context.
 
     Of equally good backends one that decodes little context gets a prompt that is cached somewhere.
     Other ties (all cold, all idle) go to the backend with the fewest tokens in use, then to the
@@ -127,7 +127,7 @@ def warm_or_least_work(
     for option in options:
         prefill_s = option.cold_prefill_s
         if prefill_s <= (1.0 + UNPROVEN) * cheapest:
-            prefill_s = cheapest  # else one that seems a little faster would get everything
+            prefill_s = cheapest  # else a backend that seems a little faster would get everything
         if option.matched_tokens >= enough:
             prefill_s = option.prefill_s
         weight = (1.0 if alone else 0.0) + DISTURBS * option.requests
@@ -142,14 +142,14 @@ def warm_or_least_work(
 def least_work(
     request: Request, options: Sequence[Option], affinity: Affinity, now: float
 ) -> Option:
-    """Pick the shortest predicted wait; cached prefixes do not count."""
+    """Pick the shortest predicted wait. Cached prefixes do not count."""
     return min(options, key=lambda o: (o.wait_s, o.load))
 
 
 def fewest_tokens(
     request: Request, options: Sequence[Option], affinity: Affinity, now: float
 ) -> Option:
-    """Pick the backend that was sent the fewest tokens lately."""
+    """Pick the backend that was recently sent the fewest tokens."""
     return min(options, key=lambda o: o.load)
 
 

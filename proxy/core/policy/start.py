@@ -29,7 +29,7 @@ prompt of a light tenant. Doubled: its p99 is 2.8 instead of 2.4 times that alon
 Block = Literal[
     "",  # it may start
     "down",  # the backend takes no work
-    "slots",  # of max_concurrency sequences that run there too few are free
+    "slots",  # too few of the backend's max_concurrency slots are free
     "trial",  # it is on trial or reported that it is full: few prefills at once
     "tokenizer",  # its API server tokenizes texts that were sent before
     "line",  # its backlog is longer than `dispatch_ahead`
@@ -41,7 +41,7 @@ Block = Literal[
 
 
 class StartGate:
-    """The rule that says which requests may start."""
+    """Decides which requests may start."""
 
     def __init__(
         self,
@@ -58,17 +58,17 @@ class StartGate:
         self.dispatch_ahead_s = dispatch_ahead_s
 
     def has_room(self, backend: Backend, now: float) -> bool:
-        """Return whether the backend may be sent any request at all."""
+        """True if the backend may be sent any request at all."""
         ahead_s = self._ahead_s(now)
         no_room = self._no_room(backend, -inf, ahead_s, now)
         return not no_room or (no_room == "line" and takes_followers(backend, ahead_s))
 
     def beside_others(self, now: float) -> bool:
-        """Return whether several tenants are active."""
+        """True if several tenants are active."""
         return self._fairness.on and self._fairness.shared(now)
 
     def engine_priority(self, backend: Backend, waiting: QueuedRequest) -> int | None:
-        """Return the priority to send with the request; None where the engine has no order."""
+        """Return the priority to send with the request, or None if the engine has no order."""
         if not backend.prefill_queue.ordered:
             return None
         fair = self._fairness
@@ -82,11 +82,11 @@ class StartGate:
         return backend.wait_s(ahead_s, waiting.request.prompt_tokens, now)
 
     def may_start(self, backend: Backend, waiting: QueuedRequest, now: float) -> bool:
-        """Return whether the request, if it were next, may be sent to this backend now."""
+        """True if the request, if it were next, may be sent to this backend now."""
         return not self.why_not(backend, waiting, now)
 
     def why_not(self, backend: Backend, waiting: QueuedRequest, now: float) -> Block:
-        """Return what keeps the request, if it were next, from being sent to this backend now."""
+        """Return the reason why the request, if it were next, may not be sent here now."""
         priority = self.engine_priority(backend, waiting)
         ahead_s = self._ahead_s(now)
         no_room = self._no_room(backend, priority, ahead_s, now)
@@ -106,7 +106,7 @@ class StartGate:
         ahead_s: float,
         now: float,
     ) -> Block:
-        """Return what keeps this request back where others might be sent."""
+        """Return the reason why this request may not be sent where others may."""
         request, chunked = waiting.request, backend.prefill_queue.chunked
         limited = self._limit_reached(backend, waiting.bucket)
         long_s = self._long_prefills.long_s(waiting.bucket, backend, now)
@@ -137,7 +137,7 @@ class StartGate:
         return "partition" if clear_at > now else ""
 
     def divide(self, backend: Backend, now: float) -> None:
-        """Order tenants by what they hold while one of the next requests lacks slots or KV cache.
+        """Order tenants by their holdings while one of the heads lacks slots or KV cache.
 
         Else they are ordered by their counters.
         """
@@ -146,12 +146,12 @@ class StartGate:
             self._find_scarce(backend, heads_of([backend]), now)
 
     def look_again(self, backend: Backend, heads: Sequence[QueuedRequest], now: float) -> bool:
-        """Note why some of these heads may not start.
+        """Note the shortage that keeps some of these heads from starting.
 
-        Returns whether another tenant may be next because of that. Small requests take KV cache and
+        Returns True if another tenant may be next because of that. Small requests take KV cache and
         slots as they come free, so a long prompt or a batch could wait until no other request
-        comes. From half of its patience on, what it needs is kept free for it; from the start for a
-        tenant that holds less than its share.
+        comes. From half of its patience on, its needs are kept free for it. For a tenant that holds
+        less than its share, they are kept free from the start.
         """
         if self.beside_others(now) and self._find_scarce(backend, heads, now):
             return True
@@ -172,9 +172,9 @@ class StartGate:
         return (holdings.scarce, holdings.last) != before
 
     def _takes_last(self, backend: Backend, waiting: QueuedRequest, now: float) -> bool:
-        """Return whether a tenant would have more than half of every engine with this batch.
+        """True if a tenant would have more than half of every engine with this batch.
 
-        In an engine that has more sequences than slots, everybody waits until they have ended.
+        In an engine that has more sequences than slots, all others wait until they have ended.
         """
         tenant = waiting.request.tenant
         if not fills(backend, waiting):
@@ -194,7 +194,7 @@ class StartGate:
     def _no_room(
         self, backend: Backend, priority: float | None, ahead_s: float, now: float
     ) -> Block:
-        """Return what keeps any such request from being sent to this backend now."""
+        """Return the reason why no request of this priority may be sent to this backend now."""
         if not backend.up:
             return "down"
         if backend.running >= backend.spec.max_concurrency:
@@ -213,7 +213,7 @@ class StartGate:
         ahead_s: float,
         now: float,
     ) -> bool:
-        """Return whether the backlog that this prefill cannot pass is short, or fits into a step.
+        """True if the backlog that this prefill cannot pass is short, or fits into a step.
 
         A step has its fixed cost once, and it is high where the engine decodes many contexts.
         """
@@ -224,7 +224,7 @@ class StartGate:
             return False
         if queue.tokens < STEP_TOKENS:
             return True  # so is every part of them
-        least = max(uncached_tokens, queue.chunk_tokens)  # it passes longer ones
+        least = max(uncached_tokens, queue.chunk_tokens)  # it passes longer prefills
         before = [p for p in queue.prefills.values() if p.uncached_tokens <= least]
         if sum([prefill.uncached_tokens for prefill in before]) < STEP_TOKENS:
             return True
@@ -241,7 +241,7 @@ class StartGate:
 
 
 def takes_followers(backend: Backend, ahead_s: float) -> bool:
-    """Return whether followers of the running prefill may be sent before it ends.
+    """True if followers of the running prefill may be sent before it ends.
 
     An engine that computes prefills in order has the leader's blocks when it begins its followers.
     Meanwhile the API server tokenizes them, which takes longer than their hits.
@@ -260,12 +260,12 @@ def _work_s(backend: Backend, prefills: Sequence[InFlight]) -> float:
 
 
 def below(left_s: float, limit_s: float) -> bool:
-    """Return whether `left_s` has fallen to the limit; a timer for that moment must find it so."""
+    """True if `left_s` has fallen to the limit, as a timer for that moment must find it."""
     return left_s < limit_s or isclose(left_s, limit_s, rel_tol=1e-6)  # a clock of months is coarse
 
 
 def kept_for(backend: Backend, waiting: QueuedRequest) -> QueuedRequest | None:
-    """Return another request for which room is kept that this one must not use, if any.
+    """Return the other request for which room is kept that `waiting` must not use, or None.
 
     A tenant that holds less than the other's is not kept back.
     """
@@ -279,19 +279,19 @@ def kept_for(backend: Backend, waiting: QueuedRequest) -> QueuedRequest | None:
 
 
 def fills(backend: Backend, waiting: QueuedRequest) -> bool:
-    """Return whether a request alone takes more than half of the backend's slots."""
+    """True if a request alone takes more than half of the backend's slots."""
     return waiting.request.sequences > MAJORITY * backend.spec.max_concurrency
 
 
 def has_most(backend: Backend, tenant: str) -> bool:
-    """Return whether a tenant has more than half of the backend, or it is kept free for that."""
+    """True if a tenant has more than half of the backend, or it is kept free for that."""
     other = backend.starving
-    kept = other is not None and other.request.tenant == tenant and fills(backend, other)
-    return kept or backend.holdings.part(tenant) > MAJORITY
+    kept_free = other is not None and other.request.tenant == tenant and fills(backend, other)
+    return kept_free or backend.holdings.part(tenant) > MAJORITY
 
 
 def slots_fit(backend: Backend, waiting: QueuedRequest) -> bool:
-    """Return whether slots are free for all sequences of the request, or the whole engine."""
+    """True if slots are free for all sequences of the request, or all slots are free."""
     slots = backend.spec.max_concurrency
     room, other = slots - backend.running, kept_for(backend, waiting)
     if other is not None and other.request.sequences > 1:
@@ -303,7 +303,7 @@ def kv_room(backend: Backend, waiting: QueuedRequest, wanted: float = inf) -> fl
     """Return the tokens of KV cache that this request may use.
 
     Args:
-        wanted: more than these need not be found.
+        wanted: tokens that are enough; a result above them need not be exact.
     """
     most = FULL * backend.kv_tokens
     room = most - backend.kv.held
@@ -317,7 +317,7 @@ def kv_room(backend: Backend, waiting: QueuedRequest, wanted: float = inf) -> fl
 
 
 def lacks(backend: Backend, waiting: QueuedRequest) -> Block:
-    """Return whether the backend lacks slots, or KV cache for the request and its output."""
+    """Return the resource that the request lacks: slots, KV cache for it and its output, or ""."""
     request, output_tokens = waiting.request, waiting.output_tokens
     if (request.sequences > 1 or backend.starving is not None) and not slots_fit(backend, waiting):
         return "slots"

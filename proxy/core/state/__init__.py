@@ -1,4 +1,4 @@
-"""Facts: what runs, what waits, and what is reserved.
+"""Facts: running requests, waiting requests, and reservations.
 
 In reading order: in_flight (a request that was sent), prefill_queue (prefills of one engine),
 prefill_observer (how long they took), queue (requests that wait), kv_budget (the KV cache of one

@@ -1,8 +1,8 @@
-"""The API server of one backend: when does the engine get what is sent now?
+"""The API server of one backend: when does the engine get a request that is sent now?
 
-The server tokenizes one text after the other, so whatever is sent behind a long text waits for it,
-whatever the engine does. The proxy keeps this queue short (`policy/start.py`): the next request
-goes out when the texts before it are nearly done, and then the most urgent one goes first.
+The server tokenizes one text after the other, so a request behind a long text waits for it, even if
+the engine is idle. The proxy keeps this queue short (`policy/start.py`): the next request
+goes out when the texts before it are nearly done, and then the most urgent request goes first.
 """
 
 from forebay.proxy.core.learn.api_server import ServerModel
@@ -33,13 +33,13 @@ class ApiServerQueue:
         return self.free_at - INSTANT_S
 
     def join(self, prompt_tokens: int, now: float) -> float:
-        """Add a request that is sent now; return when the engine gets it."""
+        """Add a request that is sent now. Returns the time at which the engine gets it."""
         self.free_at = max(self.free_at, now) + self.model.before_s(prompt_tokens)
         return self.free_at
 
     def answered(self, reached_at: float, now: float) -> None:
         """Note an answer to a request that was to reach the engine at `reached_at`."""
-        if reached_at > now:  # the server is faster, and all texts behind this one come earlier
+        if reached_at > now:  # the server is faster, and all texts behind this text come earlier
             self.free_at -= reached_at - now
 
     def restarted(self) -> None:

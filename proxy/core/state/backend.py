@@ -1,8 +1,8 @@
-"""The state of one backend: what runs there, what waits for it, what its engine is known to hold.
+"""The state of one backend: running and waiting requests, and the known content of its engine.
 
 State changes when a decision is made, not when a socket opens. Its parts have modules of their own:
-prefill queue, waiting requests, KV budget, prefix cache, cost model. What follows from the state is
-decided in `policy/`.
+prefill queue, waiting requests, KV budget, prefix cache, cost model. Decisions are made in
+`policy/`.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,23 +31,26 @@ class Backend:
         api_server: the texts that its API server has yet to tokenize.
         index: its place among the backends.
         kv_tokens: size of its KV pool; infinite while unknown.
-        models: those that it serves; None while unknown.
-        strict: it takes only requests that name one of them.
+        models: the models that it serves; None while unknown.
+        strict: it takes only requests that name one of its models.
         draining: it will be removed; `up` stays False until then.
         most_prefills: below infinity during a trial or while it reports that it is full.
-        queues: waiting requests by bucket; `queued` is their number, `queued_s` their prefills.
+        queues: waiting requests by bucket.
+        queued, queued_s: number and prefill seconds of all waiting requests.
         passing: requests that have passed all queues (`proxy/backends/passing.py`).
-        in_flight: running requests by id; `sequences`: the outputs that they generate together;
-            `context_tokens`: what a decode step reads for them.
-        holdings: what each tenant has of its slots and KV cache.
+        in_flight: running requests by id.
+        sequences: outputs that the running requests generate together.
+        context_tokens: tokens that a decode step reads for the running requests.
+        holdings: the slots and KV cache that each tenant holds.
         leaders: waiting requests that others may follow.
         followers: waiting requests that wait for a prefill of another request here.
         review: a prefill has ended that followers may have waited for.
-        decode_s: average seconds from first token to finish, by bucket; `decode_all_s` of all.
+        decode_s: average seconds from first token to finish, by bucket.
+        decode_all_s: average seconds from first token to finish, of all buckets.
         starving: a waiting request for which KV cache is kept free.
-        elsewhere: what other proxies have here; None without other proxies.
+        elsewhere: the work of other proxies here; None without other proxies.
         load: prompt tokens of recent requests, a decayed sum; a cached token counts once.
-        worked: prefill seconds lately, by bucket.
+        worked: recent prefill seconds, by bucket.
         fresh_tokens: tokens put into the prefix cache while there were other proxies.
         rank, room_at, room_beside_at, silent_at: as the `Shortlist` found them last.
     """
@@ -133,17 +136,17 @@ class Backend:
         return running if self.elsewhere is None else running + self.elsewhere.running
 
     def matched_tokens(self, request: Request) -> int:
-        """Return the prompt tokens that the engine probably holds; never the last one."""
+        """Return the prompt tokens that the engine probably holds, never the last token."""
         return self.cache.matched_tokens(request)
 
     def prefill_s(self, request: Request, matched_tokens: int) -> float:
-        """Return the predicted seconds of a prefill with so many cached tokens."""
+        """Return the predicted seconds of a prefill with `matched_tokens` cached tokens."""
         return self.cost.predict_s(request.prompt_tokens - matched_tokens, request.prompt_tokens)
 
     def wait_s(self, ahead_s: float, prompt_tokens: int, now: float) -> float:
         """Return the wait besides the prefill, for a request sent now.
 
-        In the engine it is `ahead_s`; meanwhile the API server tokenizes the prompt.
+        In the engine it is `ahead_s`. Meanwhile the API server tokenizes the prompt.
         """
         ahead_s = max(ahead_s, self._lone_s(now))
         server = self.api_server
@@ -212,13 +215,14 @@ class Backend:
         Args:
             reserved_tokens: expected output; by default the most it may generate. At most half of
                 the KV pool is reserved.
-            rank: of its class among its tenant's requests.
-            priority: as of InFlight.
+            rank: rank of its class among its tenant's requests.
+            priority: see InFlight.
         """
         if reserved_tokens is None:
             reserved_tokens = request.output_tokens
         if reserved_tokens > MAJORITY * self.kv_tokens:
             reserved_tokens = reserved(reserved_tokens, self.kv_tokens)
+        # Predict the prefill.
         tokens = request.prompt_tokens
         prefill_s = cold_s = self.cost.predict_s(tokens, tokens)
         if matched_tokens:
@@ -228,6 +232,7 @@ class Backend:
             request, bucket, prefill_s, cold_s, uncached_tokens, reserved_tokens,
             priority=priority,
         )  # fmt: skip
+        # It passes the API server, then joins the engine's queue.
         sent.sent_at = now
         sent.reached_at = self.api_server.join(tokens, now)
         sent.late_s += self.api_server.model.after_s(tokens)
@@ -239,14 +244,16 @@ class Backend:
         self.context_tokens += sent.context_tokens
         if self.most_prefills < inf:
             self._tried.add(request.id)
+        # Its tokens count as load and enter the prefix cache.
         head, load = self.prefill_queue.head, float(uncached_tokens)
-        if matched_tokens:  # what faded since these tokens were counted
+        if matched_tokens:  # add the part that faded since these tokens were counted
             used_at = self.cache.used_at(request, matched_tokens)
             load += matched_tokens * (1.0 - exp(min(0.0, used_at - now) / LOAD_TIME_S))
         self.load.add(load, now)
         self.cache.sent(
             sent.visit, None if head is sent or head is None else head.visit, self.kv_tokens, now
         )
+        # Charge bucket, class and tenant, and reserve its KV cache.
         if self.queued:
             self.turns.sent(bucket, rank, prefill_s, self.queued)
         before = self.kv.held
@@ -266,7 +273,7 @@ class Backend:
         return sent
 
     def first_token(self, request_id: str, now: float) -> InFlight | None:
-        """End the prefill of a request; return it if it was in the prefill queue."""
+        """End the prefill of a request. Returns it if it was in the prefill queue."""
         sent = self.in_flight.get(request_id)
         if sent is None:
             return None
@@ -321,7 +328,7 @@ class Backend:
     def end_silent_prefills(self, now: float) -> bool:
         """End prefills without a visible first token whose predicted end is past.
 
-        Returns whether there was one.
+        Returns True if there was any.
         """
         ended = False
         while over := self.prefill_queue.silently_over(now):
@@ -334,18 +341,18 @@ class Backend:
     # Changes of the backend itself.
 
     def allow(self, most_prefills: float) -> None:
-        """Allow so many prefills at once: 1 during a trial, 0 during a pause."""
+        """Allow `most_prefills` at once: 1 during a trial, 0 during a pause."""
         self.most_prefills = most_prefills
         if most_prefills == inf:
             self._tried.clear()
 
     def share_with(self, elsewhere: Elsewhere | None, now: float) -> None:
-        """Use what other proxies report to have here; None: there are no other proxies."""
+        """Use the work that other proxies report here, or None without other proxies."""
         self.elsewhere = self.prefill_queue.elsewhere = elsewhere
         self.observer.begin(now, elsewhere)  # the time measured so far may include their work
 
     def restarted(self) -> None:
-        """Forget the prefix cache and the texts: the engine went away or is another one now."""
+        """Forget the prefix cache and the texts: the engine went away or was replaced."""
         self.cache.restarted()
         self.api_server.restarted()
         for sent in self.in_flight.values():
@@ -359,7 +366,7 @@ class Backend:
         self.prefill_queue.ordered = spec.priority
 
     def rebucket(self, buckets: Iterable[Bucket], home: Callable[[Request], str]) -> None:
-        """Change the buckets while no request waits; `home` gives a request's new bucket."""
+        """Change the buckets while no request waits. `home` returns a request's new bucket."""
         assert not self.queued
         self.queues = {bucket.name: BucketQueue(self.holdings.turn) for bucket in buckets}
         self.turns = Turns(self.queues)
@@ -371,7 +378,7 @@ class Backend:
 
 
 def takes_model(backend: Backend, model: str) -> bool:
-    """Return whether it takes requests for a model; "" is one that all serve, or an unknown one."""
+    """True if it takes requests for a model. "" is unknown, or a model that all serve."""
     return serves(backend.models, model) and not (backend.strict and not model)
 
 

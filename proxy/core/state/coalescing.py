@@ -37,9 +37,9 @@ def longest_run(
         known: only longer runs than this count.
 
     Returns:
-        The length of the run in blocks and the other request; `known` and None if there is none.
+        The length of the run in blocks and the other request, or `known` and None.
     """
-    blocks, most, found = request.blocks, known, None
+    blocks, most, best = request.blocks, known, None
     if len(blocks) > known:
         next_block = blocks[known]
         for other in others:
@@ -47,5 +47,5 @@ def longest_run(
             if len(theirs) > known and theirs[known] == next_block and other.request is not request:
                 run = common_run(blocks, theirs, known + 1)
                 if run > most:
-                    most, found = run, other
-    return most, found
+                    most, best = run, other
+    return most, best

@@ -1,7 +1,7 @@
 """The work that other proxies have on our backends, as each of them last reported it.
 
 Every proxy decides alone, from its own state and the sum of the other proxies' reports. A report is
-old when it is used: its prefill seconds shrink as time passes, everything else stands until the
+old when it is used: its prefill seconds shrink as time passes, and everything else stands until the
 next report. Counters are cumulative, so a lost report costs nothing. The first report of a proxy
 that is new or has restarted is a baseline.
 """
@@ -14,7 +14,7 @@ from forebay.proxy.core.learn.cost import Vector
 
 SILENT_S: Final = 1.0
 """A proxy without a report for this long is gone; its work on a backend no longer counts. Within it
-every other one reports the prefills that ended, so an observation of shared work takes as long.
+every other proxy reports the prefills that ended, so an observation of shared work takes as long.
 Doubled: the work of a proxy that died holds a backend for 2 s."""
 
 
@@ -22,7 +22,7 @@ class BackendReport:
     """The work that one proxy has on one backend.
 
     Attributes:
-        backlog_s: predicted prefill seconds left of what it sent.
+        backlog_s: predicted prefill seconds left of the requests it sent.
         running: requests sent and not finished.
         kv_tokens: KV cache that these hold or will hold.
         longest_s: its longest prefill in the engine, seconds.
@@ -32,7 +32,7 @@ class BackendReport:
         work: cost terms (cost.features) of all prefills it saw the end of, ever.
         prefills: by bucket, requests without a first token.
         queued_s: by bucket, prefill seconds that wait for the backend.
-        worked: by bucket, share of the engine's time that prefills took lately.
+        worked: by bucket, share of the engine's recent time that prefills took.
     """
 
     __slots__ = (
@@ -97,7 +97,7 @@ class TenantUse:
 
 
 class ProxyReport:
-    """One report of one proxy; `tenants` has those that used something lately."""
+    """One report of one proxy. `tenants` has the use of recently active tenants."""
 
     __slots__ = ("backends", "tenants")
 
@@ -111,7 +111,7 @@ class ProxyReport:
 
 
 class Elsewhere:
-    """The sum of what all other proxies have on one backend."""
+    """The summed work of all other proxies on one backend."""
 
     __slots__ = (
         "_ends",
@@ -153,7 +153,7 @@ class Elsewhere:
             _add(self.worked, report.worked)
 
     def prefill_s(self, now: float) -> float:
-        """Return the prefill seconds left; each proxy's shrink as time passes since its report."""
+        """Return the prefill seconds left. Each proxy's part shrinks from its report on."""
         left = 0.0
         for end in self._ends:
             if end > now:
@@ -161,7 +161,7 @@ class Elsewhere:
         return left
 
     def below_at(self, limit_s: float) -> float:
-        """Return when `prefill_s` falls below `limit_s` (above 0); -inf if it is below already.
+        """Return when `prefill_s` falls below `limit_s` (above 0), or -inf if it is below already.
 
         The sum falls by one second per second for each proxy that still has work.
         """
@@ -175,11 +175,11 @@ class Elsewhere:
         return -inf
 
     def done_at(self) -> float:
-        """Return when `prefill_s` falls to 0; -inf if no proxy reported any."""
+        """Return when `prefill_s` falls to 0, or -inf if no proxy reported any work."""
         return max(self._ends, default=-inf)
 
     def busy_since(self, at: float) -> bool:
-        """Return whether other proxies are known to have had prefills there at `at` or since."""
+        """True if other proxies are known to have had prefills there at `at` or since."""
         return self.done_at() > at
 
 
@@ -195,7 +195,7 @@ class Peers:
         return len(self._reports)
 
     def know(self, backends: Iterable[str], now: float) -> None:
-        """Sum up reports about these backends; reports about other ones are ignored."""
+        """Sum up reports about these backends. Reports about other backends are ignored."""
         new = [name for name in backends if name not in self._on]
         for name in new:
             self._on[name] = Elsewhere()
@@ -207,12 +207,12 @@ class Peers:
         self._on.pop(backend, None)
 
     def used(self) -> dict[str, TenantUse]:
-        """Return what tenants used at other proxies since the last call."""
+        """Return the use of tenants at other proxies since the last call."""
         used, self._used = self._used, {}
         return used
 
     def elsewhere(self, backend: str) -> Elsewhere:
-        """Return the sum for one known backend; always the same object."""
+        """Return the sum for one known backend, always as the same object."""
         return self._on[backend]
 
     @property
@@ -220,12 +220,12 @@ class Peers:
         return sorted(self._reports)
 
     def heard_at(self, peer: str) -> float:
-        """Return the time of this proxy's latest report; -inf without any."""
+        """Return the time of this proxy's latest report, or -inf without any."""
         latest = self._reports.get(peer)
         return latest[1] if latest is not None else -inf
 
     def keep(self, peer: str, report: ProxyReport, now: float) -> dict[str, float]:
-        """Replace a proxy's latest report; return its new `fresh_tokens` by backend.
+        """Replace a proxy's latest report. Returns its new `fresh_tokens` by backend.
 
         `sum_up` must follow, once for several reports.
         """
@@ -249,7 +249,7 @@ class Peers:
         return fresh
 
     def gone(self, peer: str, now: float) -> bool:
-        """Forget a proxy that has left; return whether it was known."""
+        """Forget a proxy that has left. Returns True if it was known."""
         if self._reports.pop(peer, None) is None:
             return False
         self.sum_up(now)

@@ -9,12 +9,13 @@ from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 
 LOOK_AT_MOST: Final = 8
-"""How many things one decision looks at one by one, a bound of its CPU time: a fleet of so many
-backends is priced completely, of a larger one only so many that may hold the prefix, and so many
-rejected requests of a bucket are followed. Doubled: an arrival in a fleet of 16 costs twice."""
+"""The things that one decision looks at one by one, a bound of its CPU time. A fleet of up to this
+many backends is priced completely. In a larger fleet at most this many backends that may hold the
+prefix are priced. At most this many rejected requests of a bucket are followed. Doubled: an arrival
+in a fleet of 16 costs twice."""
 APART: Final = 1e12
-"""Seconds beyond any clock: ranks idle backends before busy ones, and full ones last. Doubled: the
-same."""
+"""Seconds beyond any clock: ranks idle backends before busy backends, and full backends last.
+Doubled: the same."""
 
 
 class FleetQueues:
@@ -22,7 +23,7 @@ class FleetQueues:
 
     Attributes:
         waiting: all waiting requests by id, in the order of entering.
-        backends: those that a request waits for.
+        backends: backends that a request waits for.
         count: waiting requests by bucket.
         of_model: the same by bucket and model.
     """
@@ -62,7 +63,7 @@ class FleetQueues:
         self.count = dict.fromkeys(buckets, 0)
 
     def reorder(self) -> None:
-        """Find the heads anew: the order of tenants has changed."""
+        """Find the heads again, because the order of tenants has changed."""
         self._heads = None
 
     def heads(self) -> list[QueuedRequest]:
@@ -74,7 +75,7 @@ class FleetQueues:
         return self._heads
 
     def first_deadline(self) -> float:
-        """Return the earliest deadline; some request must wait."""
+        """Return the earliest deadline. A request must be waiting."""
         queues = [queue for b in self.backends.values() for queue in b.queues.values()]
         return min(first.deadline for queue in queues if (first := queue.earliest()))
 
@@ -86,17 +87,17 @@ def heads_of(backends: Iterable[Backend]) -> list[QueuedRequest]:
 
 
 class Shortlist:
-    """The backends that are worth pricing for a request, and when one gets room by itself.
+    """The backends that are worth pricing for a request, and when a backend gets room by itself.
 
-    In a small fleet all are. In a large one: those that may hold the beginning of the prompt, and
-    the two that will be free first; pricing all of them would cost more than it finds. `moved`
+    In a small fleet all are. In a large fleet: backends that may hold the beginning of the prompt,
+    and the two that will be free first. Pricing all of them would cost more than it finds. `moved`
     must be called after every change of a backend.
     """
 
     def __init__(
         self, backends: Sequence[Backend], dispatch_ahead_s: float, beside_others_s: float
     ) -> None:
-        """Take the backlogs below which requests are sent: usually, and beside other tenants."""
+        """Take the backlogs below which requests are sent: usually, and with other tenants."""
         self._backends = list(backends)
         self._dispatch_ahead_s = dispatch_ahead_s
         self._beside_others_s = beside_others_s
@@ -120,7 +121,7 @@ class Shortlist:
         """
         if self._moved:
             self._refresh()
-        found = self._warm(blocks, least_match, usable) if blocks else []
+        shortlist = self._warm(blocks, least_match, usable) if blocks else []
         # The two that will be free first among the others.
         first: Backend | None = None
         second: Backend | None = None
@@ -129,20 +130,20 @@ class Shortlist:
             free = backend.rank
             if free >= second_free:
                 continue
-            if backend.up and (usable is None or backend in usable) and backend not in found:
+            if backend.up and (usable is None or backend in usable) and backend not in shortlist:
                 if free < first_free:
                     second, second_free = first, first_free
                     first, first_free = backend, free
                 else:
                     second, second_free = backend, free
         if first is not None:
-            found.append(first)
+            shortlist.append(first)
         if second is not None:
-            found.append(second)
-        return found
+            shortlist.append(second)
+        return shortlist
 
     def room_after(self, now: float, *, beside_others: bool) -> float:
-        """Return when a backend may take more without an event; inf for never.
+        """Return the next time at which a backend may take more without an event, or inf.
 
         `beside_others`: several tenants are active.
         """
@@ -164,7 +165,7 @@ class Shortlist:
     def _warm(
         self, blocks: tuple[int, ...], least_match: float, usable: Sequence[Backend] | None
     ) -> list[Backend]:
-        """Return the backends that may hold enough of the prompt; if many, those free first."""
+        """Return the backends that may hold enough of the prompt, the first free if too many."""
         least = max(1, ceil(least_match * len(blocks)))
         # `_holders` has only blocks at positions 1, 2, 4, 8 ...
         holders = self._holders.get(blocks[(1 << (least.bit_length() - 1)) - 1], 0)
@@ -191,7 +192,7 @@ class Shortlist:
 
 
 def free_rank(backend: Backend) -> float:
-    """Return a number that orders backends by when they will be free; idle ones by load.
+    """Return a number that orders backends by when they will be free, and idle backends by load.
 
     The order does not change by time alone.
     """

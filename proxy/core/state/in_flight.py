@@ -16,7 +16,7 @@ Doubled: short documents count as hits, so several are computed at once."""
 
 
 def counts(request: Request, uncached_tokens: int) -> bool:
-    """Return whether a prefill counts towards `prefills_per_backend`; cache hits do not."""
+    """True if a prefill counts towards `prefills_per_backend`. Cache hits do not."""
     return uncached_tokens > STEP_TOKENS or uncached_tokens == request.prompt_tokens
 
 
@@ -27,16 +27,17 @@ class InFlight:
         visit: the request as the prefix cache sees it.
         prefill_s, cold_s: predicted prefill with the cache hit, and without any.
         reserved_tokens: KV cache reserved for its output.
-        context_tokens: what a decode step reads for it, in the middle of its answer.
-        holding: what it takes of the backend; None without a tenant.
+        context_tokens: the tokens that a decode step reads for it, in the middle of its answer.
+        holding: its share of the backend; None without a tenant.
         output_tokens: length of its answer; 0 while unknown.
         reached_at: when the engine gets it, as predicted: the API server tokenizes it first.
-        sent_at: when it was sent; `first_token_at`: None before the first token.
+        sent_at: when it was sent.
+        first_token_at: when its first token came; None before.
         ends_at: predicted end of a prefill whose first token cannot be seen; else inf.
-        counts: it counts towards `prefills_per_backend`; cache hits do not.
+        counts: it counts towards `prefills_per_backend`, as it is no cache hit.
         late_s: seconds of its prefill after which its answer is late, so it was hardly cached.
         overdue_s: least seconds its prefill counts for until its first token.
-        priority: as the engine was told; lower goes first.
+        priority: as sent to the engine; lower goes first.
     """
 
     __slots__ = (
@@ -93,10 +94,10 @@ class InFlight:
 def passing(
     prefills: Iterable[InFlight], uncached_tokens: float, chunk_tokens: float
 ) -> tuple[float, float]:
-    """Return what a prefill of so many tokens waits for in a chunking engine, in seconds.
+    """Return the seconds that a prefill of `uncached_tokens` waits for in a chunking engine.
 
     Returns:
-        The prefills that are no longer than it, whole; and for longer ones, which it passes, the
+        The whole prefills that are no longer than it. For longer prefills, which it passes, the
         chunks computed in the same steps.
     """
     least = max(uncached_tokens, chunk_tokens)

@@ -1,4 +1,4 @@
-"""Track what running requests hold of one backend: its KV cache, and the part of each tenant.
+"""Track the holdings of running requests on one backend: KV cache, and the part of each tenant.
 
 A block that several running requests share counts once. A block that was cached but unused counts
 as soon as a running request uses it, because it can no longer be evicted. Ends of prompts and
@@ -10,9 +10,9 @@ Clients ask for a `max_tokens` of thousands and use hundreds. So the output leng
 per doubling) whose counts are halved from time to time. Until then one request reserves at most
 half of the pool for its output.
 
-Slots and KV cache are divided as prefill seconds are: while a request waits for one of them, the
-tenant that holds least of them, over its weight, is next. What others reserved for outputs beyond
-their fair shares, and have not used, keeps nobody from its own share.
+Slots and KV cache are divided as prefill seconds are: while a request waits for either, the
+tenant that holds least of them, over its weight, is next. KV cache that others reserved for outputs
+beyond their fair shares, and have not used, keeps no tenant from its own share.
 """
 
 from math import fsum, inf, sqrt
@@ -22,7 +22,7 @@ from forebay.proxy.core.learn.prefix_index import common_run
 from forebay.proxy.core.model import ENOUGH, HISTORY, MAJORITY, REMEMBERED_MOST, Request
 from forebay.proxy.core.state.tenants import Fairness
 
-OUTPUT_QUANTILE: Final = 0.9  # of answers that fit what is reserved; it has no double
+OUTPUT_QUANTILE: Final = 0.9  # share of answers that fit into their reservation; it has no double
 
 
 class _Root:
@@ -35,7 +35,7 @@ class _Root:
         self.prompts: dict[str, tuple[int, ...]] = {}
 
     def shared(self, blocks: tuple[int, ...]) -> int:
-        """Return how many leading blocks of a prompt these prompts hold."""
+        """Return the number of leading blocks of a prompt that these prompts hold."""
         longest = 0
         for other in self.prompts.values():
             if longest == len(blocks):
@@ -88,7 +88,7 @@ class KvBudget:
         self._count(output_tokens, 1)
 
     def give_back(self, request: Request, output_tokens: int) -> None:
-        """Give back what `take` reserved with the same `output_tokens`."""
+        """Give back the KV cache that `take` reserved with the same `output_tokens`."""
         self._prompts -= _unshared(request)
         blocks = request.blocks
         if blocks:
@@ -100,7 +100,7 @@ class KvBudget:
         self._count(output_tokens, -1)
 
     def _count(self, output_tokens: int, number: int) -> None:
-        """Count an answer that begins, or one that ends if `number` is -1."""
+        """Count an answer that begins, or that ends if `number` is -1."""
         self._answers += number * output_tokens
         self._squares += number * output_tokens * output_tokens
         # An even distribution from 0 to n has the variance n^2 / 12.
@@ -133,7 +133,7 @@ class Holding:
 
 
 class Holdings:
-    """Adds up what each tenant's running requests hold on one backend, and says whose turn it is.
+    """Adds up the holdings of each tenant's running requests on one backend, and orders tenants.
 
     Attributes:
         scarce: a waiting request lacks slots or KV cache.
@@ -146,26 +146,26 @@ class Holdings:
         self.scarce = False
         self.last: frozenset[str] = frozenset()
 
-    def take(self, tenant: str, one: Holding) -> None:
-        """Add what a request of the tenant takes."""
+    def take(self, tenant: str, more: Holding) -> None:
+        """Add the holding of a request of the tenant."""
         held = self._of.get(tenant)
         if held is None:
-            self._of[tenant] = Holding(one.slots, one.kv, one.outputs)
+            self._of[tenant] = Holding(more.slots, more.kv, more.outputs)
             return
         held.requests += 1
-        held.slots += one.slots
-        held.kv += one.kv
-        held.outputs += one.outputs
+        held.slots += more.slots
+        held.kv += more.kv
+        held.outputs += more.outputs
 
-    def give_back(self, tenant: str, one: Holding) -> None:
-        """Take off what a request of the tenant took."""
+    def give_back(self, tenant: str, less: Holding) -> None:
+        """Subtract the holding of a request of the tenant."""
         held = self._of[tenant]
         held.requests -= 1
         if not held.requests:
             del self._of[tenant]
-        held.slots -= one.slots
-        held.kv -= one.kv
-        held.outputs -= one.outputs
+        held.slots -= less.slots
+        held.kv -= less.kv
+        held.outputs -= less.outputs
 
     def part(self, tenant: str) -> float:
         """Return the larger of a tenant's shares of the slots and of the KV cache."""
@@ -173,7 +173,7 @@ class Holdings:
         return 0.0 if held is None else max(held.slots, held.kv)
 
     def turn(self, tenant: str) -> float:
-        """Return a number by which tenants are next, the smallest first."""
+        """Return the number that orders tenants, the smallest first."""
         if tenant in self.last:
             return inf
         if not self.scarce:
@@ -181,19 +181,19 @@ class Holdings:
         return self.part(tenant) / self._fairness.weight(tenant)
 
     def holds_less(self, tenant: str, other: str) -> bool:
-        """Return whether a tenant holds less than another one, over their weights."""
+        """True if a tenant holds less than another tenant, over their weights."""
         weight = self._fairness.weight
         return self.part(tenant) / weight(tenant) < self.part(other) / weight(other)
 
     def below_share(self, tenant: str) -> bool:
-        """Return whether a tenant holds less than its fair share while others hold something."""
+        """True if a tenant holds less than its fair share while others hold something."""
         return self.part(tenant) < self._fairness.weight(tenant) * self._share(tenant) < 1.0
 
     def lent(self, tenant: str) -> float:
         """Return the share of the KV cache that is still owed to a tenant out of others' outputs.
 
-        That is what others reserved for outputs beyond their fair shares, at most what the tenant
-        lacks of its own.
+        It is reserved by others for outputs beyond their fair shares. It is at most the part that
+        the tenant lacks of its own share.
         """
         weight, share = self._fairness.weight, self._share(tenant)
         held = self._of.get(tenant)
@@ -208,13 +208,13 @@ class Holdings:
         return min(lacks, fsum(beyond))
 
     def _share(self, tenant: str) -> float:
-        """Return the fair share for each unit of weight among those that hold something and it."""
+        """Return the fair share for each unit of weight among the tenant and all that hold any."""
         weight = self._fairness.weight
         return 1.0 / fsum(weight(name) for name in {tenant, *self._of})
 
 
 class LengthHistogram:
-    """Recent answer lengths; `quantile` is in tokens, 0 while too few were seen."""
+    """Recent answer lengths. `quantile` is in tokens, 0 while too few were seen."""
 
     __slots__ = ("_counts", "_seen", "quantile")
 
@@ -248,7 +248,7 @@ class LengthHistogram:
 
 
 class OutputLengths:
-    """Expected answer lengths by tenant and bucket; `any` once an answer was observed."""
+    """Expected answer lengths by tenant and bucket. `any` is True once an answer was observed."""
 
     def __init__(self) -> None:
         self._lengths: dict[tuple[str, str], LengthHistogram] = {}
@@ -265,7 +265,7 @@ class OutputLengths:
         lengths.observe(tokens)
 
     def expected(self, tenant: str, bucket: str, most: int, sequences: int = 1) -> int:
-        """Return the tokens to reserve for so many answers of at most `most` tokens together."""
+        """Return the tokens to reserve for `sequences` answers of `most` tokens at most in all."""
         lengths = self._lengths.get((tenant, bucket))
         if lengths is None or not 0 < sequences * lengths.quantile < most:
             return most

@@ -1,4 +1,4 @@
-"""Measure what prefills take on one engine, and teach the cost model and the server model."""
+"""Measure the seconds of prefills on one engine, and teach the cost model and the server model."""
 
 from math import inf
 from typing import Final
@@ -11,19 +11,19 @@ from forebay.proxy.core.state.in_flight import InFlight
 from forebay.proxy.core.state.prefill_queue import PrefillQueue
 
 LEARN_FROM: Final = 4.0
-"""Elapsed time is attributed to prefills that have ended. The progress of unfinished ones is
+"""Elapsed time is attributed to prefills that have ended. The progress of unfinished prefills is
 unknown, so ended work must be this many times the unfinished work. Doubled: learns less
 often in chunking engines."""
 
 
 class PrefillObserver:
-    """Measures what prefills take on one engine and teaches the cost model.
+    """Measures the seconds of prefills on one engine and teaches the cost model.
 
     An observation begins when the engine begins to prefill and ends with its answer. Prefills of
-    one step answer together and are measured together, with the work that other proxies had there:
-    while others are in the engine, it waits for answers of the same step before it is learned from.
-    The API server's time is no work of the engine: it is subtracted, or learned if it is most of
-    the time, as with the hit of a long prompt.
+    one step answer together and are measured together, with the work that other proxies had there.
+    So an observation lasts until all answers of its step have come. The API server's time is no
+    work of the engine: it is subtracted, or learned if it is most of the time, as with the hit of a
+    long prompt.
 
     Attributes:
         work: cost terms of all prefills done while there were other proxies, for them to learn.
@@ -37,11 +37,11 @@ class PrefillObserver:
         self._terms: Vector = (0.0, 0.0, 0.0)
         self._since = 0.0
         self._others_before: Vector = (0.0, 0.0, 0.0)  # their work done when the observation began
-        self._impure: list[tuple[float, Vector, float]] = []  # since one that was pure
+        self._impure: list[tuple[float, Vector, float]] = []  # since the last pure prefill
         self._answered_at = inf  # the last answer of a step of which more answers may come
 
     def begin(self, now: float, elsewhere: Elsewhere | None) -> None:
-        """Start an observation; one without an answer is dropped."""
+        """Start an observation. The last observation is dropped if it has no answer."""
         if self._answered_at < inf:
             self._end_step()
         self._terms = (0.0, 0.0, 0.0)
@@ -53,27 +53,28 @@ class PrefillObserver:
     def lose_track(self) -> None:
         """Drop the observation until a first token is seen or the engine is empty.
 
-        A prefill whose first token cannot be seen is over by its prediction only: nobody knows
-        when the engine began the next one.
+        A prefill whose first token cannot be seen is over by its prediction only, so the start of
+        the next prefill is unknown.
         """
         if self._answered_at < inf:
             self._end_step()
         self._since = inf
 
     def _end_step(self) -> None:
-        """Learn from a step of which no more answers come; it has had one."""
+        """Learn from a step that has had an answer and gets no more."""
         self._learn(self._terms, self._answered_at - self._since)
         self._answered_at = inf
 
     def _next_step(self, elsewhere: Elsewhere | None) -> None:
-        """Learn from the last step and begin the next: the engine went on after the last one."""
+        """Learn from the last step and begin the next, which the engine began right after it."""
         self.begin(self._answered_at - self._times.after_s, elsewhere)
 
     def answered(self, prefill: InFlight, queue: PrefillQueue, now: float) -> None:
         """Learn from a prefill that is over and has left the queue."""
         elsewhere = queue.elsewhere
-        if now - self._answered_at > SLACK * INSTANT_S:  # of a later step
+        if now - self._answered_at > SLACK * INSTANT_S:  # this answer is of a later step
             self._next_step(elsewhere)
+        # Add its work to the observation, and to the report for other proxies.
         prompt_tokens = prefill.request.prompt_tokens
         sent_at, reached_at, last = prefill.sent_at, prefill.reached_at, not queue.prefills
         self._times.answered(prompt_tokens, sent_at, reached_at, self._since, last=last)
@@ -87,6 +88,7 @@ class PrefillObserver:
             if prefill.request.streams:
                 self.begin(now, elsewhere)
             return
+        # Learn once the measured time belongs to prefills that have ended.
         elapsed_s = now - self._since
         if elsewhere is not None and self._others_worked(elsewhere):
             if not queue.prefills or elapsed_s >= SILENT_S:
@@ -101,8 +103,8 @@ class PrefillObserver:
     def answered_impurely(self, prefill: InFlight, now: float) -> None:
         """Note a first token before which more than its prefill may have happened.
 
-        Only where no other requests are answered the engine's speed is learned from such: from the
-        median of ENOUGH, the time to first token against its prediction.
+        The engine's speed is learned from such answers only where there are no other answers: from
+        the median of ENOUGH ratios of the time to first token to its prediction.
         """
         self.lose_track()
         prompt_tokens = prefill.request.prompt_tokens
@@ -116,7 +118,7 @@ class PrefillObserver:
             return
         elapsed_s = max(now - prefill.sent_at - server_s, predicted_s / MOST_OFF)
         fixed, linear, pairs = features(prefill.uncached_tokens, prompt_tokens)
-        share = predicted_s / prefill.prefill_s  # what was ahead of it is work of the same kind
+        share = predicted_s / prefill.prefill_s  # the work ahead of it is of the same kind
         terms = share * fixed, share * linear, share * pairs
         self._impure.append((elapsed_s / predicted_s, terms, elapsed_s))
         if len(self._impure) == ENOUGH:
@@ -134,11 +136,11 @@ class PrefillObserver:
             self._cost.observe(terms, max(elapsed_s - server_s, engine_s / MOST_OFF))
 
     def _mostly_ended(self, queue: PrefillQueue) -> bool:
-        """Return whether most of the elapsed time went to prefills that have ended."""
+        """True if most of the elapsed time went to prefills that have ended."""
         return not queue.chunked or self._cost.total_s(self._terms) >= LEARN_FROM * queue.total_s
 
     def _others_worked(self, elsewhere: Elsewhere) -> bool:
-        """Return whether the engine also computed other proxies' prefills since the start."""
+        """True if the engine also computed other proxies' prefills since the start."""
         return elsewhere.work != self._others_before or elsewhere.busy_since(self._since)
 
     def _learn_shared(self, elsewhere: Elsewhere, elapsed_s: float) -> None:

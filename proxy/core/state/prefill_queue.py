@@ -1,6 +1,6 @@
 """The prefill queue of one engine: requests that were sent there and have no first token yet.
 
-An engine computes prefills first come, first served; the head has been computed since `head_since`.
+An engine computes prefills first come, first served. The head has been computed since `head_since`.
 The backlog is a prediction that shrinks as time passes. It does not fall to nothing while the head
 streams and has no first token: a late engine is busy, not free, and an expected cache hit may have
 been a miss.
@@ -9,7 +9,7 @@ With `--long-prefill-token-threshold` (`chunk_tokens`) vLLM computes at most tha
 prompt per step while other requests wait. A prefill then shares each of its steps with one chunk of
 every longer prefill: it waits for a few chunks instead of for whole long prefills.
 
-`elsewhere` is what other proxies have in the same engine; None without other proxies.
+`elsewhere` is the work of other proxies in the same engine, or None without other proxies.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,15 +24,15 @@ class PrefillQueue:
 
     Attributes:
         prefills: by request.
-        prefills_of: by bucket, those that count towards `prefills_per_backend`.
-        head: the first of them; None if the queue is empty.
-        tokens: uncached tokens of all.
-        total_s: sum of prefill_s of all.
-        silent: how many have a first token that cannot be seen.
+        prefills_of: by bucket, number of prefills that count towards `prefills_per_backend`.
+        head: the prefill that the engine computes; None if the queue is empty.
+        tokens: uncached tokens of all prefills.
+        total_s: prefill_s of all prefills.
+        silent: number of prefills whose first token cannot be seen.
         chunk_tokens: see BackendSpec; set by `chunk`.
-        chunked: the engine chunks long prefills, so shorter ones pass longer ones.
+        chunked: the engine chunks long prefills, so short prefills pass them.
         ordered: the engine begins the waiting prefill with the lowest priority.
-        elsewhere: what other proxies have in this engine.
+        elsewhere: the work of other proxies in this engine.
     """
 
     def __init__(
@@ -76,15 +76,17 @@ class PrefillQueue:
             if head.counts or elapsed_s > head.late_s:
                 floor = head.overdue_s
             if elapsed_s > head.late_s:
-                left = head.cold_s - elapsed_s  # the engine had evicted what seemed to be cached
+                left = (
+                    head.cold_s - elapsed_s
+                )  # the engine had evicted the blocks that seemed to be cached
         return self.total_s - head.prefill_s + max(left, floor)
 
     def ahead_s(self, uncached_tokens: float, now: float, priority: float | None = None) -> float:
         """Return the predicted seconds that a prefill sent now would wait in the engine.
 
         The whole backlog where prefills are computed one after the other. In a chunking engine:
-        prefills that are no longer than it, and the chunks of longer ones beside it. In an engine
-        that orders by priority: without the prefills that this `priority` passes.
+        prefills that are no longer than it, and the chunks of longer prefills in its steps. In an
+        engine that orders by priority: without the prefills that this `priority` passes.
         """
         if self.head is None and self.elsewhere is None:
             return 0.0
@@ -97,8 +99,8 @@ class PrefillQueue:
     def drain_s(self, uncached_tokens: float, now: float, priority: float | None = None) -> float:
         """Return the part of `ahead_s` that must drain before dispatch.
 
-        In a chunking engine: only prefills that are no longer than this one. The chunks of longer
-        prefills will be beside it whenever it is sent.
+        In a chunking engine: only prefills that are no longer than this prefill. The chunks of
+        longer prefills share its steps whenever it is sent.
         """
         if self.head is None and self.elsewhere is None:
             return 0.0
@@ -109,7 +111,7 @@ class PrefillQueue:
         return min(backlog_s, equals_s + self._elsewhere_s(uncached_tokens, now))
 
     def _before(self, priority: float | None, now: float) -> tuple[Iterable[InFlight], float]:
-        """Return the prefills that one of this priority does not pass, and the backlog of them."""
+        """Return the prefills that a prefill of this priority does not pass, and their backlog."""
         prefills, backlog_s = self.prefills.values(), self.backlog_s(now)
         if priority is None or not self.ordered:
             return prefills, backlog_s
@@ -118,14 +120,14 @@ class PrefillQueue:
         return before, backlog_s - max(0.0, passed_s)
 
     def own_short_s(self, now: float) -> float:
-        """Return what a short prefill waits for of what this proxy sent, for other proxies."""
+        """Return the part of `own_backlog_s` that a short prefill waits for."""
         if not self.chunked:
             return self.own_backlog_s(now)
         equals_s, _ = passing(self.prefills.values(), 0.0, self.chunk_tokens)
         return min(self.own_backlog_s(now), equals_s)
 
     def _elsewhere_s(self, uncached_tokens: float, now: float) -> float:
-        """Return what a prefill waits for of the work that other proxies sent."""
+        """Return the part of the work of other proxies that a prefill waits for."""
         if self.elsewhere is None:
             return 0.0
         theirs_s = self.elsewhere.prefill_s(now)
@@ -134,7 +136,7 @@ class PrefillQueue:
         return min(theirs_s, self.elsewhere.short_s)
 
     def below_at(self, limit_s: float) -> float:
-        """Return when the backlog falls below `limit_s` by itself; inf if only an answer can."""
+        """Return when the backlog falls below `limit_s` without an answer, or inf."""
         others_at = -inf if self.elsewhere is None else self.elsewhere.below_at(limit_s)
         head = self.head
         if head is None:
@@ -146,7 +148,7 @@ class PrefillQueue:
         return max(others_at, self.head_since + self.total_s - limit_s)
 
     def done_in_at(self, limit_s: float, now: float) -> float:
-        """Return when `limit_s` of its predicted work will be left; inf if it is already late."""
+        """Return when `limit_s` of its predicted work will be left, or inf if that is overdue."""
         own_at = -inf if self.head is None else self.head_since + self.total_s
         done_at = own_at if self.elsewhere is None else max(own_at, self.elsewhere.done_at())
         if done_at < now and self.backlog_s(now) > limit_s:
@@ -154,7 +156,7 @@ class PrefillQueue:
         return max(now, done_at - limit_s)
 
     def blocks_for(self, than_s: float) -> bool:
-        """Return whether a prefill in the engine makes others wait for longer than `than_s`."""
+        """True if a prefill in the engine makes others wait for longer than `than_s`."""
         if self.chunked:
             return False
         if self.elsewhere is not None and self.elsewhere.longest_s > than_s:
@@ -162,11 +164,11 @@ class PrefillQueue:
         return any(prefill.prefill_s > than_s for prefill in self.prefills.values())
 
     def longest_s(self) -> float:
-        """Return the longest prefill in the queue; 0 if there is none."""
+        """Return the seconds of the longest prefill in the queue, or 0."""
         return max((prefill.prefill_s for prefill in self.prefills.values()), default=0.0)
 
     def computes(self, blocks: Sequence[int], matched: int, most_s: float) -> bool:
-        """Return whether a prefill of at most `most_s` computes the first `matched` blocks."""
+        """True if a prefill of at most `most_s` computes the first `matched` blocks."""
         last = blocks[matched - 1]
         for prefill in self.prefills.values():
             theirs = prefill.request.blocks
@@ -180,7 +182,7 @@ class PrefillQueue:
         return False
 
     def computed_s(self, prefill: InFlight, now: float) -> float:
-        """Return how long this prefill has been computed; 0 behind the head."""
+        """Return the seconds for which this prefill has been computed, 0 behind the head."""
         if prefill is not self.head:
             return 0.0
         return max(0.0, now - self.head_since)  # it may begin only after other proxies' work
@@ -253,7 +255,7 @@ class PrefillQueue:
         return min(self.prefills.values(), key=lambda prefill: prefill.ends_at), ends_at
 
     def rebucket(self, buckets: Iterable[str]) -> None:
-        """Count anew by bucket; each prefill has its new bucket already."""
+        """Count by bucket again. Each prefill has its new bucket already."""
         self.prefills_of = dict.fromkeys(buckets, 0)
         for prefill in self.prefills.values():
             self.prefills_of[prefill.bucket] += prefill.counts

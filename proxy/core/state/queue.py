@@ -1,7 +1,7 @@
 """Waiting requests: one request, and the bounded queues of one backend.
 
-What the dispatcher asks on every event takes O(log n) or O(1). `seconds_before` looks at each
-waiting request only if a new request would not be last; `max_queue` bounds the queue.
+Questions that every event asks take O(log n) or O(1). `seconds_before` looks at each waiting
+request only if a new request would not be last, and `max_queue` bounds the queue.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,9 @@ class QueuedRequest:
 
     Attributes:
         order: number of its arrival; breaks ties.
-        rank: that of its service class among the requests of all tenants; `own_rank`: among those
-            of its own tenant; `flow` is the sub-queue it waits in.
+        rank: rank of its service class among the requests of all tenants.
+        own_rank: rank of its service class among the requests of its own tenant.
+        flow: key of the sub-queue in which it waits.
         settled: its tenant's quota needs no correction: the engine has counted its prompt, or
             nothing was charged.
         output_tokens: expected length of its answer.
@@ -96,7 +97,7 @@ class QueuedRequest:
 
 
 class DueQueue:
-    """Waiting requests of one flow, the one that is due first at the head."""
+    """Waiting requests of one flow, with the first due at the head."""
 
     def __init__(self) -> None:
         self._by_due: list[tuple[float, int, str]] = []
@@ -154,7 +155,7 @@ class DueQueue:
         return fsum(w.work_s for w in self._waiting.values() if w.due <= due)
 
     def count_before(self, due: float) -> int:
-        """Return how many requests leave before one with this due time."""
+        """Return the number of requests that leave before a request with this due time."""
         if due >= self._last_due:
             return len(self._waiting)
         return sum(w.due <= due for w in self._waiting.values())
@@ -175,11 +176,12 @@ class BucketQueue:
     """The queue of one bucket on one backend: a DueQueue for each class and tenant that waits.
 
     Args:
-        turn: a number for each tenant; the one with the least is next.
+        turn: a number for each tenant; the tenant with the least is next.
 
     Attributes:
         flows: exist while a request waits in them.
-        count: waiting requests; `cold`: those that are no cache hits.
+        count: waiting requests.
+        cold: waiting requests that are no cache hits.
     """
 
     def __init__(self, turn: Callable[[str], float]) -> None:
@@ -220,7 +222,7 @@ class BucketQueue:
     def heads(self) -> list[QueuedRequest]:
         """Return the next request of each class: of the tenant whose turn it is.
 
-        Of a tenant whose class orders its own requests only, one of each of its classes.
+        Of a tenant whose class orders its own requests only, one request of each of its classes.
         """
         if not self.count:
             return []
@@ -244,13 +246,13 @@ class BucketQueue:
             return self._only.earliest()
         first: QueuedRequest | None = None
         for flow in self.flows.values():
-            one = flow.earliest()
-            if one and (first is None or one.deadline < first.deadline):
-                first = one
+            waiting = flow.earliest()
+            if waiting and (first is None or waiting.deadline < first.deadline):
+                first = waiting
         return first
 
     def late_at(self) -> float:
-        """Return when its earliest request will have waited long; inf if none waits."""
+        """Return when its earliest request will have waited long, or inf if no request waits."""
         first = self.earliest()
         return inf if first is None else first.late_at
 
@@ -263,7 +265,7 @@ class BucketQueue:
         return fsum(flow.seconds_before(due) for flow in self.flows.values())
 
     def count_before(self, due: float) -> int:
-        """Return how many requests are due no later than `due`."""
+        """Return the number of requests that are due no later than `due`."""
         if self._only is not None:
             return self._only.count_before(due)
         return sum(flow.count_before(due) for flow in self.flows.values())
@@ -272,11 +274,11 @@ class BucketQueue:
         """Return prefill seconds and number of requests with at most this deadline."""
         if self._only is not None:
             return self._only.urgent(deadline)
-        found = [flow.urgent(deadline) for flow in self.flows.values()]
-        return fsum(seconds for seconds, _ in found), sum(count for _, count in found)
+        parts = [flow.urgent(deadline) for flow in self.flows.values()]
+        return fsum(seconds for seconds, _ in parts), sum(count for _, count in parts)
 
     def of_tenant(self, tenant: str) -> tuple[int, float]:
-        """Return how many requests of the tenant wait, and their prefill seconds."""
+        """Return the number of waiting requests of the tenant, and their prefill seconds."""
         count, seconds = 0, 0.0
         for (_, name, _), flow in self.flows.items():
             if name == tenant:
@@ -286,5 +288,5 @@ class BucketQueue:
 
     def everyone(self) -> list[QueuedRequest]:
         """Return all waiting requests in the order in which they are due."""
-        waiting = [one for flow in self.flows.values() for one in flow.everyone()]
-        return sorted(waiting, key=lambda one: one.key)
+        waiting = [w for flow in self.flows.values() for w in flow.everyone()]
+        return sorted(waiting, key=lambda w: w.key)

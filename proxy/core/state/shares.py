@@ -1,8 +1,8 @@
 """Guaranteed shares of prefill time, by deficit round robin (Shreedhar and Varghese 1995).
 
-While requests of a kind wait, every second of prefill that is sent adds that kind's share to what
-it is owed. Once a kind is owed as much as its next request takes, that request goes first. So the
-guarantee is a lower bound, and the order of the queues decides about the rest.
+While requests of a kind wait, every second of prefill that is sent adds that kind's share to the
+seconds it is owed. Once a kind is owed as much as its next request takes, that request goes first.
+So the guarantee is a lower bound, and the order of the queues decides about the rest.
 """
 
 from collections.abc import Container, Mapping
@@ -12,17 +12,18 @@ from forebay.proxy.core.model import CLASSES, STANDARD
 from forebay.proxy.core.state.queue import BucketQueue, QueuedRequest
 
 BUCKETS_SHARE: Final = 0.6
-"""Of the seconds, in equal parts to the buckets with waiting requests. At 0.8, 74 instead of 82 %
-are in time at 1.5 times the capacity; it has no double."""
+"""Share of the seconds that all buckets with waiting requests get, in equal parts. At 0.8, 74
+instead of 82 % are in time at 1.5 times the capacity; it has no double."""
 CLASS_SHARE: Final = 0.05
-"""Of the seconds, to each class with waiting requests. Doubled: batch takes a tenth of overload."""
+"""Share of the seconds that each class with waiting requests gets. Doubled: batch takes a tenth of
+overload."""
 
 
 class Shares:
     """Seconds of prefill that one backend owes to each kind of request.
 
     Args:
-        share: of prefill seconds, by kind.
+        share: guaranteed share of prefill seconds, by kind.
     """
 
     def __init__(self, share: dict[str, float]) -> None:
@@ -49,7 +50,7 @@ class Shares:
             self.owing = self.owing or owed_s > 0.0
 
     def due(self, kind: str, seconds: float) -> bool:
-        """Return whether its next request, of so many seconds, goes first."""
+        """True if its next request, which takes `seconds`, goes first."""
         owed_s = self._owed[kind]
         return owed_s > 0.0 and owed_s >= seconds
 
@@ -58,8 +59,8 @@ class Turns:
     """Guaranteed shares of one backend: of each bucket (60 % together) and each class (5 %).
 
     Attributes:
-        classed: a request of another class than standard has waited; `ranked`: one whose class
-            counts among all tenants.
+        classed: a request of another class than standard has waited.
+        ranked: a request has waited whose other class counts among all tenants.
     """
 
     def __init__(self, queues: Mapping[str, BucketQueue]) -> None:

@@ -3,9 +3,9 @@
 Fair shares follow VTC (Sheng et al., OSDI 2024), charged in predicted cost. Each tenant has a
 counter of the uncached prefill seconds it was given, divided by its weight. Of the tenants with
 waiting requests, the one with the smallest counter goes first. A tenant that returns is lifted to
-half a second below the lowest counter among waiting tenants: what else it left unused is lost. So
-a few prompts at once of a tenant below its share all go first, as they would without the others. A
-tenant is charged when its request is sent; the charge is corrected once the computed tokens are
+half a second below the lowest counter among waiting tenants. The rest of its unused share is lost.
+So a few prompts at once of a tenant below its share all go first, as they would without the others.
+A tenant is charged when its request is sent. The charge is corrected once the computed tokens are
 known.
 """
 
@@ -20,7 +20,7 @@ from forebay.proxy.core.state.elsewhere import SILENT_S, TenantUse
 LATELY_S: Final = 0.5
 """Seconds of prefill, over its weight, that a tenant may catch up on after it used less than its
 share; also the time between two counts of the active tenants. Doubled: a light tenant that returns
-keeps others waiting for longer, and fair shares adapt 0.5 s later to one that left."""
+keeps others waiting for longer, and fair shares adapt 0.5 s later after a tenant has left."""
 
 
 class Account:
@@ -42,12 +42,12 @@ class Account:
 
 
 class Fairness:
-    """The counters of all tenants; `on` once a request has named a tenant."""
+    """The counters of all tenants. `on` is True once a request has named a tenant."""
 
     def __init__(self, tenants: Iterable[Tenant], default_weight: float) -> None:
-        self.tenants = listed = list(tenants)
-        self._weights = {tenant.name: tenant.weight for tenant in listed}
-        self._classes = {tenant.name: tenant.classes for tenant in listed if tenant.classes}
+        self.tenants = configured = list(tenants)
+        self._weights = {tenant.name: tenant.weight for tenant in configured}
+        self._classes = {tenant.name: tenant.classes for tenant in configured if tenant.classes}
         self.default_weight = default_weight
         self._accounts: dict[str, Account] = {}
         self._queueing: dict[str, Account] = {}
@@ -64,9 +64,9 @@ class Fairness:
         The new weights apply to a counter's distance from the lowest one only. Else a tenant
         would have to make up for the whole past.
         """
-        self.tenants = listed = list(tenants)
-        self._weights = {tenant.name: tenant.weight for tenant in listed}
-        self._classes = {tenant.name: tenant.classes for tenant in listed if tenant.classes}
+        self.tenants = configured = list(tenants)
+        self._weights = {tenant.name: tenant.weight for tenant in configured}
+        self._classes = {tenant.name: tenant.classes for tenant in configured if tenant.classes}
         self.default_weight = default_weight
         lowest = self._highest_sent = self._lowest_waiting()
         for account in self._accounts.values():
@@ -82,22 +82,22 @@ class Fairness:
         return account
 
     def counters(self) -> Mapping[str, float]:
-        """Return each tenant's prefill seconds over its weight; only differences mean something."""
+        """Return each tenant's prefill seconds over its weight. Only differences have a meaning."""
         return {name: account.served for name, account in self._accounts.items()}
 
     # Events.
 
     def arrived(self, name: str, now: float) -> None:
-        """Note an arrival of a tenant; most of its unused share from before is lost."""
+        """Note an arrival of a tenant. Most of its unused share from before is lost."""
         account = self.account(name)
         if not account.queued:
             account.served = max(account.served, self._lowest_waiting() - LATELY_S)
         if now - account.active_at > RECENT_S:
-            self._counted_at = -inf  # count the active tenants anew
+            self._counted_at = -inf  # count the active tenants again
         account.active_at = now
 
     def try_arrival(self, name: str, now: float) -> Callable[[], None]:
-        """Note an arrival, and return what undoes it and all that questions note meanwhile."""
+        """Note an arrival. Returns a function that undoes it and all notes of later questions."""
         if not self.on:
             return _nothing
         accounts, account = dict(self._accounts), self._accounts.get(name)
@@ -127,13 +127,12 @@ class Fairness:
     def charge(self, name: str, prefill_s: float, now: float) -> None:
         """Charge a tenant whose request is sent."""
         account = self.account(name)
-        self._highest_sent = max(
-            self._highest_sent, account.served
-        )  # or each that returns would be lower
+        # Else each tenant that returns would be lifted to a lower counter.
+        self._highest_sent = max(self._highest_sent, account.served)
         account.served += prefill_s / account.weight
-        for one in (account, self._all):
-            one.rate = one.rate_now(now) + prefill_s / RECENT_S
-            one.rate_at = now
+        for charged in (account, self._all):
+            charged.rate = charged.rate_now(now) + prefill_s / RECENT_S
+            charged.rate_at = now
 
     def correct(self, name: str, more_s: float) -> None:
         """Correct a charge by `more_s`, which may be negative."""
@@ -141,7 +140,7 @@ class Fairness:
         account.served += more_s / account.weight
 
     def used_elsewhere(self, seconds: Mapping[str, float], now: float) -> None:
-        """Charge prefill seconds used at other proxies; negative ones are corrections."""
+        """Charge prefill seconds used at other proxies. Negative seconds are corrections."""
         highest, before = self._highest_sent, inf
         for name, more_s in seconds.items():
             self.arrived(name, now)
@@ -161,23 +160,23 @@ class Fairness:
         return self._highest_sent if account is None else account.served
 
     def behind_s(self, name: str) -> float:
-        """Return what a tenant may catch up on: at most LATELY_S below the highest counter sent."""
+        """Return the seconds a tenant may catch up on, up to the highest counter sent."""
         return max(0.0, min(LATELY_S, self._highest_sent - self.counter(name)))
 
     def grants(self, name: str, service_class: ServiceClass) -> bool:
-        """Return whether a class of this tenant counts beside other tenants, too."""
+        """True if a class of this tenant counts among the requests of all tenants."""
         return service_class in self._classes.get(name, ())
 
     def weight(self, name: str) -> float:
         return self._weights.get(name, self.default_weight)
 
     def shared(self, now: float) -> bool:
-        """Return whether more than one tenant is active."""
+        """True if more than one tenant is active."""
         self._count_active(now)
         return self._active > 1
 
     def others_share(self, name: str, engines: int, now: float) -> float:
-        """Return the share of the engines that other tenants take while this one waits.
+        """Return the share of the engines that other tenants take while this tenant waits.
 
         Their recent use, capped so that this tenant keeps its fair share.
         """
@@ -188,7 +187,7 @@ class Fairness:
         return min(others, 1.0 - account.weight / weights)
 
     def seconds_before(self, name: str, other: str, queued_s: float, engines: int) -> float:
-        """Return which part of another tenant's queued seconds goes before this tenant."""
+        """Return the part of another tenant's queued seconds that goes before this tenant."""
         account = self.account(other)
         gap_s = (self.counter(name) - account.served) * account.weight / max(1, engines)
         return max(0.0, min(queued_s, gap_s))
@@ -230,7 +229,7 @@ class TokenBucket:
         self._at = now
 
     def wait_s(self, tokens: int, now: float) -> float:
-        """Return the seconds until so many tokens may be taken; 0 for now.
+        """Return the seconds until `tokens` may be taken, or 0 for now.
 
         A prompt larger than the bucket may go when the bucket is full, and leaves a debt.
         """
@@ -245,7 +244,7 @@ class TokenBucket:
 
 
 class Quotas:
-    """The token buckets of tenants with a limit; `any` if there is one.
+    """The token buckets of tenants with a limit. `any` is True if any tenant has a limit.
 
     With `tokens_per_s` but no `burst_tokens`, the burst is one second's worth. A burst without a
     rate limits nothing.
@@ -258,7 +257,7 @@ class Quotas:
         self.reconfigure(tenants)
 
     def reconfigure(self, tenants: Iterable[Tenant]) -> None:
-        """Change the limits; a tenant whose limits stay keeps its level."""
+        """Change the limits. A tenant whose limits stay keeps its level."""
         before = self._limited
         self._limited = {t.name: t for t in tenants if t.tokens_per_s < inf}
         for name in list(self._buckets):
@@ -272,8 +271,8 @@ class Quotas:
         self.any = bool(self._limited)
 
     def wait_s(self, tenant: str, tokens: int, now: float) -> float:
-        """Return the seconds until the tenant may send a prompt of so many tokens."""
-        bucket = self._buckets.get(tenant)  # one that nothing was taken from is full
+        """Return the seconds until the tenant may send a prompt of `tokens` tokens."""
+        bucket = self._buckets.get(tenant)  # an unused bucket is full
         return 0.0 if bucket is None else bucket.wait_s(tokens, now)
 
     def take(self, tenant: str, tokens: float, now: float) -> None:
@@ -307,11 +306,11 @@ class RecentUse:
         self._add(tenant, 0.0, prompt_tokens, now)
 
     def computed(self, tenant: str, prefill_s: float, now: float) -> None:
-        """Add prefill seconds; negative ones were not computed after all."""
+        """Add prefill seconds. Negative seconds were not computed after all."""
         self._add(tenant, prefill_s, 0, now)
 
     def lately(self, now: float) -> dict[str, TenantUse]:
-        """Return the sums to report; drop all others."""
+        """Return the sums to report, and drop all others."""
         names = [name for name, at in self._at.items() if now - at <= 1.5 * SILENT_S]
         if len(names) > HISTORY:
             names = sorted(names, key=lambda name: self._at[name])[-HISTORY:]

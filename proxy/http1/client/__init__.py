@@ -1,8 +1,8 @@
 """HTTP/1.1 towards backends.
 
-In reading order: client (a pool of connections for each backend), connection (one of them),
-dns_cache (addresses of a name), content_coding (compressed answers), backend_errors (what goes
-wrong and how it is called).
+In reading order: client (a pool of connections for each backend), connection (to one backend),
+dns_cache (addresses of a name), content_coding (compressed answers), backend_errors (faults and
+their names).
 
 May import the modules of http1 itself, and nothing of the policy.
 """

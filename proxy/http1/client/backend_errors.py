@@ -18,11 +18,11 @@ class NameFault(ConnectFault):
 
 
 class TlsFault(ConnectFault):
-    """TLS failed; the message is OpenSSL's own, without addresses."""
+    """TLS failed. The message is OpenSSL's own, without addresses."""
 
 
 class LocalShortage(UpstreamFault):
-    """This machine lacks a resource for a connection; the backend is not to blame."""
+    """This machine lacks a resource for a connection. The backend is not to blame."""
 
 
 class BrokenAnswer(UpstreamFault):
@@ -59,7 +59,7 @@ class LostConnection(UpstreamFault):
 
 
 def read_fault(error: BaseException) -> BaseException:
-    """Return what reading the response raises after an error of the parser.
+    """Return the exception that reading the response raises after an error of the parser.
 
     An exception of ours in a sink comes through the parser, too: the backend is not to blame.
     """

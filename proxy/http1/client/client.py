@@ -62,16 +62,16 @@ class Origin:
         fresh: bool = False,
         wrote: Callable[[], None] | None = None,
     ) -> UpstreamResponse:
-        """Send a request and wait for the head of the response; close the result after use.
+        """Send a request and wait for the head of the response. Close the result after use.
 
         Args:
             target: is sent unchanged, behind the path of the URL.
-            headers: without those that frame the body, which are added here.
+            headers: without headers that frame the body, which are added here.
             fresh: use a new connection.
             wrote: called when the head was written.
 
         Raises ConnectFault, LocalShortage, LostConnection or BrokenAnswer; ValueError for a header
-        with a line break, or one that is not latin-1.
+        with a line break, or a header that is not latin-1.
         """
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
@@ -118,7 +118,7 @@ class Origin:
             raise NameFault("not a host name") from error
 
     async def _first_connection(self) -> Connection:
-        """Connect to the first address that takes a connection; raises OSError, UnicodeError."""
+        """Connect to the first address that takes a connection. Raises OSError, UnicodeError."""
         faults: list[OSError] = []
         for address in await self._name.addresses():
             try:
@@ -133,7 +133,7 @@ class Origin:
             else:
                 return connection
         # A shortage of this machine counts if it was met at every address: without IPv6, ::1 of
-        # localhost fails with "no address", whatever happens at 127.0.0.1.
+        # localhost fails with "no address", even if 127.0.0.1 answers.
         raise min(faults, key=lambda fault: fault.errno in _OURS)
 
     def _keep(self, connection: Connection) -> None:
@@ -146,14 +146,14 @@ class Origin:
         self._idle.append(connection)
 
     def close(self) -> None:
-        """Close idle connections, and keep none from now on; running responses go on."""
+        """Close idle connections, and keep none from now on. Running responses go on."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()
 
 
 async def read_all(response: UpstreamResponse, limit: int) -> bytes:
-    """Read the whole body; raises AnswerTooLarge above `limit` bytes."""
+    """Read the whole body. Raises AnswerTooLarge above `limit` bytes."""
     if int(response.headers.get("content-length", 0)) > limit:
         raise AnswerTooLarge(limit)
     pieces, size = [], 0

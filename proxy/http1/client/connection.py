@@ -51,7 +51,7 @@ class Connection(asyncio.Protocol):
         self._silent = True
         self._can_keep = False
         self._paused = False
-        self._waits = False  # for its turn to read again
+        self._waits = False  # it waits for its turn to read again
         self._at_chunk = False  # the parser has just seen the end of a chunk
         self.served = 0
         self.idle_since = 0.0
@@ -84,7 +84,7 @@ class Connection(asyncio.Protocol):
             self._turns.wait(self._send_more)
 
     def pause(self, paused: bool) -> None:
-        """Stop or resume reading; TCP's flow control makes the backend wait."""
+        """Stop or resume reading. TCP's flow control makes the backend wait."""
         if self._transport is not None and paused != self._paused and self.usable:
             self._paused = paused
             if paused:
@@ -262,12 +262,12 @@ class UpstreamResponse:
 
     @property
     def content_type(self) -> str:
-        """Return the content type in lower case, without parameters; "" if there is none."""
+        """Return the content type in lower case, without parameters, or ""."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     @property
     def length(self) -> int | None:
-        """Return the length of the body in bytes; None if it is not known before its end."""
+        """Return the length of the body in bytes, or None if it is not known before its end."""
         stated = self.headers.get("content-length")
         return int(stated) if stated is not None and self._decoder is None else None
 
@@ -283,13 +283,13 @@ class UpstreamResponse:
         return self.status > 0 and not framed
 
     async def head(self) -> None:
-        """Wait for status and headers; raises UpstreamFault."""
+        """Wait for status and headers. Raises UpstreamFault."""
         while not self.status:
             self._raise()
             await self._wait()
 
     async def read(self) -> bytes:
-        """Return the bytes of the body that have come, b"" at its end; raises UpstreamFault."""
+        """Return the bytes of the body that have come, b"" at its end. Raises UpstreamFault."""
         while not self._buffered:
             self._raise()
             if self._ended:
@@ -336,7 +336,7 @@ class UpstreamResponse:
         self.end(fault)
 
     def close(self) -> None:
-        """Stop reading; unless all has come, the connection to the backend is closed."""
+        """Stop reading. Closes the connection to the backend, unless the response is complete."""
         if not self._ended:
             self._connection._response = None
             self._connection.close()

@@ -26,7 +26,7 @@ class ContentDecoder:
         return self._stream.eof and not self._stream.unused_data
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Yield what `data` adds to the body; raises zlib.error."""
+        """Yield the bytes that `data` adds to the body. Raises zlib.error."""
         for _ in range(MOST_PIECES):
             if not data:
                 return

@@ -13,19 +13,19 @@ from ipaddress import ip_address
 from math import inf
 from threading import Thread
 
-FRESH_S = 1.0  # addresses are used for so long without another look-up
-PATIENCE_S = 0.25  # for a look-up, when there are addresses of an earlier one
+FRESH_S = 1.0  # addresses are used for this long without another look-up
+PATIENCE_S = 0.25  # for a look-up, when there are addresses of an earlier look-up
 
 
 class HostName:
-    """The addresses of one host; use from one event loop only."""
+    """The addresses of one host. Use from one event loop only."""
 
     def __init__(self, host: str, loop: asyncio.AbstractEventLoop) -> None:
         self._host = host
         self._loop = loop
         self._error: Exception | None = None
         self._began_at = -inf
-        self._ended = asyncio.Event()  # no look-up is under way
+        self._ended = asyncio.Event()  # no look-up is in progress
         self._ended.set()
         self.known: list[str] = []
         self._fresh_until = -inf
@@ -34,9 +34,9 @@ class HostName:
             self.known, self._fresh_until = [host], inf
 
     async def addresses(self) -> list[str]:
-        """Return one or more addresses; without any known one, wait for the look-up.
+        """Return one or more addresses. Waits for the look-up if no address is known.
 
-        Raises what the look-up raised, OSError or UnicodeError, if no address was ever found.
+        Raises the error of the look-up, OSError or UnicodeError, if no address was ever found.
         """
         now = self._loop.time()
         if now >= self._fresh_until and self._ended.is_set():
@@ -63,19 +63,19 @@ class HostName:
 
     def _look_up(self) -> None:
         """Run in the thread."""
-        found: list[str] | Exception
+        result: list[str] | Exception
         try:
             infos = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
-            found = list(dict.fromkeys(str(info[4][0]) for info in infos))
+            result = list(dict.fromkeys(str(info[4][0]) for info in infos))
         except Exception as error:  # raised again in the loop
-            found = error
-        with suppress(RuntimeError):  # the loop has closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._end, found)
+            result = error
+        with suppress(RuntimeError):  # the loop has closed, so no request waits any more
+            self._loop.call_soon_threadsafe(self._end, result)
 
-    def _end(self, found: list[str] | Exception) -> None:
-        if isinstance(found, list):
-            self.known = found
+    def _end(self, result: list[str] | Exception) -> None:
+        if isinstance(result, list):
+            self.known = result
         else:
-            self._error = found
+            self._error = result
         self._fresh_until = self._loop.time() + FRESH_S if self.known else -inf
         self._ended.set()

@@ -14,7 +14,7 @@ class ActiveIds:
         return len(self._active)
 
     def take(self, id_: str) -> str:
-        """Return the id, or a longer one while another request has it; free it afterwards."""
+        """Return the id, or a longer id while another request has it. Free it afterwards."""
         while id_ in self._active:
             id_ = f"{id_[:64]}-{next(self._numbers)}"
         self._active.add(id_)

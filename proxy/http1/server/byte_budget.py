@@ -1,9 +1,9 @@
-"""Bound the memory that requests hold together, and share it among those who hold it.
+"""Bound the memory that requests hold together, and share it among its holders.
 
-A holder is a tenant, or without keys a client's address. It may hold at most a multiple of what it
-leaves free. So holders get equal parts under pressure, whoever came first, and there is always room
-for one more. This is the dynamic threshold of switches with a shared buffer (Choudhury and Hahne,
-IEEE/ACM Transactions on Networking 6(2), 1998).
+A holder is a tenant, or without keys a client's address. It may hold at most a multiple of the
+memory that it leaves free. So holders get equal parts under pressure regardless of arrival order,
+and there is always room for one more. This is the dynamic threshold of switches with a shared
+buffer (Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
 """
 
 from forebay.proxy.http1 import errors
@@ -13,7 +13,7 @@ LARGE_SHARE, SMALL_SHARE = 2, 8  # a holder's bytes for each free byte, by the s
 
 
 class ByteBudget:
-    """Counts the bytes of all requests; `status` is the HTTP status beyond the limit."""
+    """Counts the bytes of all requests. `status` is the HTTP status beyond the limit."""
 
     def __init__(self, limit: int, status: int = 429) -> None:
         self.limit = limit
@@ -23,7 +23,7 @@ class ByteBudget:
 
 
 class RequestMemory:
-    """The bytes of one request in a budget; the end of the `with` block frees them.
+    """The bytes of one request in a budget. The end of the `with` block frees them.
 
     Attributes:
         holder: the tenant or address that holds them; set it before the first byte is held.
@@ -45,7 +45,7 @@ class RequestMemory:
             self._add(-self.size)
 
     def has_room(self, size: int) -> bool:
-        """Return whether this request may hold `size` bytes now."""
+        """True if this request may hold `size` bytes now."""
         budget, more = self._budget, size - self.size
         if more <= 0:
             return True
@@ -59,7 +59,7 @@ class RequestMemory:
             raise errors.overfull(self._budget.status)
 
     def reach(self, size: int) -> None:
-        """Hold at least `size` bytes; raises ApiError if there is no room."""
+        """Hold at least `size` bytes. Raises ApiError if there is no room."""
         if not self.has_room(size):
             raise errors.overfull(self._budget.status)
         if size > self.size:

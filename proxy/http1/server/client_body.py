@@ -27,14 +27,14 @@ async def read_client_body(
     *,
     took: Callable[[float], None] | None = None,
 ) -> bytes:
-    """Return the body, decompressed; raises ApiError 400, 408, 413, 415, and that of a full budget.
+    """Return the body, decompressed. Raises ApiError 400, 408, 413, 415, or the full budget's.
 
     Room is reserved as bytes come, and for the next few of a stated length. A client that states
     much and sends nothing must not keep others out. A stated length that does not fit now is
     rejected at once. `100 Continue` is sent when only the bytes are missing.
 
     A body is too slow if it falls `patience_s` behind LEAST_BYTES_PER_S, counted from its beginning
-    or from any later moment: what came fast at first buys no time for silence.
+    or from any later moment. A fast start buys no time for later silence.
 
     `took` gets the seconds in which it came, also if it did not come whole.
     """
@@ -52,7 +52,7 @@ async def read_client_body(
 async def _received(
     request: web.BaseRequest, limit: int, patience_s: float, memory: RequestMemory
 ) -> bytes:
-    """Return the body as it was sent; raises ApiError."""
+    """Return the body as it was sent. Raises ApiError."""
     length = request.content_length or 0
     if length > limit:
         raise _too_large(limit)
@@ -64,7 +64,7 @@ async def _received(
         request.writer.output_size = 0
     if request.content.is_eof():
         return _already_here(request, limit, memory)
-    # A list of small parts would take 30 times their size. A BytesIO gives what it holds uncopied.
+    # A list of small parts would take 30 times their size. A BytesIO gives its content uncopied.
     body, size = BytesIO(), 0
     clock = asyncio.get_running_loop().time
     due = clock() + patience_s

@@ -36,7 +36,7 @@ IGNORE_SYN = (
 
 
 async def stop_listening(runner: web.ServerRunner, server: HttpServer) -> None:
-    """Close the listening sockets; connections that were made are served.
+    """Close the listening sockets. Connections that were made are served.
 
     Never fails, as a drain follows. Takes HANDSHAKE_S at most.
     """
@@ -77,7 +77,7 @@ def _listening(site: web.BaseSite) -> Sequence[socket.socket]:
 
 
 def _ignore_syn(listening: socket.socket) -> None:
-    """Let the kernel drop new attempts to connect; without filters they are reset."""
+    """Let the kernel drop new attempts to connect. Without filters they are reset."""
     if sys.platform != "linux":
         return
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in IGNORE_SYN))

@@ -1,4 +1,4 @@
-"""Choose the connection to close when there are too many: the longest idle one of whoever has most.
+"""Choose the connection to close when there are too many: the longest idle of the busiest address.
 
 Idle is a connection on which no request is being served: kept alive, silent, or sending a head. A
 bound for each address would be simpler, but all clients may come through one proxy.
@@ -20,10 +20,10 @@ class IdleConnections(Generic[ConnectionT]):
         self._idle: dict[str, dict[ConnectionT, None]] = {}
 
     def opened(self, address: str) -> dict[ConnectionT, None]:
-        """Count a connection; returns the idle ones of its address, the longest idle first.
+        """Count a connection. Returns the idle connections of its address, the longest idle first.
 
-        The connection adds itself when no request is being served on it, and removes itself when
-        one is: this runs for every request, and a method would take as long as the rest.
+        The connection adds itself when no request is being served on it, and removes itself when a
+        request begins. This runs for every request, and a method would take as long as the rest.
         """
         self._open[address] += 1
         return self._idle.setdefault(address, {})
@@ -35,9 +35,9 @@ class IdleConnections(Generic[ConnectionT]):
             del self._open[address], self._idle[address]
 
     def surplus(self, newcomer: str) -> ConnectionT | None:
-        """Return the connection to close for one more of the address `newcomer`; None: refuse that.
+        """Return the connection to close for one more of `newcomer`, or None to reject that.
 
-        An address never loses a connection to one that has more.
+        An address never loses a connection to an address that has more.
         """
         candidates = [address for address, idle in self._idle.items() if idle]
         address = max(candidates, key=self._open.__getitem__, default="")
@@ -47,7 +47,7 @@ class IdleConnections(Generic[ConnectionT]):
 
 
 def client_address(transport: asyncio.BaseTransport) -> str:
-    """Return the client's address; of an IPv6 address the first half, which names a customer."""
+    """Return the client's address. Of an IPv6 address the first half, which names a customer."""
     name = transport.get_extra_info("peername")
     host = str(name[0]) if isinstance(name, tuple) and name else ""
     if ":" not in host or host.startswith("::ffff:"):

@@ -15,7 +15,7 @@ SHUTDOWN_S = 0.25  # for handlers to end, and again after they are cancelled
 
 
 class _TlsSite(web.TCPSite):
-    """A site with a bound on the TLS handshake; aiohttp's own has asyncio's 60 s."""
+    """A site with a bound on the TLS handshake. aiohttp's own has asyncio's 60 s."""
 
     async def start(self) -> None:
         await web.BaseSite.start(self)
@@ -41,7 +41,7 @@ async def listen(
     reuse_port: bool = False,
     tls: ssl.SSLContext | None = None,
 ) -> tuple[web.ServerRunner, int]:
-    """Start listening; returns the runner and the port.
+    """Start listening. Returns the runner and the port.
 
     Args:
         reuse_port: share the port with other processes that set this too.
@@ -60,7 +60,7 @@ async def listen(
 
 
 def listen_fault(key: str, host: str, port: int, error: OSError) -> InputError:
-    """Say what is wrong with an address; `key` is `port` or `admin_port`."""
+    """Explain the fault of an address. `key` is `port` or `admin_port`."""
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         named = f"listen.{key.removesuffix('port')}host"
         return InputError(f"{named}: {host!r} is no address of this machine; give 0.0.0.0 for all")

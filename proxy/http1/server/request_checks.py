@@ -1,4 +1,4 @@
-"""Faults of requests as HTTP: those that aiohttp's parser finds, and those that it accepts."""
+"""Faults of requests as HTTP: faults that aiohttp's parser finds, and faults that it accepts."""
 
 from itertools import chain
 
@@ -12,7 +12,7 @@ TARGET_BYTES = 8190  # bound of a request's target; a longer one is a 414
 
 
 class ShortChunks(web.RequestPayloadError):
-    """A body has so many short chunks that parsing them takes too long."""
+    """A body has too many short chunks to be parsed in time."""
 
 
 def headers_too_large() -> ApiError:
@@ -38,7 +38,7 @@ def parse_error(exc: BaseException | None) -> ApiError:
 
 
 def head_fault(request: web.BaseRequest, header_bytes: int) -> ApiError | None:
-    """Return the fault of a head that the parser accepted; None if there is none."""
+    """Return the fault of a head that the parser accepted, or None."""
     headers = request.headers
     if request._message.version not in (HttpVersion10, HttpVersion11):
         request._version = HttpVersion10  # the response must not claim their version
@@ -63,7 +63,7 @@ def head_fault(request: web.BaseRequest, header_bytes: int) -> ApiError | None:
 
 
 def answer_target(request: web.BaseRequest, target: str) -> web.Response:
-    """Answer `OPTIONS *`; raises ApiError 400 for any other target that is not a path."""
+    """Answer `OPTIONS *`. Raises ApiError 400 for any other target that is not a path."""
     if target == "*" and request.method == "OPTIONS":
         return web.Response(status=204, headers={"Allow": "GET, HEAD, POST, OPTIONS"})
     raise ApiError(400, "bad_http", "The request target must be a path in ASCII.", close=True)

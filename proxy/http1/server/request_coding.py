@@ -1,4 +1,4 @@
-"""Undo the compression of a request's body: today's agents compress what they send.
+"""Undo the compression of a request's body: today's agents compress their requests.
 
 The servers get the body plain, as vLLM reads no other.
 """
@@ -29,7 +29,7 @@ _GZIP_FORMAT = 16 + zlib.MAX_WBITS
 
 
 class _Decoder(Protocol):
-    """The interface of zstd's decompressor: what it has not read yet it keeps."""
+    """The interface of zstd's decompressor, which keeps unread bytes."""
 
     @property
     def eof(self) -> bool: ...
@@ -56,7 +56,7 @@ class _Gzip:
         return self._stream.unused_data
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Return what comes next, at most `max_length` bytes; raises zlib.error."""
+        """Return the next bytes, at most `max_length`. Raises zlib.error."""
         piece = self._stream.decompress(self._stream.unconsumed_tail or data, max_length)
         self.needs_input = not self._stream.unconsumed_tail and len(piece) < max_length
         return piece
@@ -102,7 +102,7 @@ _DECODERS: Final[dict[str, Callable[[], _Decoder]]] = {
 
 
 def coding_of(headers: CIMultiDictProxy[str]) -> str:
-    """Return the compression of a request's body, "" if there is none; raises ApiError 415."""
+    """Return the compression of a request's body, or "". Raises ApiError 415."""
     if "content-encoding" not in headers:
         return ""
     codings = {coding.strip().lower() for coding in headers.getall("content-encoding")}
@@ -128,12 +128,12 @@ def has_brotli() -> bool:
 async def decompressed(body: bytes, coding: str, limit: int, memory: RequestMemory) -> bytes:
     """Return a body without its compression.
 
-    Raises ApiError 400 for one that is cut or wrong, 413 for one that becomes larger than `limit`
-    bytes, and that of a full budget. No more than `limit` bytes are decompressed.
+    Raises ApiError 400 for a body that is cut or wrong, 413 for a body that becomes larger than
+    `limit` bytes, and the error of a full budget. No more than `limit` bytes are decompressed.
 
     Args:
         coding: as `coding_of` returns it.
-        memory: holds the compressed body, and gets what is made of it.
+        memory: holds the compressed body, and gets the decompressed body.
     """
     whole, size = BytesIO(), 0
     try:
@@ -154,7 +154,7 @@ async def decompressed(body: bytes, coding: str, limit: int, memory: RequestMemo
 
 
 def _pieces(body: bytes, new_decoder: Callable[[], _Decoder]) -> Iterator[bytes]:
-    """Yield what a body holds, in pieces of at most PIECE_BYTES.
+    """Yield the content of a body, in pieces of at most PIECE_BYTES.
 
     Raises zlib.error, zstd.ZstdError, and EOFError for a body that ends too early or has too many
     members.

@@ -67,16 +67,16 @@ class _Protocol(web.RequestHandler):
     def __init__(self, server: "HttpServer", *, loop: asyncio.AbstractEventLoop, **kw: Any) -> None:
         super().__init__(server, loop=loop, **kw)
         self.address = ""
-        self.idle: dict[_Protocol, None] = {}  # those of this address, perhaps with this one
+        self.idle: dict[_Protocol, None] = {}  # idle connections of this address
         self._broken = False  # it is not known where the next request begins
         self._dropping = False  # the last request is answered
         self._chunks = 0  # received of the body that is being received
         self._unparsed = b""  # received after more than is parsed at once
-        self._waits = False  # for its turn to go on
+        self._waits = False  # it waits for its turn to go on
         self._head_bytes = 0  # bytes of a head that is not complete
         self._head_timer: asyncio.TimerHandle | None = None
         self._last_payload: StreamReader | None = None
-        self._length = 0  # of the body that is being received; 0 if it is not stated
+        self._length = 0  # bytes of the body that is being received; 0 if not stated
         self._wire: asyncio.Transport | None = None  # kept, as aiohttp drops its reference on close
         self._cut_timer: asyncio.TimerHandle | None = None
 
@@ -108,7 +108,7 @@ class _Protocol(web.RequestHandler):
         self._last_payload = None  # it refers to this, and such rings take long to collect
 
     async def start(self) -> None:
-        """Serve one request after another; aiohttp closes the connection when this ends."""
+        """Serve one request after another. aiohttp closes the connection when this ends."""
         try:
             await super().start()
         except asyncio.CancelledError:
@@ -153,7 +153,7 @@ class _Protocol(web.RequestHandler):
             server.parsing_s += perf_counter() - began
 
     def _left(self) -> int:
-        """Return how much of a body of stated length is still to come."""
+        """Return the bytes of a body of stated length that are still to come."""
         payload = self._last_payload
         if not self._length or payload is None or payload.is_eof():
             return 0
@@ -184,16 +184,16 @@ class _Protocol(web.RequestHandler):
             server.turns.wait(self._go_on)
 
     def _pause_in_body(self, size: int) -> None:
-        """Let others go on after a read of so many bytes of a body, unless it soon ends."""
+        """Let others go on after a read of `size` bytes of a body, unless it soon ends."""
         if not self._broken and (size >= LARGE_READ_BYTES or self._left() > LARGE_READ_BYTES):
             self._pause_transport_reading()
             self._wait_turn()
 
     def _go_on(self) -> None:
-        """Parse what was received, then read again."""
+        """Parse the received bytes, then read again."""
         self._waits = False
         if self._reading_paused or self._buffer_paused:
-            return  # its end begins this anew
+            return  # its end begins this again
         data, self._unparsed = self._unparsed, b""
         if data:
             self.data_received(data)
@@ -236,7 +236,7 @@ class _Protocol(web.RequestHandler):
                 payload.set_exception(ShortChunks("the chunks of the body are too short"))
 
     def _begin(self, last: StreamReader | None) -> None:
-        """Note a request whose head is complete; `last` is the body of the one before."""
+        """Note a request whose head is complete. `last` is the body of the last request."""
         self._chunks = self._head_bytes = 0
         self._stop_head_timer()
         message, self._last_payload = self._messages[-1]
@@ -273,7 +273,7 @@ class _Protocol(web.RequestHandler):
         self._end(ApiError(408, "request_timeout", message, close=True))
 
     def _end(self, error: ApiError) -> None:
-        """Close with an error response; a response that is being written goes out first."""
+        """Close with an error response. A response that is being written goes out first."""
         if self._waiter is None or self._waiter.done():  # not idle
             self.close()
         elif self._head_bytes:
@@ -289,7 +289,7 @@ class _Protocol(web.RequestHandler):
             self._cut_later()
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log nothing: parse errors quote what the client sent."""
+        """Log nothing: parse errors quote the client's bytes."""
 
     def handle_error(
         self,
@@ -320,7 +320,7 @@ class HttpServer(web.Server):
         idle: the connections, by the address of their client.
         failed: called with unexpected exceptions.
         parsing_s: time that parsing requests has taken, before anything is known of their senders.
-        turns: of connections with much to read.
+        turns: the read order of connections with large bodies.
     """
 
     def __init__(
@@ -381,15 +381,15 @@ class HttpServer(web.Server):
 
 
 def client_of(request: web.BaseRequest) -> str:
-    """Return the address of the client; of IPv6 the half that names a customer."""
+    """Return the address of the client. Of IPv6 the half that names a customer."""
     protocol: _Protocol = request._protocol  # type: ignore[assignment]
     return protocol.address
 
 
 def cannot_go_on(request: web.BaseRequest) -> bool:
-    """Return whether the connection must be closed after this request.
+    """True if the connection must be closed after this request.
 
-    After a request to change the protocol the parser stops, or drops what follows. And a client
+    After a request to change the protocol the parser stops, or drops later bytes. And a client
     whose body was not waited for (Expect) may send its next request instead.
     """
     return bool(request._message.upgrade) or not request._payload.is_eof()

@@ -1,6 +1,6 @@
 """The log: one logger, with lines of text or of JSON.
 
-A line holds configured values and counts; never a prompt, a query, a client's header or a response.
+A line holds configured values and counts, never a prompt, a query, a client's header or a response.
 Names that servers and clients chose are cleaned here, so each event is one line.
 """
 
@@ -55,14 +55,14 @@ def say(event: LogEvent, message: str, backend: str = "", reason: str = "", /) -
 
 
 def _event(line: logging.LogRecord) -> dict[str, object]:
-    found = {key: getattr(line, key, "") for key in ("event", "backend", "reason")}
-    return {key: value for key, value in found.items() if value}
+    fields = {key: getattr(line, key, "") for key in ("event", "backend", "reason")}
+    return {key: value for key, value in fields.items() if value}
 
 
 class InternalErrors:
     """Logs unexpected exceptions: each kind at most once a minute, so that no client fills a disk.
 
-    A line has the class and the place; the text of an exception may quote a prompt.
+    A line has the class and the place, as the text of an exception may quote a prompt.
     """
 
     def __init__(self, say: Say, clock: Callable[[], float]) -> None:

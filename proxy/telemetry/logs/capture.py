@@ -1,6 +1,6 @@
 """Write the traffic as a trace for `forebay replay` and `simulate`, without text and names.
 
-Each shaped request is a row, also a rejected one, in order of arrival; the first arrives at 0. A
+Each shaped request is a row, even if rejected, in order of arrival. The first arrives at 0. A
 prompt becomes its length and the hashes of its blocks, keyed by a secret salt. So the file shows
 that two prompts begin alike, but no prompt can be guessed from it. Tenants are keyed hashes too.
 Lengths are the engine's counts where the response reported them. Otherwise the prompt's length is
@@ -57,7 +57,7 @@ class Due(NamedTuple):
 
 
 class Rows:
-    """Puts finished requests into order of arrival, and makes rows of them; no I/O.
+    """Puts finished requests into order of arrival, and makes rows of them. No I/O.
 
     `row` does the hashing and changes nothing, so that another thread can call it: the end of one
     long request may make thousands of rows due.
@@ -79,11 +79,11 @@ class Rows:
         self._due = 0
 
     def started(self, record: RequestRecord) -> None:
-        """A request has arrived; call `finished` when it ends."""
+        """A request has arrived. Call `finished` when it ends."""
         self._pending[id(record)] = record
 
     def finished(self, record: RequestRecord) -> list[Due]:
-        """A request has ended; returns the rows that can be written now."""
+        """A request has ended. Returns the rows that can be written now."""
         if id(record) in self._pending:
             self._ended.add(id(record))
             self._ended_bytes += memory_of(record.request)
@@ -96,6 +96,8 @@ class Rows:
     def _ready(self, most_pending: int) -> list[Due]:
         due = []
         while self._pending:
+            # Rows leave in order of arrival, so a running request holds back the requests after it,
+            # until there are too many.
             first = next(iter(self._pending))
             ended = first in self._ended
             many = len(self._pending) > most_pending or self._ended_bytes > self._most_bytes
@@ -123,13 +125,13 @@ class Rows:
         return due
 
     def row(self, due: Due) -> TraceRequest:
-        """Make the row; may be called from another thread."""
+        """Make the row. May be called from another thread."""
         request = due.request
         block_tokens = self._id_tokens if due.token_ids else self._text_tokens
         input_tokens = due.prompt_tokens or request.prompt_tokens
-        wanted = -(-input_tokens // block_tokens)
-        blocks = [self._hash(block.to_bytes(8, "little")) for block in request.blocks[:wanted]]
-        for number in range(len(blocks), wanted):
+        count = -(-input_tokens // block_tokens)
+        blocks = [self._hash(block.to_bytes(8, "little")) for block in request.blocks[:count]]
+        for number in range(len(blocks), count):
             blocks.append(self._hash(b"end %d of %d" % (number, due.number)))
         tenant = None
         if due.tenant:
@@ -266,7 +268,7 @@ class Capture:
 
 
 def capture_salt(environ: Mapping[str, str]) -> bytes:
-    """Return the salt of the hashes; raises InputError without a good one."""
+    """Return the salt of the hashes. Raises InputError without a good salt."""
     salt = environ.get(SALT, "")
     if len(salt) < LEAST_SALT:
         raise InputError(
@@ -280,7 +282,7 @@ def capture_salt(environ: Mapping[str, str]) -> bytes:
 async def capturing(
     config: Config, environ: Mapping[str, str], say: Say
 ) -> AsyncIterator[Capture | None]:
-    """Run the capture that the configuration asks for; raises InputError."""
+    """Run the capture that the configuration asks for. Raises InputError."""
     if config.capture.path is None:
         yield None
         return

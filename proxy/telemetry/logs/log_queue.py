@@ -1,4 +1,4 @@
-"""Write log lines from a thread: a standard output that nobody reads must not stop the proxy."""
+"""Write log lines from a thread: a standard output without a reader must not stop the proxy."""
 
 import logging
 import os
@@ -15,10 +15,10 @@ _END: Final = b""
 
 
 class QueuedLines(logging.Handler):
-    """Puts lines into a bounded queue; a thread writes them to a descriptor.
+    """Puts lines into a bounded queue. A thread writes them to a descriptor.
 
-    What does not fit is dropped, and so is what cannot be written: a reader that has gone, or a
-    full disk, ends nothing.
+    Lines that do not fit or cannot be written are dropped: a reader that has gone, or a full disk,
+    ends nothing.
 
     Attributes:
         dropped: lines that were not written.
@@ -64,4 +64,4 @@ class QueuedLines(logging.Handler):
 
 def dropped_lines(logger: logging.Logger) -> int:
     """Return the log lines of a logger that were dropped."""
-    return sum(one.dropped for one in logger.handlers if isinstance(one, QueuedLines))
+    return sum(h.dropped for h in logger.handlers if isinstance(h, QueuedLines))

@@ -39,11 +39,11 @@ class RejectionLog:
         if rejected:
             self._last_at = now
             self._reasons[f"{record.reason} in {record.bucket}"] += 1
-            known = record.tenant in self._tenants or len(self._tenants) < MOST_TENANTS
-            self._tenants[record.tenant if known else "others"] += 1
+            counted = record.tenant in self._tenants or len(self._tenants) < MOST_TENANTS
+            self._tenants[record.tenant if counted else "others"] += 1
 
     def tick(self, now: float) -> None:
-        """Say how it goes on, or that it is over; called some times a minute."""
+        """Log that rejections go on or are over. Called some times a minute."""
         if self._began_at is None:
             return
         if now - self._last_at >= QUIET_S:

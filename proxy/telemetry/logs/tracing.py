@@ -19,7 +19,7 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 class OtelSpan:
-    """The span of one request; a `RequestSpan`."""
+    """The span of one request, a `RequestSpan`."""
 
     def __init__(self, span: "Span") -> None:
         self._span = span

@@ -1,9 +1,9 @@
-"""Write who used how much: a JSON line for each request that a backend served.
+"""Write the use of each tenant: a JSON line for each request that a backend served.
 
-A thread writes, so that a slow disk never blocks the loop. What cannot be written waits in memory,
-for an hour of a busy proxy. The file may be moved away at any time: it is opened anew. Several
-processes may write one file, as each write ends with a whole line. A disk that fills up may take
-the beginning of a line: it stays as a line that is no JSON, and the whole line follows.
+A thread writes, so that a slow disk never blocks the loop. Unwritten lines wait in memory, for an
+hour of a busy proxy. The file may be moved away at any time: it is opened again. Several processes
+may write one file, as each write ends with a whole line. A disk that fills up may take the
+beginning of a line: it stays as a line that is no JSON, and the whole line follows.
 """
 
 import errno
@@ -31,7 +31,7 @@ MOST_NAME: Final = 200  # characters of a model's name, which clients choose
 
 
 class UsageLedger:
-    """Use as a context; raises InputError if the file cannot be opened.
+    """Use as a context. Raises InputError if the file cannot be opened.
 
     Attributes:
         written: lines.
@@ -102,7 +102,7 @@ class UsageLedger:
         os.close(self._file)
 
     def _written(self, data: bytes) -> bytes:
-        """Write to the file that has the name now; return what could not be written."""
+        """Write to the file that has the name now. Returns the unwritten rest."""
         try:
             if not _is_file(self._file, self._path):
                 before, self._file = self._file, _opened(self._path)
@@ -129,7 +129,7 @@ class UsageLedger:
 
 
 def open_at_once(path: Path, flags: int, mode: int = 0o640) -> int:
-    """Open a file to write; raises OSError for a pipe that nobody reads, which would hang us."""
+    """Open a file to write. Raises OSError for a pipe without a reader, which would hang us."""
     return os.open(path, flags | os.O_NONBLOCK, mode)
 
 
@@ -144,7 +144,7 @@ def _opened(path: Path) -> int:
 
 
 def _is_file(file: int, path: Path) -> bool:
-    """Return whether the open file still has this name."""
+    """True if the open file still has this name."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Metrics: what /metrics shows.
 
 In reading order: proxy_metrics (all of them), counters (of requests and errors), backend_metrics
-(of each backend), decision_metrics (of predictions and rejections), past_metrics (those of the last
-hour), live_history (the last 15 minutes of the live page), tenant_labels (a bounded number of
-tenants as labels).
+(of each backend), decision_metrics (of predictions and rejections), past_metrics (the last hour),
+live_history (the last 15 minutes of the live page), tenant_labels (a bounded number of tenants as
+labels).
 """

@@ -61,8 +61,8 @@ class BackendMetrics:
             prefill.add_metric([name], cost_s)
             if name not in self._health:  # it leaves: only its running requests are left
                 continue
-            for one in get_args(State):
-                state.add_metric([name, one], float(one == self._health.state(name)))
+            for label in get_args(State):
+                state.add_metric([name, label], float(label == self._health.state(name)))
             for (entered, reason), count in self._health.counts(name).items():
                 transitions.add_metric([name, entered, reason], count)
         yield from (state, transitions, prefill)

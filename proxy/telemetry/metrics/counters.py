@@ -17,7 +17,7 @@ Child = TypeVar("Child")
 
 
 class _Children(dict[tuple[str, ...], Child]):
-    """Children by their label values; one that is new is made."""
+    """Children by their label values. A new child is made when it is first asked for."""
 
     def __init__(self, labels: Sequence[str], make: Callable[[], Child]) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _Children(dict[tuple[str, ...], Child]):
 
 
 class Counter:
-    """Like prometheus_client.Counter; without label names it is its own only child.
+    """Like prometheus_client.Counter. Without label names it is its own only child.
 
     Attributes:
         of: the children, by tuples of values in the order of the label names.
@@ -72,7 +72,7 @@ class Counter:
 
 
 class BucketHistogram:
-    """Like prometheus_client.Histogram; `of` as in Counter."""
+    """Like prometheus_client.Histogram. `of` as in Counter."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class BucketHistogram:
         buckets: Sequence[float],
         registry: CollectorRegistry | None = None,
     ) -> None:
-        """`buckets`: rising upper edges; larger values are counted too."""
+        """`buckets`: rising upper edges. Larger values are counted too."""
         self._name, self._text = name, text
         self._edges = edges = tuple(buckets)
         self._counts = [0] * (len(self._edges) + 1)

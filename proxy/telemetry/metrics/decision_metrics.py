@@ -13,7 +13,7 @@ from forebay.proxy.core.shaper import Shaper
 
 
 class DecisionMetrics:
-    """A collector; `clock` is the clock of the shaper."""
+    """A collector. `clock` is the clock of the shaper."""
 
     def __init__(self, shaper: Shaper, receipts: Receipts, clock: Callable[[], float]) -> None:
         self._shaper = shaper

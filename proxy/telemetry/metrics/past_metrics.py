@@ -1,7 +1,7 @@
 """Keep the metrics of the last hour, so that `forebay doctor --since 5m` can look at a window.
 
-A snapshot is the text of /metrics, packed. One is taken twice a minute, which costs what a scrape
-does, and an hour of them takes about half a MiB.
+A snapshot is the text of /metrics, packed. It is taken twice a minute, at the cost of a scrape, and
+an hour of snapshots takes about half a MiB.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class PastMetrics:
 
     @contextlib.asynccontextmanager
     async def kept(self, *ticks: Callable[[float], None]) -> AsyncIterator[None]:
-        """Take snapshots while the block runs; `ticks` are called with the time, more often."""
+        """Take snapshots while the block runs. `ticks` are called with the time, more often."""
         taking = asyncio.create_task(self._run(ticks))
         try:
             yield

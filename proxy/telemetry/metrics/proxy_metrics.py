@@ -67,7 +67,7 @@ class ProxyMetrics:
         connections: Callable[[], int] = lambda: 0,
         tenants: Iterable[str] = (),
     ) -> None:
-        """`tenants`: those that always have a label of their own."""
+        """`tenants` always have a label of their own."""
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the series
         self._shaper = shaper
         self._by_backend: list[Counter | BucketHistogram] = []
@@ -79,19 +79,19 @@ class ProxyMetrics:
         ProcessCollector(registry=registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
-            made = Counter(f"forebay_{name}", text, labels, registry=registry)
+            metric = Counter(f"forebay_{name}", text, labels, registry=registry)
             if "backend" in labels:
-                self._by_backend.append(made)
-            return made
+                self._by_backend.append(metric)
+            return metric
 
         def histogram(
             name: str, text: str, buckets: Iterable[float], *labels: str
         ) -> BucketHistogram:
             edges = tuple(buckets)
-            made = BucketHistogram(name, text, labels, registry=registry, buckets=edges)
+            metric = BucketHistogram(name, text, labels, registry=registry, buckets=edges)
             if "backend" in labels:
-                self._by_backend.append(made)
-            return made
+                self._by_backend.append(metric)
+            return metric
 
         self.answers = counter(
             "responses", "Responses, by bucket and status; 499: the client left first",
@@ -223,7 +223,7 @@ class ProxyMetrics:
             self.queue.of[(action.bucket,)].observe(action.queued_s)
 
     def rejected(self, bucket: str, reason: str) -> None:
-        """A request was rejected, by the policy for a RejectReason; `hold` may keep it."""
+        """A request was rejected, by the policy for a RejectReason. `hold` may keep it."""
         self.rejects.of[bucket or "none", reason].inc()
 
     def shed(self, service_class: str) -> None:
@@ -231,7 +231,7 @@ class ProxyMetrics:
         self._shed.of[(service_class,)].inc()
 
     def upstream_error(self, backend: str, kind: str) -> None:
-        """A backend failed; `kind` is one of KINDS."""
+        """A backend failed. `kind` is one of KINDS."""
         self.upstream_errors.of[backend, kind if kind in KINDS else "other"].inc()
 
     def used(self, backend: str, prompt_tokens: int, cached_tokens: int) -> None:
@@ -260,16 +260,16 @@ class ProxyMetrics:
         self._client_waits.of[("download",)].read = seconds
 
     def reloaded(self, result: str, generation: int) -> None:
-        """A reload ended; `result` is applied, partly, unchanged or failed."""
+        """A reload ended. `result` is applied, partly, unchanged or failed."""
         self._reloads.of[(result,)].inc()
         self._generation.set(generation)
 
     def finished(self, record: RequestRecord, status: int, now: float) -> None:
         """A request has been answered, or its client has left."""
-        known = STATUSES.get(status) or f"{status // 100}xx"
+        label = STATUSES.get(status) or f"{status // 100}xx"
         bucket, backend = record.bucket, record.backend
-        self.answers.of[bucket, known].inc()
-        self._tenants.of[self.tenant_labels.label(record.tenant), known].inc()
+        self.answers.of[bucket, label].inc()
+        self._tenants.of[self.tenant_labels.label(record.tenant), label].inc()
         if self.history is not None:
             self.history.finished(record)
         if not record.operation or record.sent_at is None:
@@ -293,7 +293,7 @@ class ProxyMetrics:
             self._usage.of[operation, "output"].observe(record.output_tokens)
 
     def text(self) -> bytes:
-        """Return all metrics; those of backends that were removed are dropped first."""
+        """Return all metrics. Metrics of removed backends are dropped first."""
         for family in self._by_backend:
             family.of.keep("backend", self._shaper.backends)
         return generate_latest(self.registry)
@@ -314,6 +314,7 @@ class _ShaperMetrics:
         self._connections = connections
 
     def collect(self) -> Iterable[Metric]:
+        # Gauges of each backend.
         per_backend: dict[str, tuple[str, Callable[[Backend], float]]] = {
             "backend_up": ("1 if the backend takes work", lambda b: b.up),
             "in_flight_requests": (
@@ -335,6 +336,7 @@ class _ShaperMetrics:
             for backend in self._shaper.backends.values():
                 family.add_metric([backend.name], float(read(backend)))
             yield family
+        # Sums of the predictions of cached tokens.
         sums: dict[str, tuple[str, Callable[[PrefixError], float]]] = {
             "predicted_cached_tokens": (
                 "Prompt tokens predicted to be cached",
@@ -355,6 +357,7 @@ class _ShaperMetrics:
             for backend in self._shaper.backends.values():
                 counted.add_metric([backend.name], amount(backend.cache.error))
             yield counted
+        # Facts of the proxy itself.
         family = GaugeMetricFamily("forebay_queue_depth", "Waiting requests", labels=["bucket"])
         for bucket in self._shaper.buckets:
             family.add_metric([bucket], self._shaper.queued(bucket))

@@ -1,4 +1,4 @@
-"""Labels of tenants in metrics: their number is bounded, whatever the key file holds."""
+"""Labels of tenants in metrics: their number is bounded, regardless of the key file."""
 
 from collections.abc import Iterable
 
@@ -19,11 +19,11 @@ class TenantLabels:
         self.configure(configured)
 
     def configure(self, configured: Iterable[str]) -> None:
-        """Give these tenants labels of their own; existing labels stay."""
+        """Give these tenants labels of their own. Existing labels stay."""
         self._labels.update((name, name) for name in configured)
 
     def label(self, tenant: str) -> str:
-        """Return the label of a tenant; "" (no keys) is `none`."""
+        """Return the label of a tenant. "" (no keys) is `none`."""
         label = self._labels.get(tenant)
         if label is None:
             if not self._room:

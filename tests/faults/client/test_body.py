@@ -215,7 +215,7 @@ def test_a_fault_of_ours_is_logged_once_a_minute(monkeypatch: pytest.MonkeyPatch
                 await asyncio.sleep(61)
             lines = [line for line in on.said if "internal error" in line]
             assert len(lines) == 2
-            assert "KeyError in test_client_body.py:" in lines[0]
+            assert "KeyError in test_body.py:" in lines[0]
             assert "19 more" in lines[1]
             assert "secret" not in lines[0]
 

@@ -169,7 +169,7 @@ class TestExpect:
         [
             (b"/v1/completions", b"Content-Length: 4097", 413),
             (b"/v1/completions", b"Content-Length: 101", 429),
-            (b"/v1/completions", b"Content-Encoding: br\r\nContent-Length: 5", 415),
+            (b"/v1/completions", b"Content-Encoding: compress\r\nContent-Length: 5", 415),
             (b"/sleep", b"Content-Length: 5", 404),
             (b"/health", b"Content-Length: 5", 405),
         ],

@@ -308,7 +308,8 @@ def test_a_dry_run_sends_nothing_and_leaves_no_trace() -> None:
             on.assert_nothing_held()
             told_now = {line for line in on.proxy.metrics.text().splitlines() if b"forebay" in line}
             changed = told_now - set(before.splitlines())
-            assert all(b"event_loop_lag" in line or b"connections" in line for line in changed)
+            untouched = (b"event_loop_lag", b"connections")
+            assert not [line for line in changed if not any(name in line for name in untouched)]
 
             sent = asyncio.create_task(post(on, "first", {**STREAM, "prompt": "x" * 400_000}))
             await asyncio.sleep(1.0)
@@ -404,7 +405,8 @@ def test_the_command_asks_the_worker_that_had_it(tmp_path: Path) -> None:
             assert (code, "The body is not valid JSON (line 1" in error) == (2, True)
             code, out, error = await command("--admin", admin, word="doctor")
             assert (code, "Checked 1 backend: " in error) == (1, True)
-            assert out.startswith("WARNING  gpu0 does not list its models.")
+            # A busy machine has findings of its own.
+            assert "WARNING  gpu0 does not list its models." in out
             out = await explained("r3")
             lines = out.splitlines()
             assert lines[0].startswith("Sent at once to gpu0.")

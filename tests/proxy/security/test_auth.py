@@ -590,7 +590,7 @@ class TestOverHttp:
             ({"priority": None}, {}, "standard"),
             ({"priority": 7}, {"x-forebay-class": "interactive"}, "interactive"),
             ({"priority": "soon"}, {"x-forebay-class": "batch"}, 400),
-            ({"priority": True}, {}, 400),
+            ({"priority": True}, {}, "batch"),  # vLLM takes it for 1
             ({}, {"x-forebay-class": "urgent"}, 400),
             ({}, {"x-forebay-class": ""}, 400),
         ]
