@@ -1,7 +1,7 @@
 """Read runs: compare them, report them, and the studies that make and need them.
 
-On top: `cli` has the commands `report` and `compare`, `bench` measures what the README quotes. The
-rooms, each of which may import those above it in this list and all other packages:
+On top: `cli` has the commands `report` and `compare`, `bench` measures the figures in the README.
+The rooms, each of which may import the rooms above it and all other packages:
 
 - `statistics` and `charts`: numbers and drawings that know nothing of runs.
 - `score`: answers against the answers that were expected.

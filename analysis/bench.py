@@ -1,6 +1,6 @@
 """`forebay bench`: repeat the published measurements of the proxy against round-robin.
 
-Each measurement runs once per seed on the same simulated engines; the table shows the median and
+Each measurement runs once per seed on the same simulated engines. The table shows the median and
 the range. Load is relative to capacity: the requests per second that the engines complete when
 the whole trace is queued from the start (`replay/sim/capacity.py`). So 80 % and 2x mean the same
 for every trace.
@@ -135,7 +135,7 @@ def _rejected(run: "RunData") -> float:
 def cases(mooncake: Path) -> dict[str, Measurement]:
     """The measurements by name."""
     shared, unshared = _documents(5), _documents(1)
-    listed = (
+    measurements = (
         Measurement(
             "mooncake", "a production trace: prefix cache hits and balance of the engines",
             _mooncake(mooncake), 0.8, _hits),
@@ -155,7 +155,7 @@ def cases(mooncake: Path) -> dict[str, Measurement]:
             "flood", "ten times capacity: the same figures as `overload`",
             shared, 10.0, _overload),
     )  # fmt: skip
-    return {case.name: case for case in listed}
+    return {case.name: case for case in measurements}
 
 
 def at_load(
@@ -191,14 +191,14 @@ def bench(
     force: Annotated[bool, typer.Option("--force", help="replace earlier runs in --out")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
-    known = cases(mooncake)
-    if name != "all" and name not in known:
-        raise typer.BadParameter(f"{name!r} is unknown; give one of {', '.join(known)}, all")
+    measurements = cases(mooncake)
+    if name != "all" and name not in measurements:
+        raise typer.BadParameter(f"{name!r} is unknown; give one of {', '.join(measurements)}, all")
     results = {}
     if name == "all" and not mooncake.exists():
         print(f"mooncake: skipped, no file {mooncake}; name it with --mooncake", file=sys.stderr)
-        del known["mooncake"]
-    for case in known.values():
+        del measurements["mooncake"]
+    for case in measurements.values():
         if name in (case.name, "all"):
             results[case.name] = _measure(case, out, seeds, time_scale, model, gpu, force)
             if not as_json:
@@ -219,12 +219,13 @@ def _measure(
     from forebay.replay.plan.options import ReplayOptions
     from forebay.replay.send.fast_loop import run_on_fast_loop
 
-    wanted = Engines(model=model, gpu=gpu, time_scale=time_scale)
-    wanted.check()
+    fleet = Engines(model=model, gpu=gpu, time_scale=time_scale)
+    fleet.check()
     results = []
     for seed in range(seeds):
-        trace, capacity = at_load(case.traffic(seed), case.load, model, gpu, wanted.count)
+        trace, capacity = at_load(case.traffic(seed), case.load, model, gpu, fleet.count)
         folder = out / f"{case.name}-{seed}"
+        # A salt from the seed gives the same prompts in every repetition.
         base = ReplayOptions(
             trace=trace, targets=(), out=folder, seed=seed, salt=str(seed),
             too_long="truncate", force=force,
@@ -232,12 +233,13 @@ def _measure(
         try:
             sides = run_on_fast_loop(
                 lambda stop, trace=trace, folder=folder, base=base: side_by_side(  # type: ignore[misc]
-                    trace, folder, wanted, base, stop=stop
+                    trace, folder, fleet, base, stop=stop
                 )
             )
         except ServerFailed as error:
             print(f"forebay bench: {error}", file=sys.stderr)
             raise typer.Exit(1) from error
+        # A run that was cut short would show false figures.
         if sides.proxied is None or sides.proxied.interrupted:
             raise typer.Exit(130)
         results.append(
@@ -313,8 +315,8 @@ def _print(
 
 
 def _spread(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return "-"
-    middle = statistics.median(known)
-    return f"{middle:.3g} ({min(known):.3g} to {max(known):.3g})"
+    middle = statistics.median(numbers)
+    return f"{middle:.3g} ({min(numbers):.3g} to {max(numbers):.3g})"

@@ -78,8 +78,8 @@ class FigureOptions:
 
     def form(self) -> str:
         """Return markdown, csv or json, or "" for people. Raise InputError for two of them."""
-        given = {"markdown": self.markdown, "csv": self.as_csv, "json": self.as_json}
-        chosen = [form for form, is_given in given.items() if is_given]
+        forms = {"markdown": self.markdown, "csv": self.as_csv, "json": self.as_json}
+        chosen = [form for form, is_given in forms.items() if is_given]
         if len(chosen) > 1:
             raise InputError("--markdown, --csv and --json: give one of them")
         return chosen[0] if chosen else ""
@@ -199,7 +199,7 @@ def compare(
 def _with_baseline(
     runs: list[Path], baseline: str | None, save_as: str | None, *, several: bool
 ) -> list[Path]:
-    """Return the runs behind the named baseline; raises InputError if they are too few.
+    """Return the runs behind the named baseline, or raise InputError if they are too few.
 
     Args:
         several: a single run is cut into several.
@@ -235,7 +235,7 @@ def _print(
     failures: list[str] | None,
     form: str,
 ) -> None:
-    """Print the comparisons as csv, markdown or json, or else for people; nothing for none."""
+    """Print the comparisons, if any, as csv, markdown or json, or else for people."""
     if not compared:
         return
     if form in ("csv", "markdown"):
@@ -252,13 +252,14 @@ def _show(
     *,
     as_json: bool,
 ) -> None:
-    """Print the comparisons; `failures` are part of the JSON if there were conditions."""
+    """Print the comparisons. `failures` join the JSON if there were conditions."""
     if as_json:
-        found = [
-            {"headline": said.summary, "mood": said.mood, "points": said.points} | one.as_json()
-            for said, one in zip(words, compared, strict=True)
+        entries = [
+            {"headline": said.summary, "mood": said.mood, "points": said.points}
+            | comparison.as_json()
+            for said, comparison in zip(words, compared, strict=True)
         ]
-        data = found[0] if len(found) == 1 else {"comparisons": found}
+        data = entries[0] if len(entries) == 1 else {"comparisons": entries}
         _print_json(data if failures is None else {**data, "failures": failures})
         return
     from rich.console import Console
@@ -322,7 +323,7 @@ def report(
 def _plain_text(compared: "Sequence[Comparison]", summaries: list[str], *, as_csv: bool) -> str:
     from forebay.analysis.compare.plain_tables import csv_table, markdown
 
-    runs = [compared[0].a, *(one.b for one in compared)]
+    runs = [compared[0].a, *(comparison.b for comparison in compared)]
     return csv_table(runs, compared) if as_csv else markdown(runs, compared, summaries)
 
 
@@ -344,7 +345,7 @@ def _write_table(
 
     slos = _slos(slo, runs)
     compared = [compare_runs(runs[0], run, slos, min_beyond, price) for run in (runs[1:] or runs)]
-    said = [headline(one).summary for one in compared] if len(runs) > 1 else []
+    said = [headline(comparison).summary for comparison in compared] if len(runs) > 1 else []
     text = csv_table(runs, compared) if as_csv else markdown(runs, compared, said)
     write_text(text, out, force)
     if str(out) != "-":

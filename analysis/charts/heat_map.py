@@ -16,7 +16,7 @@ def heat_map(
     y_title: str,
     title: str,
 ) -> str:
-    """Draw `shares` by (column, row), 0 to 1; darker is more, None is not measured."""
+    """Draw `shares` by (column, row), 0 to 1. Darker is more, None is not measured."""
     left, top = svg.LEFT, svg.TOP + 28
     width = (svg.WIDTH - svg.RIGHT - left) / len(columns)
     height = (svg.HEIGHT - svg.BOTTOM - top) / len(rows)

@@ -21,8 +21,10 @@ def _colours(tones: Sequence[str], runs: Sequence[str]) -> str:
         f".mark{{stroke:{paper}}}",
     ]
     for number, run in enumerate(runs):
-        one = f"run{number}"
-        rules.append(f".mark.{one},.cell.{one}{{fill:{run}}}.curve.{one}{{stroke:{run}}}")
+        css_class = f"run{number}"
+        rules.append(
+            f".mark.{css_class},.cell.{css_class}{{fill:{run}}}.curve.{css_class}{{stroke:{run}}}"
+        )
     return "".join(rules)
 
 
@@ -67,7 +69,7 @@ def share_label(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Measured points and a curve; either may be empty."""
+    """Measured points and a curve. Either may be empty."""
 
     name: str
     points: Points
@@ -81,7 +83,7 @@ class Panel:
     Attributes:
         note: a place on the x axis, and its label.
         key_left: puts the key at the bottom left instead of the bottom right.
-        keyed: False leaves the key out, for a panel below another one of the same series.
+        keyed: False leaves the key out, for a panel below another of the same series.
     """
 
     series: Sequence[Series]
@@ -93,14 +95,14 @@ class Panel:
 
     @property
     def label(self) -> str:
-        names = ", ".join(one.name for one in self.series)
+        names = ", ".join(series.name for series in self.series)
         return f"{self.y.title} against {self.x.title}: {names}"
 
 
 def xy_plot(
     series: Sequence[Series], x_title: str, y_title: str, note: tuple[float, str] | None = None
 ) -> str:
-    """Plot seconds against a count on logarithmic axes; all values must be above 0."""
+    """Plot seconds against a count on logarithmic axes. All values must be above 0."""
     return document(Panel(series, Axis(x_title, count_label), Axis(y_title), note))
 
 
@@ -125,13 +127,15 @@ def svg_document(content: str, height: float, label: str) -> str:
 
 
 def _draw(panel: Panel) -> list[str]:
-    every = [point for one in panel.series for point in (*one.points, *one.curve)]
+    every = [point for series in panel.series for point in (*series.points, *series.curve)]
     x_low, x_high = panel.x.domain([x for x, _ in every])
     y_low, y_high = panel.y.domain([y for _, y in every])
     bottom = svg.HEIGHT - svg.BOTTOM
+    # SVG counts y downwards, so the vertical scale starts at the bottom.
     x = svg.Scale(x_low, x_high, svg.LEFT, svg.WIDTH - svg.RIGHT, log=panel.x.log)
     y = svg.Scale(y_low, y_high, bottom, svg.TOP + 14, log=panel.y.log)
     drawn = []
+    # Grid, tick labels and axis titles lie below the curves.
     for tick in panel.x.ticks(x_low, x_high):
         drawn.append(svg.line(x(tick), y.end, x(tick), bottom, "grid"))
         anchor = "end" if x(tick) > svg.WIDTH - svg.RIGHT - 16 else "middle"
@@ -142,28 +146,30 @@ def _draw(panel: Panel) -> list[str]:
     drawn.append(svg.line(x.start, bottom, x.end, bottom, "base"))
     drawn.append(svg.text((x.start + x.end) / 2, svg.HEIGHT - 6, panel.x.title, "axis"))
     drawn.append(svg.text(4, svg.TOP, panel.y.title, "axis", "start"))
+    # The note's text goes to the side of its line that has more room.
     if panel.note and x_low <= panel.note[0] <= x_high:
         at = x(panel.note[0])
         drawn.append(svg.line(at, y.end, at, bottom, "note"))
         side, anchor = (-5, "end") if at > (x.start + x.end) / 2 else (5, "start")
         drawn.append(svg.text(at + side, y.end + 11, panel.note[1], "key", anchor))
-    for number, one in enumerate(panel.series):
-        drawn += _series(number, one, x, y, panel)
+    for number, series in enumerate(panel.series):
+        drawn += _series(number, series, x, y, panel)
+    # The key ends just above the x axis.
     top = bottom - 10 - KEY_ROW * (len(panel.series) - 1)
-    for number, one in enumerate(panel.series if panel.keyed else ()):
+    for number, series in enumerate(panel.series if panel.keyed else ()):
         row = top + KEY_ROW * number
         edge, away, end = (x.start, 1, "start") if panel.key_left else (x.end, -1, "end")
         drawn.append(svg.mark(number, edge + away * 12, row - 4, f"mark run{number % 6}", ""))
-        drawn.append(svg.text(edge + away * 22, row, one.name, "key", end))
+        drawn.append(svg.text(edge + away * 22, row, series.name, "key", end))
     return drawn
 
 
-def _series(number: int, one: Series, x: svg.Scale, y: svg.Scale, panel: Panel) -> list[str]:
+def _series(number: int, series: Series, x: svg.Scale, y: svg.Scale, panel: Panel) -> list[str]:
     drawn = []
-    path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in one.curve)
+    path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in series.curve)
     if path:
         drawn.append(svg.element("path", d="M" + path, class_=f"curve run{number % 6}"))
-    for a, b in one.points:
-        title = f"{one.name}: {panel.x.label(a)}, {panel.y.label(b)}"
+    for a, b in series.points:
+        title = f"{series.name}: {panel.x.label(a)}, {panel.y.label(b)}"
         drawn.append(svg.mark(number, x(a), y(b), f"mark run{number % 6}", title))
     return drawn

@@ -1,4 +1,4 @@
-"""Scales, ticks and SVG elements for plots; independent of runs.
+"""Scales, ticks and SVG elements for plots. They know nothing of runs.
 
 Sizes are user units of a drawing 480 units wide. A page shows it about 1:1 on a desktop and at
 3/4 on a phone; the margins leave room for the larger letters used there.
@@ -16,7 +16,7 @@ STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 36
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps values from `low` to `high` to drawing units; values outside map to the ends."""
+    """Maps values from `low` to `high` to drawing units. Values outside map to the ends."""
 
     low: float
     high: float
@@ -87,7 +87,9 @@ def latency_label(value_s: float) -> str:
 
 
 def element(name: str, content: str = "", **attributes: object) -> str:
-    """One element; escapes attribute values but not `content`; `_` in names becomes `-`."""
+    """Write one element. Attribute values are escaped, `content` is not.
+
+    `_` in attribute names becomes `-`."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_number(value))}"'
         for key, value in attributes.items()
@@ -96,7 +98,7 @@ def element(name: str, content: str = "", **attributes: object) -> str:
 
 
 def text(x: float, y: float, content: str, kind: str = "", anchor: str = "middle") -> str:
-    """A label; its text is escaped here."""
+    """A label. Its text is escaped here."""
     return element("text", escape(content), x=x, y=y, class_=kind, text_anchor=anchor)
 
 
@@ -113,7 +115,7 @@ def steps_path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def dots_path(points: Iterable[tuple[float, float]]) -> str:
-    """Dots as zero-length strokes with round ends, 10 bytes each; equal ones are drawn once."""
+    """Dots as zero-length strokes with round ends, 10 bytes each. Equal dots are drawn once."""
     return "".join(f"M{x} {y}h0" for x, y in sorted({(round(x), round(y)) for x, y in points}))
 
 
@@ -121,7 +123,7 @@ MARKS = 6  # shapes that distinguish runs without colour
 
 
 def mark(shape: int, x: float, y: float, kind: str, title: str) -> str:
-    """A small mark with a tooltip; `title` is escaped here."""
+    """A small mark with a tooltip. `title` is escaped here."""
     r = 4.2
     outlines = (
         f"M{_number(x - r)} {_number(y)}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z",

@@ -15,7 +15,7 @@ STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Least GPUs of one seed by number of users; `error` states why points are missing."""
+    """Least GPUs of one seed by number of users. `error` states why points are missing."""
 
     document_tokens: int
     points: tuple[tuple[int, int], ...]
@@ -31,6 +31,7 @@ def draw(drawn: Sequence[Curve], label: str) -> str:
     x = svg.Scale(0, most_users * 1.02, svg.LEFT, svg.WIDTH - svg.RIGHT)
     y = svg.Scale(0, most_gpus * 1.05, bottom, svg.TOP)
     parts = [svg.element("style", STYLE)]
+    # Grid and labels lie below the curves.
     for tick in _ticks(most_gpus):
         parts.append(svg.line(x.start, y(tick), x.end, y(tick), "grid" if tick else "base"))
         parts.append(svg.text(x.start - 8, y(tick) + 4, f"{tick:,}", "tick", "end"))
@@ -49,6 +50,7 @@ def draw(drawn: Sequence[Curve], label: str) -> str:
             for n, gpus in curve.points
         )
         parts.append(svg.element("g", marks, fill=colour))
+        # The legend also names a document size for which no search succeeded.
         legend = name if curve.points else f"{name}: no number of GPUs"
         at = svg.TOP + 18 + 16 * number
         parts.append(svg.mark(number, x.start + 14, at - 4, "mark", ""))

@@ -1,7 +1,7 @@
 """Compare runs.
 
 In reading order: `figures` are the numbers of one run, `cost` is the price of its tokens, `compare`
-sets the figures of two runs beside each other, `pairs` finds the same requests in both, `headline`
+sets the figures of two runs side by side, `pairs` finds the same requests in both, `headline`
 puts the result into words, `limits` checks the limits of a gate, `terminal` prints all of it,
 `plain_tables` writes it as Markdown or CSV, and `baselines` keeps runs by name. The room imports
 `runs` and `statistics`.

@@ -1,6 +1,6 @@
 """Keep runs as named baselines in the folder `baselines/` of the working directory.
 
-A baseline is what `compare` reads of a run: three files of a run folder, or a result file. The
+A baseline has all that `compare` reads of a run: three files of a run folder, or a result file. The
 folder can be committed, so that a pull request is compared with the same run everywhere.
 """
 
@@ -17,13 +17,13 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def baseline_path(name: str) -> Path:
-    """Return where a baseline is; raises InputError if there is none of that name."""
+    """Return the path of a baseline, or raise InputError if no baseline has that name."""
     folder = FOLDER / checked(name, "--baseline")
     if not folder.is_dir():
-        there = sorted(one.name for one in FOLDER.iterdir()) if FOLDER.is_dir() else []
-        listed = f"there are: {', '.join(there)}" if there else "there are none"
+        there = sorted(entry.name for entry in FOLDER.iterdir()) if FOLDER.is_dir() else []
+        hint = f"there are: {', '.join(there)}" if there else "there are none"
         raise InputError(
-            f"--baseline {name}: not in {FOLDER}/ ({listed}); keep one with "
+            f"--baseline {name}: not in {FOLDER}/ ({hint}); keep one with "
             f"`forebay compare RUN --save-baseline {name}`"
         )
     files = sorted(folder.iterdir())
@@ -31,18 +31,18 @@ def baseline_path(name: str) -> Path:
 
 
 def save_baseline(run: Path, name: str) -> Path:
-    """Copy a run to a baseline, in place of an earlier one of that name; raises InputError."""
+    """Copy a run to a baseline, in place of an earlier one. Raises InputError."""
     folder = FOLDER / checked(name, "--save-baseline")
-    files = [run / one for one in RUN_FILES] if run.is_dir() else [run]
+    files = [run / file for file in RUN_FILES] if run.is_dir() else [run]
     try:
         FOLDER.mkdir(exist_ok=True)
-        made = Path(mkdtemp(prefix=".", dir=FOLDER))
+        scratch = Path(mkdtemp(prefix=".", dir=FOLDER))
         for file in files:
-            shutil.copyfile(file, made / file.name)
-        made.chmod(0o755)
+            shutil.copyfile(file, scratch / file.name)
+        scratch.chmod(0o755)
         if folder.exists():
             shutil.rmtree(folder)
-        made.rename(folder)
+        scratch.rename(folder)
     except OSError as error:
         raise InputError(
             f"--save-baseline {name}: {folder} cannot be written ({error.strerror})"
@@ -51,7 +51,7 @@ def save_baseline(run: Path, name: str) -> Path:
 
 
 def checked(name: str, option: str) -> str:
-    """Return the name of a baseline; raises InputError if it cannot be one of a folder."""
+    """Return the name of a baseline, or raise InputError if no folder can have it."""
     if not _NAME.fullmatch(name):
         raise InputError(f"{option} {name!r}: give letters, digits, '.', '_' and '-', such as main")
     return name

@@ -1,9 +1,9 @@
 """Compare two runs: each figure of both, their ratio, and which is better, if that is clear.
 
-A load generator that was a little late makes a run doubtful only if it decides which run is better:
-if latencies from when requests were sent, instead of due, say something else.
+A load generator that was a little late makes a run doubtful only if that decides which run is
+better: if latencies from when requests were sent, instead of due, give another winner.
 
-A is the baseline, B the run of interest. One is called better only if the figures differ by more
+A is the baseline, B the run of interest. A run is called better only if the figures differ by more
 than `EQUAL_WITHIN`. For the headline TTFT percentile of each bucket, attainment and goodput, the
 95 % interval must also exclude equality. Nothing is printed here.
 """
@@ -47,7 +47,7 @@ LATENCY_LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("stall", "worst stall", TAIL),
     ("queue", "proxy queue", TAIL),
 )
-SESSION_LINES = (("session_e2e", "session E2E", TAIL),)  # of the whole run
+SESSION_LINES = (("session_e2e", "session E2E", TAIL),)  # only for the whole run
 THROUGHPUT = {
     "requests_per_s": "answered requests",
     "output_tokens_per_s": "output tokens",
@@ -58,7 +58,7 @@ THROUGHPUT = {
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """One figure of both runs in base units; None: not measurable.
+    """One figure of both runs in base units, or None if not measurable.
 
     `ratio` and `interval` are A over B, as in JSON. Tables print `change`, which is B over A.
     """
@@ -109,7 +109,7 @@ class Comparison:
         return None
 
     def headline_line(self, bucket: str) -> ComparisonRow | None:
-        """The latency that stands for a bucket; None with too few samples."""
+        """The latency that stands for a bucket, or None with too few samples."""
         return self.line(
             bucket, f"{self.headline_latency[bucket]}_{self.headline_percentile[bucket]}"
         )
@@ -125,7 +125,7 @@ class Comparison:
         return {key: line.better for key, line in zip(keys, lines, strict=True) if line}
 
     def as_json(self) -> dict[str, Any]:
-        """The comparison as plain data; an infinite figure is the string "inf"."""
+        """The comparison as plain data. An infinite figure is the string "inf"."""
         return {
             "a": {"name": self.a.name, "path": str(self.a.path), "verdict": str(self.verdicts[0])},
             "b": {"name": self.b.name, "path": str(self.b.path), "verdict": str(self.verdicts[1])},
@@ -166,48 +166,51 @@ def compare(
     min_beyond: int = MIN_BEYOND,
     price: Price | None = None,
 ) -> Comparison:
-    """Compare run B with run A; `slos` judge both anew, else each run's own goodput is used."""
-    found = _compare(a, b, slos, min_beyond)
+    """Compare run B with run A. `slos` judge both again, else each run's own goodput is used."""
+    comparison = _compare(a, b, slos, min_beyond)
     if price is not None:
-        found = replace(found, lines=(*_costs(found, price), *found.lines))
+        comparison = replace(comparison, lines=(*_costs(comparison, price), *comparison.lines))
     late = is_little_late(a), is_little_late(b)
     matters = False
     if any(late):
         targets = slos or recorded_slos(a)
         as_sent = _compare(from_sending(a), from_sending(b), targets, min_beyond)
         sent = as_sent.outcome()
-        matters = any(sent.get(key) != better for key, better in found.outcome().items())
-    of_a, of_b = found.verdicts
+        matters = any(sent.get(key) != better for key, better in comparison.outcome().items())
+    of_a, of_b = comparison.verdicts
     doubtful = matters if late[0] else not of_a.valid, matters if late[1] else not of_b.valid
-    told = tuple(warnings(a, b, doubtful, bool(slos)))
-    return replace(found, doubtful=doubtful, warnings=told)
+    sentences = tuple(warnings(a, b, doubtful, bool(slos)))
+    return replace(comparison, doubtful=doubtful, warnings=sentences)
 
 
 def _compare(a: RunData, b: RunData, slos: Sequence[Slo], min_beyond: int) -> Comparison:
     buckets = tuple(dict.fromkeys(a.buckets() + b.buckets()))
-    found: dict[str | None, tuple[Figures, Figures]] = {
+    by_bucket: dict[str | None, tuple[Figures, Figures]] = {
         bucket: (figures(a, bucket, slos, min_beyond), figures(b, bucket, slos, min_beyond))
         for bucket in (None, *buckets)
     }
-    chosen = {bucket: _headline_latency(*found[bucket]) for bucket in buckets}
-    headline = {bucket: _headline_percentile(*found[bucket], chosen[bucket]) for bucket in buckets}
+    # Each bucket has one latency and one percentile that both runs can give.
+    chosen = {bucket: _headline_latency(*by_bucket[bucket]) for bucket in buckets}
+    headline = {
+        bucket: _headline_percentile(*by_bucket[bucket], chosen[bucket]) for bucket in buckets
+    }
     seconds = (observation_s(a), observation_s(b))
-    lines = _run_lines(*found[None], seconds)
+    lines = _run_lines(*by_bucket[None], seconds)
     lines.append(line_of(WHOLE_RUN, "imbalance", "busiest / idlest GPU", "ratio",
                          imbalance(a), imbalance(b), "lower"))  # fmt: skip
     for bucket in buckets:
         interval = _interval(a, b, bucket, headline[bucket], chosen[bucket])
         lines += _bucket_lines(
-            bucket, *found[bucket], f"{chosen[bucket]}_{headline[bucket]}", interval
+            bucket, *by_bucket[bucket], f"{chosen[bucket]}_{headline[bucket]}", interval
         )
-        lines += _shares(bucket, *found[bucket], seconds)
+        lines += _shares(bucket, *by_bucket[bucket], seconds)
     return Comparison(
         a=a,
         b=b,
         verdicts=(verdict(a), verdict(b)),
         slos=tuple(slos),
         buckets=buckets,
-        figures=found,
+        figures=by_bucket,
         headline_percentile=headline,
         headline_latency=chosen,
         lines=tuple(_marked(line, (a, b)) for line in lines),
@@ -222,12 +225,12 @@ def _compare(a: RunData, b: RunData, slos: Sequence[Slo], min_beyond: int) -> Co
 
 def _headline_latency(a: Figures, b: Figures) -> str:
     """TTFT, or E2E where neither run has one, such as histograms of another program."""
-    there = [one.latency["ttft"].count for one in (a, b)]
+    there = [side.latency["ttft"].count for side in (a, b)]
     return "ttft" if any(there) or not a.latency["e2e"].count else "e2e"
 
 
 def _marked(line: ComparisonRow, runs: tuple[RunData, RunData]) -> ComparisonRow:
-    """Mark the label of a figure that a run defines otherwise; `definition_notes` says how."""
+    """Mark the label of a figure that a run defines otherwise. `definition_notes` explains it."""
     latency = line.key.rpartition("_")[0].partition("_")[0]
     if not any(latency in (at_path(run.info, ("differs",)) or ()) for run in runs):
         return line
@@ -245,7 +248,7 @@ def definition_notes(runs: Sequence[RunData]) -> list[str]:
 
 
 def _different(runs: Sequence[RunData]) -> list[RunData]:
-    return [run for at, run in enumerate(runs) if all(run is not one for one in runs[:at])]
+    return [run for at, run in enumerate(runs) if all(run is not earlier for earlier in runs[:at])]
 
 
 def _headline_percentile(a: Figures, b: Figures, latency: str) -> str | None:
@@ -279,12 +282,12 @@ def line_of(
     unit: Unit,
     a: float | None,
     b: float | None,
-    wanted: Literal["lower", "higher", ""],
+    direction: Literal["lower", "higher", ""],
     interval: ConfidenceInterval | None = None,
 ) -> ComparisonRow:
-    """A row with its ratio A/B and the better run; with `wanted` empty, neither is better."""
+    """A row with its ratio A/B and the better run. With `direction` empty, neither is better."""
     ratio = _ratio(a, b)
-    better = _better(a, b, wanted)
+    better = _better(a, b, direction)
     if better in ("a", "b") and interval is not None and not interval.clear:
         better = "unclear"
     return ComparisonRow(section, key, label, unit, a, b, ratio, better, interval)
@@ -298,12 +301,12 @@ def _ratio(a: float | None, b: float | None) -> float | None:
     return a / b
 
 
-def _better(a: float | None, b: float | None, wanted: str) -> Better | None:
-    if not wanted or a is None or b is None:
+def _better(a: float | None, b: float | None, direction: str) -> Better | None:
+    if not direction or a is None or b is None:
         return None
     if a == b or (math.isfinite(a) and math.isfinite(b) and _close(a, b)):
         return "equal"
-    return "a" if (a < b) == (wanted == "lower") else "b"
+    return "a" if (a < b) == (direction == "lower") else "b"
 
 
 def _close(a: float, b: float) -> bool:
@@ -322,8 +325,8 @@ def _run_lines(
     return lines
 
 
-def _costs(found: Comparison, price: Price) -> list[ComparisonRow]:
-    a, b = (price.per_million(run, found.slos) for run in (found.a, found.b))
+def _costs(comparison: Comparison, price: Price) -> list[ComparisonRow]:
+    a, b = (price.per_million(run, comparison.slos) for run in (comparison.a, comparison.b))
     labels = {
         "cost_per_million": "cost of a million tokens",
         "cost_per_million_in_time": "the same, in time",
@@ -335,9 +338,9 @@ def _costs(found: Comparison, price: Price) -> list[ComparisonRow]:
 
 
 def _counted(
-    key: str, label: str, a: int, b: int, wanted: Literal["lower", "higher", ""]
+    key: str, label: str, a: int, b: int, direction: Literal["lower", "higher", ""]
 ) -> ComparisonRow:
-    return line_of(WHOLE_RUN, key, label, "count", a, b, wanted)
+    return line_of(WHOLE_RUN, key, label, "count", a, b, direction)
 
 
 def _shares(
@@ -367,24 +370,26 @@ def _bucket_lines(
 ) -> list[ComparisonRow]:
     # Without failures, TTFT with failures is the same as TTFT.
     all_answered = a.answered == a.intended and b.answered == b.intended
-    listed = [one for one in LATENCY_LINES if not (all_answered and one[0] == "ttft_failures")]
-    return _latency_lines(bucket, listed, a, b, headline, interval)
+    latencies = [
+        line for line in LATENCY_LINES if not (all_answered and line[0] == "ttft_failures")
+    ]
+    return _latency_lines(bucket, latencies, a, b, headline, interval)
 
 
 def _latency_lines(
     section: str,
-    listed: Sequence[tuple[str, str, tuple[str, ...]]],
+    latencies: Sequence[tuple[str, str, tuple[str, ...]]],
     a: Figures,
     b: Figures,
     headline: str = "",
     interval: ConfidenceInterval | None = None,
 ) -> list[ComparisonRow]:
     lines = []
-    for key, label, names in listed:
+    for key, label, names in latencies:
         for name in names:
             of_a, of_b = (
-                one.max if name == "max" else one.values[name]
-                for one in (a.latency[key], b.latency[key])
+                percentiles.max if name == "max" else percentiles.values[name]
+                for percentiles in (a.latency[key], b.latency[key])
             )
             if (of_a, of_b) == (None, None) and (key, name) != ("ttft", "p99"):
                 continue

@@ -1,4 +1,4 @@
-"""Compute what a run's tokens cost, from a price of a GPU hour."""
+"""Compute the cost of a run's tokens from the price of a GPU hour."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ HOUR_S = 3_600.0
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A price, in any currency, of one GPU for one hour; `gpus` None: as many as the run says."""
+    """A price, in any currency, of a GPU for an hour. `gpus` None takes the number from the run."""
 
     per_gpu_hour: float
     gpus: int | None = None
 
     def gpus_of(self, run: RunData) -> int:
-        """Return how many GPUs the run paid for.
+        """Return the number of GPUs that the run paid for.
 
-        Those of a simulation are in its run.json. Other runs count one for each backend.
+        A simulation records them in its run.json. Other runs count one for each backend.
 
         Raises:
             InputError: neither is known, and `gpus` is not given.
         """
-        known = run.info.get("gpus")
-        count = self.gpus or (known if type(known) is int else len(backends(run)))
+        gpu_count = run.info.get("gpus")
+        count = self.gpus or (gpu_count if type(gpu_count) is int else len(backends(run)))
         if not count:
             raise InputError(
                 f"--price-per-gpu-hour: {run.name} does not say how many GPUs it used; give --gpus"
@@ -39,9 +39,9 @@ class Price:
         return count
 
     def per_million(self, run: RunData, slos: Sequence[Slo] = ()) -> dict[str, float | None]:
-        """Return the cost of a million tokens: of all answers, and of those within targets.
+        """Return the cost of a million tokens: of all answers, and of answers within targets.
 
-        The targets are `slos`, else those that the run recorded.
+        The targets are `slos`, else the recorded targets of the run.
         """
         seconds = busy_s(run)
         if not seconds:

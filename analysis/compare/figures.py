@@ -37,7 +37,7 @@ TOKENS = ("prompt_tokens", "output_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of one bucket of one run (None: all buckets); latencies in seconds."""
+    """The figures of one bucket of one run (None: all buckets). Latencies are in seconds."""
 
     bucket: str | None
     intended: int
@@ -64,7 +64,7 @@ class BackendRow:
 
 @dataclass(frozen=True, slots=True)
 class UnansweredRow:
-    """One kind of unanswered request; `outcome` is rejected or failed."""
+    """One kind of unanswered request. `outcome` is rejected or failed."""
 
     outcome: str
     reason: str
@@ -78,7 +78,7 @@ class UnansweredRow:
 def figures(
     run: RunData, bucket: str | None, slos: Sequence[Slo] = (), min_beyond: int = MIN_BEYOND
 ) -> Figures:
-    """The figures of a bucket; goodput by `slos`, else as the run recorded it."""
+    """The figures of a bucket. Goodput is by `slos`, else as the run recorded it."""
     rows = run.rows(bucket)
     ok = run.rows(bucket, "ok")
     intended, answered = int(rows.sum()), int(ok.sum())
@@ -86,10 +86,12 @@ def figures(
         name: percentile_table(run.numbers[column][ok], min_beyond=min_beyond)
         for name, column in LATENCIES.items()
     }
+    # A server that rejects requests looks faster, so these count as infinitely late here.
     latency["ttft_failures"] = percentile_table(
         run.numbers["ttft_response_s"][ok], intended - answered, min_beyond
     )
     latency["queue"] = percentile_table(run.numbers["queue_ms"][ok] / 1e3, min_beyond=min_beyond)
+    # Single gaps are not in the table of requests, only in the summary.
     latency["itl"] = recorded(run, "itl_ms", bucket or "all", min_beyond)
     if bucket is None:
         times_s = np.array(list(run.task_times().seconds().values()))
@@ -125,7 +127,7 @@ def recorded(run: RunData, metric: str, tag: str, min_beyond: int = MIN_BEYOND) 
 
 
 def _rates(run: RunData, answered: int, prompt: float, output: float) -> dict[str, float | None]:
-    """Throughput by the keys of summary.json; None for tokens that the run does not count."""
+    """Throughput by the keys of summary.json. None for tokens that the run does not count."""
     rates = throughput(answered, prompt, output, busy_s(run) or 0.0)
     for name in TOKENS:
         if np.isnan(run.numbers[name]).all():
@@ -135,8 +137,8 @@ def _rates(run: RunData, answered: int, prompt: float, output: float) -> dict[st
 
 def recorded_slos(run: RunData) -> tuple[Slo, ...]:
     """The targets of the run's own goodput."""
-    listed = at_path(run.summary, ("slos",))
-    texts = [str(one) for one in listed] if isinstance(listed, list) else []
+    slo_texts = at_path(run.summary, ("slos",))
+    texts = [str(text) for text in slo_texts] if isinstance(slo_texts, list) else []
     buckets = [text.rpartition(".")[0] for text in texts]
     return parse_slos(",".join(texts), buckets) if texts else ()
 
@@ -160,7 +162,7 @@ def busy_s(run: RunData) -> float | None:
 
 
 def observation_s(run: RunData) -> float | None:
-    """The seconds that goodput is divided by: those in which requests were due."""
+    """The seconds that goodput is divided by: the time in which requests were due."""
     for key in ("window_s", "duration_s"):
         seconds = run.number(key)
         if seconds is not None and seconds > 0:
@@ -190,9 +192,9 @@ def _goodput(
 
 
 def _hit_ratio(numbers: Mapping[str, Floats], rows: np.ndarray) -> float | None:
-    """Cached share of the prompt tokens; None if no answer of the run reports cached tokens.
+    """Cached share of the prompt tokens, or None if no answer reports cached tokens.
 
-    vLLM omits the count from an answer without a hit, so one missing among others is 0.
+    vLLM omits the count from an answer without a hit, so a count missing among others is 0.
     """
     if np.isnan(numbers["cached_tokens"]).all():
         return None
@@ -203,22 +205,26 @@ def _hit_ratio(numbers: Mapping[str, Floats], rows: np.ndarray) -> float | None:
 def backends(run: RunData) -> list[BackendRow]:
     """The backends that served requests or that the summary lists, with their prompt tokens.
 
-    A rejection carries the name of the proxy, which is no backend and took no tokens.
+    A rejection carries the name of the proxy, which is not a backend and processed no tokens.
     """
-    found = []
+    table = []
     names = run.words["backend"]
     worked = set(names[~np.isnan(run.numbers["prompt_tokens"])].tolist())
-    listed = run.summary.get("prompt_tokens_per_backend")
-    idle = {printable(str(name)) for name in listed} if isinstance(listed, Mapping) else set()
+    tokens_by_name = run.summary.get("prompt_tokens_per_backend")
+    idle = (
+        {printable(str(name)) for name in tokens_by_name}
+        if isinstance(tokens_by_name, Mapping)
+        else set()
+    )
     for name in sorted((worked | idle) - {""}):
         rows = names == name
         tokens = float(finite(run.numbers["prompt_tokens"][rows]).sum())
-        found.append(BackendRow(name, int(rows.sum()), tokens, _hit_ratio(run.numbers, rows)))
-    return found
+        table.append(BackendRow(name, int(rows.sum()), tokens, _hit_ratio(run.numbers, rows)))
+    return table
 
 
 def imbalance(run: RunData) -> float | None:
-    """Prompt tokens of the busiest backend divided by those of the idlest; None below two."""
+    """Prompt tokens of the busiest backend per token of the idlest. None below two backends."""
     tokens = [backend.prompt_tokens for backend in backends(run)]
     if len(tokens) < 2 or not max(tokens):
         return None
@@ -227,7 +233,7 @@ def imbalance(run: RunData) -> float | None:
 
 def unanswered(run: RunData) -> list[UnansweredRow]:
     """Every kind of unanswered request: rejected before failed, most frequent first."""
-    found = []
+    kinds = []
     for outcome in ("rejected", "failed"):
         of_outcome = run.rows(outcome=outcome)
         for reason in set(run.words["reason"][of_outcome].tolist()):
@@ -235,7 +241,7 @@ def unanswered(run: RunData) -> list[UnansweredRow]:
             answer = np.sort(finite(run.numbers["reject_latency_s"][rows]))
             retry = finite(run.numbers["retry_after_s"][rows])
             statuses = sorted(set(finite(run.numbers["status"][rows]).astype(int).tolist()))
-            found.append(
+            kinds.append(
                 UnansweredRow(
                     outcome=outcome,
                     reason=reason or "unknown",
@@ -246,4 +252,4 @@ def unanswered(run: RunData) -> list[UnansweredRow]:
                     retry_after_s=float(np.median(retry)) if len(retry) else None,
                 )
             )
-    return sorted(found, key=lambda one: (one.outcome != "rejected", -one.count, one.reason))
+    return sorted(kinds, key=lambda row: (row.outcome != "rejected", -row.count, row.reason))

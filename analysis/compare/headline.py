@@ -1,8 +1,8 @@
-"""Summarise a comparison in sentences. Every claim is computed; a worse result is called worse.
+"""Summarise a comparison in sentences. Every claim is computed, and a worse result is called worse.
 
 B is compared with A. The headline counts the TTFT percentile of each bucket and the goodput. A
 server that rejects many requests answers the rest fast, so latency alone never decides. Without
-goodput, the share of answered requests is used. Its last words say who left requests unanswered.
+goodput, the share of answered requests is used. It ends with the unanswered requests.
 """
 
 from dataclasses import dataclass
@@ -34,6 +34,7 @@ def headline(comparison: Comparison) -> Headline:
     """Summarise `comparison`."""
     judged: list[tuple[str, Better | None]] = []
     points: list[str] = []
+    # Latency: one judgement a bucket, where both runs have enough samples.
     for bucket in comparison.buckets:
         name = comparison.headline_percentile[bucket]
         line = comparison.headline_line(bucket)
@@ -48,6 +49,7 @@ def headline(comparison: Comparison) -> Headline:
         )
         points.append(_ttft(comparison, bucket, str(name), line))
     points += _without_pairs(comparison)
+    # Goodput: a server that rejects many requests answers the rest fast.
     goodput = comparison.line(WHOLE_RUN, "goodput")
     if goodput is None or goodput.better is None:
         goodput = _answered(comparison)
@@ -55,6 +57,7 @@ def headline(comparison: Comparison) -> Headline:
     else:
         judged.append(("goodput", _sure(goodput)))
     points += _service(comparison)
+    # A late client that changed no conclusion is a footnote, not a doubt.
     points += [
         footnote(run)
         for run, judged, doubtful in _judged(comparison)
@@ -65,7 +68,7 @@ def headline(comparison: Comparison) -> Headline:
 
 
 def _sure(line: ComparisonRow) -> Better | None:
-    """The better run; a difference without an interval may be noise."""
+    """The better run. A difference without an interval may be noise."""
     return "unclear" if line.better in ("a", "b") and line.interval is None else line.better
 
 
@@ -96,7 +99,7 @@ def _outcome(comparison: Comparison, judged: list[tuple[str, Better | None]]) ->
 
 
 def _doubts(comparison: Comparison) -> list[str]:
-    """Reasons why the figures may not be those of the servers alone."""
+    """Reasons why the figures may not describe the servers alone."""
     limited: dict[str, list[str]] = {}
     for run, verdict, doubtful in _judged(comparison):
         if doubtful:
@@ -171,14 +174,14 @@ def _latency(comparison: Comparison, bucket: str) -> tuple[str, str]:
 def _of_whom(comparison: Comparison, bucket: str) -> str:
     """A reminder, if the percentiles leave out more than a few requests."""
     left_out = any(
-        one.intended - one.answered > LEFT_OUT_SHARE * one.intended
-        for one in comparison.figures[bucket]
+        side.intended - side.answered > LEFT_OUT_SHARE * side.intended
+        for side in comparison.figures[bucket]
     )
     return " (of answered requests)" if left_out else ""
 
 
 def _too_few(comparison: Comparison, bucket: str) -> str:
-    of_a, of_b = (one.latency["ttft"].count for one in comparison.figures[bucket])
+    of_a, of_b = (side.latency["ttft"].count for side in comparison.figures[bucket])
     return (
         f"{bucket}: too few answered requests for a percentile ({of_b:,} with "
         f"{comparison.b.name}, {of_a:,} with {comparison.a.name}).{_longest(comparison, bucket)}"
@@ -187,7 +190,7 @@ def _too_few(comparison: Comparison, bucket: str) -> str:
 
 def _longest(comparison: Comparison, bucket: str) -> str:
     """Say the longest time to the first token, which stands for percentiles of few requests."""
-    of_a, of_b = (one.latency["ttft"].max for one in comparison.figures[bucket])
+    of_a, of_b = (side.latency["ttft"].max for side in comparison.figures[bucket])
     shown = [
         f"{longest} with {run.name}"
         for run, longest in zip((comparison.b, comparison.a), durations([of_b, of_a]), strict=True)
@@ -237,16 +240,16 @@ def _change(line: ComparisonRow, more: str, less: str) -> str:
 
 def _unanswered(comparison: Comparison) -> list[str]:
     figures = comparison.figures[None]
-    missed = [one.intended - one.answered for one in figures]
+    missed = [side.intended - side.answered for side in figures]
     if not any(
-        one.intended and part / one.intended >= SHOWN_SHARE
-        for one, part in zip(figures, missed, strict=True)
+        side.intended and part / side.intended >= SHOWN_SHARE
+        for side, part in zip(figures, missed, strict=True)
     ):
         return []
     texts = [
-        f"{run.name} rejected {one.rejected:,} and failed {one.failed:,} of {one.intended:,} "
-        f"requests ({part / one.intended * 100 if one.intended else 0:.1f} %)"
-        for run, one, part in zip(
+        f"{run.name} rejected {side.rejected:,} and failed {side.failed:,} of {side.intended:,} "
+        f"requests ({part / side.intended * 100 if side.intended else 0:.1f} %)"
+        for run, side, part in zip(
             (comparison.b, comparison.a), reversed(figures), reversed(missed), strict=True
         )
     ]
@@ -256,12 +259,12 @@ def _unanswered(comparison: Comparison) -> list[str]:
 def _all_answered(comparison: Comparison) -> str:
     """Say for each run how many requests it rejected or failed."""
     figures = comparison.figures[None]
-    missed = [one.intended - one.answered for one in figures]
+    missed = [side.intended - side.answered for side in figures]
     if not any(missed):
         return "both answered every request"
     b, a = (
-        f"{run.name} {f'left {part:,} of {one.intended:,}' if part else 'left none'} unanswered"
-        for run, one, part in zip(
+        f"{run.name} {f'left {part:,} of {side.intended:,}' if part else 'left none'} unanswered"
+        for run, side, part in zip(
             (comparison.b, comparison.a), reversed(figures), reversed(missed), strict=True
         )
     )
@@ -270,7 +273,7 @@ def _all_answered(comparison: Comparison) -> str:
 
 def _answered(comparison: Comparison) -> ComparisonRow:
     of_a, of_b = comparison.figures[None]
-    a, b = (one.answered / one.intended if one.intended else None for one in (of_a, of_b))
+    a, b = (side.answered / side.intended if side.intended else None for side in (of_a, of_b))
     interval = share_ratio_interval(a, of_a.intended, b, of_b.intended)
     return line_of(WHOLE_RUN, "answered_share", "answered", "share", a, b, "higher", interval)
 
@@ -282,20 +285,21 @@ def _and(words: list[str]) -> str:
 def single(of: dict[str | None, Figures]) -> list[str]:
     """Sentences on a single run, bucket by bucket."""
     points = []
-    for bucket, one in of.items():
+    for bucket, figures in of.items():
         if bucket is None:
             continue
         percentiles = [
             f"{percentile} {durations([value])[0]}"
-            for percentile, value in one.latency["ttft"].values.items()
+            for percentile, value in figures.latency["ttft"].values.items()
             if value is not None
         ]
-        longest = durations([one.latency["ttft"].max])[0]
+        longest = durations([figures.latency["ttft"].max])[0]
         ttft = ", ".join(percentiles) or (
-            f"at most {longest}, of too few requests for a percentile" if one.answered else NONE
+            f"at most {longest}, of too few requests for a percentile" if figures.answered else NONE
         )
         points.append(
-            f"{bucket}: time to first token {ttft}; {one.answered:,} of {one.intended:,} answered."
+            f"{bucket}: time to first token {ttft}; {figures.answered:,} of "
+            f"{figures.intended:,} answered."
         )
     whole = of[None]
     if whole.goodput_per_s is not None:

@@ -1,4 +1,4 @@
-"""Read conditions such as `chat.ttft_p99 > 5%`, and tell which of them a comparison meets.
+"""Read conditions such as `chat.ttft_p99 > 5%`, and find the conditions that a comparison meets.
 
 A condition names a figure, a direction and a limit. `%` is a change against the baseline: `> 5%` is
 met if the figure grew by more than 5 %, `< -5%` if it fell by more than that. Other limits are
@@ -18,7 +18,7 @@ from forebay.traces.command_line.quantities import seconds
 from forebay.traces.errors import InputError
 
 LATENCIES = ("ttft", "ttft_failures", "e2e", "tpot", "itl", "stall", "queue")
-SESSION = "session"  # `session.e2e_p50` is of whole tasks, whatever their buckets
+SESSION = "session"  # `session.e2e_p50` counts whole tasks in all buckets
 RATES: tuple[str, ...] = tuple(THROUGHPUT)
 OTHERS: dict[str, Unit] = {
     "attainment": "share",
@@ -68,18 +68,18 @@ class FailCondition:
 
 
 def parse_limit(text: str) -> FailCondition:
-    """Read one condition; raises InputError that says what would be right."""
-    found = _CONDITION.fullmatch(text)
-    if found is None:
+    """Read one condition, or raise InputError that gives the right form."""
+    match = _CONDITION.fullmatch(text)
+    if match is None:
         raise InputError(f"--fail-if {text!r}: {GRAMMAR}")
-    bucket, figure, direction, number, unit = found.groups()
+    bucket, figure, direction, number, unit = match.groups()
     if bucket in LATENCIES:  # `ttft.p99` is a slip, not a bucket
         raise InputError(f"--fail-if {text!r}: write {bucket}_{figure}")
     if bucket == SESSION and figure.startswith("e2e_"):
         bucket, figure = None, f"{SESSION}_{figure}"
-    known = [f"{SESSION}_e2e_{share}" for share in (*SHARES, "max") if bucket is None]
-    known += [f"{name}_{share}" for name in LATENCIES for share in (*SHARES, "max")]
-    if figure not in OTHERS and figure not in known:
+    names = [f"{SESSION}_e2e_{share}" for share in (*SHARES, "max") if bucket is None]
+    names += [f"{name}_{share}" for name in LATENCIES for share in (*SHARES, "max")]
+    if figure not in OTHERS and figure not in names:
         raise InputError(
             f"--fail-if {text!r}: no figure {figure!r}; one of: {', '.join(LATENCIES)} with _p50, "
             f"_p90, _p95, _p99, _p99.9 or _max; {', '.join(OTHERS)}"
@@ -89,7 +89,7 @@ def parse_limit(text: str) -> FailCondition:
 
 
 def _limit(text: str, figure: str, number: str, unit: str) -> float:
-    """Read the limit of a figure in base units; a change as a share."""
+    """Read the limit of a figure in base units, or a change as a share."""
     is_time = figure not in OTHERS
     right = "a time such as 2s or 300ms" if is_time else "a number"
     if is_time and not unit:
@@ -119,7 +119,7 @@ def broken(comparison: Comparison, limits: Sequence[FailCondition]) -> list[str]
 
 
 def _judge(comparison: Comparison, limit: FailCondition) -> str | None:
-    """Return what is wrong with run B by this condition, None for nothing; raises InputError."""
+    """Return the fault of run B by this condition, or None. Raises InputError."""
     if limit.bucket is not None and limit.bucket not in comparison.buckets:
         raise InputError(
             f"--fail-if {limit.text!r}: no bucket {limit.bucket!r}; one of: "

@@ -1,6 +1,6 @@
 """Pair the requests of two runs by id, where both were sent the same requests at the same times.
 
-Both runs then have their slow times together, and what they share falls out of the interval. With
+Both runs then have their slow times together, and their common part falls out of the interval. With
 other times the order of one run means nothing in the other, so nothing is paired.
 """
 
@@ -20,7 +20,10 @@ def paired(a: RunData, b: RunData, bucket: str, column: str) -> tuple[Floats, Fl
     if any("id" not in run.words for run in (a, b)):
         return None
     ids = [run.words["id"][mask].astype(str) for run, mask in zip((a, b), rows, strict=True)]
-    if not all(len(one) and len(np.unique(one)) == len(one) and one.all() for one in ids):
+    if not all(
+        len(run_ids) and len(np.unique(run_ids)) == len(run_ids) and run_ids.all()
+        for run_ids in ids
+    ):
         return None
     common, at_a, at_b = np.intersect1d(ids[0], ids[1], assume_unique=True, return_indices=True)
     if len(common) < LEAST_SHARE * max(map(len, ids)):

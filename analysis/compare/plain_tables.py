@@ -37,7 +37,7 @@ def markdown(
 
 
 def csv_table(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
-    """Return a line for each figure, in base units; empty where it is not known."""
+    """Return a line for each figure, in base units, empty where it is not known."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["section", "figure", "unit", *(run.name for run in runs)])
@@ -50,17 +50,17 @@ def _figures(
     runs: Sequence[RunData], comparisons: Sequence[Comparison]
 ) -> list[tuple[tuple[str, str, Unit], list[float | None], ComparisonRow]]:
     """Return each figure with its values of all runs, in order of the sections."""
-    found: dict[tuple[str, str], tuple[ComparisonRow, list[float | None]]] = {}
+    table: dict[tuple[str, str], tuple[ComparisonRow, list[float | None]]] = {}
     for number, comparison in enumerate(comparisons, 1):
         for line in comparison.lines:
             empty: list[float | None] = [None] * max(2, len(runs))
-            _, values = found.setdefault((line.section, line.key), (line, empty))
+            _, values = table.setdefault((line.section, line.key), (line, empty))
             values[0], values[number] = line.a, line.b
-    sections = list(dict.fromkeys(section for section, _ in found))
+    sections = list(dict.fromkeys(section for section, _ in table))
     return [
         ((line.section, line.label, line.unit), values[: len(runs)], line)
         for section in sections
-        for (of, _), (line, values) in found.items()
+        for (of, _), (line, values) in table.items()
         if of == section
     ]
 

@@ -31,7 +31,7 @@ app = new_app(help=EXAMPLE)
 
 
 def check_out(out: Path, files: Iterable[Path], force: bool) -> None:
-    """Raise InputError if both runs and `files` cannot be written to `out`; create nothing."""
+    """Raise InputError if both runs and `files` cannot be written to `out`. Creates nothing."""
     from forebay.analysis.demo.side_by_side import DIRECT, PROXIED
     from forebay.replay.results.folder import check_folder
     from forebay.traces.errors import InputError
@@ -73,36 +73,38 @@ def demo(
         chat_beside_documents,
     )
 
+    # Options are checked before anything is written or started.
     if not preview:
         check_out(out, (out / "trace.jsonl", out / "report.html"), force)
-    wanted = Engines(model=model, gpu=gpu, time_scale=time_scale, chunk_tokens=CHUNK_TOKENS)
-    wanted.check()
+    fleet = Engines(model=model, gpu=gpu, time_scale=time_scale, chunk_tokens=CHUNK_TOKENS)
+    fleet.check()
     spec = ChatBesideDocuments(
         chat_rate_per_s=6.0, document_rate_per_s=0.22, duration_s=duration, seed=seed
     )
     rows = list(chat_beside_documents(spec))
     if not preview:
         make_folder(out)
+    # The preview always runs. It takes seconds and shows the expected result.
     documents = sum(row.document is not None for row in rows)
     talk(
         f"{len(rows):,} requests in {duration:.0f} s of traffic: {len(rows) - documents:,} chats, "
         f"{documents} questions about 120k-token documents"
     )
-    results: dict[str, Any] = {"preview": _preview(rows, wanted, show=not as_json)}
+    results: dict[str, Any] = {"preview": _preview(rows, fleet, show=not as_json)}
     if not preview:
-        results |= _live(rows, wanted, out, seed=seed, force=force, show=not as_json)
+        results |= _live(rows, fleet, out, seed=seed, force=force, show=not as_json)
     if as_json:
         import orjson
 
         sys.stdout.write(orjson.dumps(results, option=orjson.OPT_INDENT_2).decode() + "\n")
 
 
-def _preview(rows: "list[TraceRequest]", wanted: "Engines", *, show: bool) -> list[dict[str, Any]]:
+def _preview(rows: "list[TraceRequest]", fleet: "Engines", *, show: bool) -> list[dict[str, Any]]:
     """Simulate the traffic behind each router, and print a table if asked."""
     from forebay.analysis.demo.preview import preview
 
     talk("preview in virtual time, beside models of three other routers:")
-    results = preview(rows, wanted)
+    results = preview(rows, fleet)
     if show:
         from rich.console import Console
 
@@ -114,14 +116,14 @@ def _preview(rows: "list[TraceRequest]", wanted: "Engines", *, show: bool) -> li
 
 def _live(
     rows: "list[TraceRequest]",
-    wanted: "Engines",
+    fleet: "Engines",
     out: Path,
     *,
     seed: int,
     force: bool,
     show: bool,
 ) -> dict[str, Any]:
-    """Replay the traffic to running servers by both ways; write the runs and the report."""
+    """Replay the traffic to running servers by both ways. Writes the runs and the report."""
     from forebay.analysis.compare.compare import compare
     from forebay.analysis.compare.headline import headline
     from forebay.analysis.demo.processes import ServerFailed
@@ -135,16 +137,18 @@ def _live(
     trace, page = out / "trace.jsonl", out / "report.html"
     base = ReplayOptions(trace=rows, targets=(), out=out, seed=seed, force=force)
     write_trace(trace, rows)
-    run_s = rows[-1].arrival_s / wanted.time_scale
+    run_s = rows[-1].arrival_s / fleet.time_scale
     talk(f"now live, on servers and sockets of this machine: two runs of about {run_s:.0f} s each")
+    # Both sides replay the same trace, one after the other, each on new engines.
     try:
-        sides = run_on_fast_loop(lambda stop: side_by_side(trace, out, wanted, base, stop=stop))
+        sides = run_on_fast_loop(lambda stop: side_by_side(trace, out, fleet, base, stop=stop))
     except ServerFailed as error:
         print(f"forebay demo: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
     if sides.proxied is None or sides.proxied.interrupted:
         print(f"forebay demo: interrupted; the finished measurements are in {out}", file=sys.stderr)
         raise typer.Exit(130)
+    # The page is built from the run folders, as `forebay report` does.
     runs = load_runs([sides.direct.folder, sides.proxied.folder])
     comparison = compare(runs[0], runs[1])
     words = headline(comparison)

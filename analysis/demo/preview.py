@@ -21,16 +21,14 @@ ROUTERS = {
 """Names in the table, and policies of `forebay simulate`."""
 
 
-def preview(rows: Sequence[TraceRequest], wanted: Engines) -> list[dict[str, Any]]:
+def preview(rows: Sequence[TraceRequest], fleet: Engines) -> list[dict[str, Any]]:
     """Return a summary for each router, with its name under "case"."""
     engine = EngineConfig(
-        model=wanted.model, gpu=wanted.gpu, long_prefill_token_threshold=wanted.chunk_tokens or 0
+        model=fleet.model, gpu=fleet.gpu, long_prefill_token_threshold=fleet.chunk_tokens or 0
     )
     workload = SimWorkload(trace=rows)
     slos = default_slos([bucket.name for bucket in Config().buckets])
     return [
-        run_case(
-            SweepCase({"router": name}, Scenario(engine, wanted.count, policy), workload, slos)
-        )
+        run_case(SweepCase({"router": name}, Scenario(engine, fleet.count, policy), workload, slos))
         for name, policy in ROUTERS.items()
     ]

@@ -1,6 +1,6 @@
 """Start the servers of a demonstration as child processes, and stop exactly those.
 
-Each is `forebay WORD ...` on a free loopback port. It prints its URL on its first line; all of its
+Each is `forebay WORD ...` on a free loopback port. It prints its URL on its first line. All of its
 output goes to a log file.
 """
 
@@ -22,14 +22,14 @@ _URL = re.compile(r"http://[\w.:\[\]-]+:\d+")
 
 
 class ServerFailed(Exception):
-    """A server did not start; the message has its last line of output."""
+    """A server did not start. The message has its last line of output."""
 
 
 @asynccontextmanager
 async def server(words: Sequence[str], log: Path, backends: int = 0) -> AsyncIterator[str]:
-    """Run `forebay WORDS` until the block ends; yields its URL.
+    """Run `forebay WORDS` until the block ends. Yields its URL.
 
-    The server is ready when it has printed its URL, and that each of its `backends` is up.
+    The server is ready when it has printed its URL and reported each of its `backends` as up.
 
     Raises ServerFailed if it exits, or is not ready after READY_S seconds, and InputError if the
     log cannot be opened.
@@ -94,7 +94,7 @@ class Engines:
     """The simulated engines to start: equal ones, each with an empty cache.
 
     Attributes:
-        chunk_tokens: their --long-prefill-token-threshold, of which the proxy is told; None: unset.
+        chunk_tokens: their --long-prefill-token-threshold, also set in the proxy. None: unset.
     """
 
     model: str = "Llama-3-8B"
@@ -110,7 +110,7 @@ class Engines:
         EngineConfig(model=self.model, gpu=self.gpu, time_scale=self.time_scale)
 
     def command(self) -> list[str]:
-        """Return the words after `forebay` that start one of them on a free port."""
+        """Return the words after `forebay` that start one engine on a free port."""
         words = ["engine", "--model", self.model, "--gpu", self.gpu, "--port", "0"]
         words += ["--time-scale", str(self.time_scale), "--enable-prompt-tokens-details"]
         if self.chunk_tokens is not None:
@@ -119,26 +119,26 @@ class Engines:
 
 
 @asynccontextmanager
-async def engines(wanted: Engines, logs: Path) -> AsyncIterator[list[str]]:
-    """Start `wanted.count` engines; yields their URLs."""
+async def engines(fleet: Engines, logs: Path) -> AsyncIterator[list[str]]:
+    """Start `fleet.count` engines. Yields their URLs."""
     async with AsyncExitStack() as stack:
         starts = (
-            stack.enter_async_context(server(wanted.command(), logs / f"engine{i}.log"))
-            for i in range(wanted.count)
+            stack.enter_async_context(server(fleet.command(), logs / f"engine{i}.log"))
+            for i in range(fleet.count)
         )
         # One after another: this task cannot exit contexts that other tasks entered.
         yield [await start for start in starts]
 
 
 @asynccontextmanager
-async def proxy(backends: Sequence[str], logs: Path, wanted: Engines) -> AsyncIterator[str]:
-    """Start the proxy in front of `backends`, which run as `wanted` says; yields its URL.
+async def proxy(backends: Sequence[str], logs: Path, fleet: Engines) -> AsyncIterator[str]:
+    """Start the proxy in front of `backends`, which run as `fleet` describes. Yields its URL.
 
     Its timeouts are wall-clock seconds. In front of engines that run X times as fast they are
     divided by X, so that the default configuration is simulated.
     """
     config = logs / "proxy.yaml"
-    text = proxy_config(backends, wanted.time_scale, wanted.chunk_tokens)
+    text = proxy_config(backends, fleet.time_scale, fleet.chunk_tokens)
     with whole_file(config) as file:
         file.write(text.encode())
     words = ["proxy", "--config", str(config)]

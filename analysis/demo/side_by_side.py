@@ -21,7 +21,7 @@ DIRECT, PROXIED = "round-robin", "forebay"
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The two finished runs; `proxied` is None if the first was interrupted."""
+    """The two finished runs. `proxied` is None if the first was interrupted."""
 
     direct: Summary
     proxied: Summary | None
@@ -30,7 +30,7 @@ class Sides:
 async def side_by_side(
     trace: Path | Sequence[TraceRequest],
     out: Path,
-    wanted: Engines,
+    fleet: Engines,
     base: ReplayOptions | None = None,
     *,
     stop: Stop | None = None,
@@ -47,27 +47,27 @@ async def side_by_side(
         check_folder(out / name, force=base.force)
     logs = out / "logs"
     make_folder(logs)
-    direct = await _side(DIRECT, trace, out, wanted, base, stop)
+    direct = await _side(DIRECT, trace, out, fleet, base, stop)
     if direct.interrupted:
         return Sides(direct, None)
-    return Sides(direct, await _side(PROXIED, trace, out, wanted, base, stop))
+    return Sides(direct, await _side(PROXIED, trace, out, fleet, base, stop))
 
 
 async def _side(
     name: str,
     trace: Path | Sequence[TraceRequest],
     out: Path,
-    wanted: Engines,
+    fleet: Engines,
     base: ReplayOptions,
     stop: Stop | None,
 ) -> Summary:
     logs = out / "logs"
     async with AsyncExitStack() as stack:
-        urls = await stack.enter_async_context(engines(wanted, logs))
+        urls = await stack.enter_async_context(engines(fleet, logs))
         if name == PROXIED:
-            urls = [await stack.enter_async_context(proxy(urls, logs, wanted))]
-        talk(f"{name}: {wanted.count} x {wanted.model} on {wanted.gpu} ...")
+            urls = [await stack.enter_async_context(proxy(urls, logs, fleet))]
+        talk(f"{name}: {fleet.count} x {fleet.model} on {fleet.gpu} ...")
         options = replace(
-            base, trace=trace, targets=urls, out=out / name, time_scale=wanted.time_scale
+            base, trace=trace, targets=urls, out=out / name, time_scale=fleet.time_scale
         )
         return await replay(options, stop)

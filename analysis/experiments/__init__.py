@@ -1,11 +1,11 @@
-"""The measurement studies of `forebay experiment`; `STUDIES` is their table.
+"""The measurement studies of `forebay experiment`. `STUDIES` is their table.
 
 A study is a module of `studies` that defines `HELP` and `command`, a Typer function that measures
 the target and passes a `Result` to `finish`. Nothing else refers to the module.
 
-In reading order: `cli` is the command, `study` what all studies share, `result` the folder they
-write. `target` is the measured server. `systems` are what takes a load: simulated ones, and the
-servers of `http_system`; `system_from_options` chooses. `one_load` measures a load, `load_stats`
+In reading order: `cli` is the command, `study` the common part of all studies, `result` the folder
+they write. `target` is the measured server. `systems` receive a load: simulated ones, and the
+servers of `http_system`. `system_from_options` chooses. `one_load` measures a load, `load_stats`
 sums it up, `gauges` are read meanwhile, `asking` sends single questions. The room imports `kv`,
 `charts` and `statistics`.
 """

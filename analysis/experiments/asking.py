@@ -19,7 +19,7 @@ LEAST_WORDS = 4  # a real model could answer with fewer of these words
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """The answer of a model; `error` is set instead of `text` when the request failed."""
+    """The answer of a model. `error` is set instead of `text` when the request failed."""
 
     text: str = ""
     prompt_tokens: int | None = None
@@ -34,7 +34,7 @@ async def ask(
     output_tokens: int,
     endpoint: str,
 ) -> ModelReply:
-    """The answer at temperature 0; raises StudyFailed if the server is gone."""
+    """The answer at temperature 0. Raises StudyFailed if the server is gone."""
     body: dict[str, Any] = {"model": model, "max_tokens": output_tokens, "temperature": 0}
     if endpoint == "chat":
         body["messages"] = [{"role": "user", "content": prompt}]
@@ -56,7 +56,7 @@ async def ask(
 async def count_tokens(
     session: aiohttp.ClientSession, address: Address, model: str, prompt: str
 ) -> int | None:
-    """Tokens of `prompt` without a chat template; None if the server has no /tokenize."""
+    """Tokens of `prompt` without a chat template, or None if the server has no /tokenize."""
     body = {"model": model, "prompt": prompt, "add_special_tokens": False}
     status, raw = await _post(session, address, "/tokenize", body)
     if status != 200:
@@ -68,7 +68,7 @@ async def count_tokens(
 
 
 def is_simulated(text: str) -> bool:
-    """Whether `text` holds only the words that the simulated engine generates."""
+    """True if `text` holds only the words that the simulated engine generates."""
     words = text.split()
     return len(words) >= LEAST_WORDS and all(word in SIMULATED_WORDS for word in words)
 

@@ -1,6 +1,6 @@
 """Sample the gauges of engines while a load runs: running and waiting requests, KV cache use.
 
-The names are those of vLLM's /metrics. A proxy does not pass them on, so each engine is asked
+The names come from vLLM's /metrics. A proxy does not pass them on, so each engine is asked
 directly.
 """
 
@@ -45,10 +45,10 @@ class GaugeSample:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The size of an engine's KV cache as reported; blocks include the null block.
+    """The size of an engine's KV cache as reported. Blocks include the null block.
 
     Attributes:
-        reported_tokens: what the engine says itself, which knows the groups of hybrid models.
+        reported_tokens: the engine's own number. It knows the groups of hybrid models.
     """
 
     blocks: int
@@ -62,7 +62,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class MetricsPage:
-    """The gauges on one /metrics page; None for one that the page lacks."""
+    """The gauges on one /metrics page, None for a gauge that the page lacks."""
 
     running: float | None
     waiting: float | None
@@ -87,7 +87,7 @@ class MetricsPage:
 
 
 def read_page(text: str) -> MetricsPage:
-    """Read Prometheus text; sum counts over several engine cores, average their shares."""
+    """Read Prometheus text. Sums counts over several engine cores and averages their shares."""
     values: dict[str, list[float]] = {}
     pool: Pool | None = None
     for line in text.splitlines():
@@ -122,7 +122,7 @@ def _pool(labels: dict[str, str]) -> Pool | None:
 
 
 async def look(session: aiohttp.ClientSession, engine: Address) -> MetricsPage | None:
-    """Read the engine's /metrics; None if it has none."""
+    """Read the engine's /metrics. None if the engine has no such page."""
     try:
         async with session.get(
             engine.url("/metrics"), timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -136,7 +136,7 @@ async def look(session: aiohttp.ClientSession, engine: Address) -> MetricsPage |
 
 @asynccontextmanager
 async def watching(engines: Sequence[Address], clock: Clock) -> AsyncIterator[list[GaugeSample]]:
-    """Sample all `engines` while the block runs; the list stays empty without gauges."""
+    """Sample all `engines` while the block runs. The list stays empty without gauges."""
     samples: list[GaugeSample] = []
 
     async def watch(session: aiohttp.ClientSession, engine: Address) -> None:

@@ -30,7 +30,7 @@ MOST_LAG_S = 0.1  # with more lag of a simulated engine, the figures measure thi
 
 
 class HttpWay:
-    """One or several OpenAI servers in round robin; gauges are read from `engines`.
+    """One or several OpenAI servers in round robin. Gauges are read from `engines`.
 
     Every `play` and `closed` uses a new salt, so that no cache has seen its prompts.
     """
@@ -38,7 +38,7 @@ class HttpWay:
     def __init__(
         self,
         name: str,
-        asked: Study,
+        options: Study,
         addresses: Sequence[Address],
         engines: Sequence[Address],
         about: About,
@@ -47,7 +47,7 @@ class HttpWay:
         self.name, self.about = name, about
         self.max_num_seqs: int | None = None  # no server reports it
         self.pools: Sequence[Pool] = [page.pool for page in pages if page.pool is not None]
-        self._asked, self._addresses, self._engines = asked, addresses, engines
+        self._study, self._addresses, self._engines = options, addresses, engines
 
     async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[PlayedLoad]:
         salt = token_hex(8)
@@ -62,29 +62,30 @@ class HttpWay:
     async def _replay(
         self, label: str, rows: Sequence[TraceRequest], salt: str, arrivals: Arrivals
     ) -> PlayedLoad:
-        asked = self._asked
-        folder = asked.out / RUNS / f"{self.name} {label}".replace(" ", "-").replace("/", "_")
+        study = self._study
+        folder = study.out / RUNS / f"{self.name} {label}".replace(" ", "-").replace("/", "_")
         options = ReplayOptions(
             trace=rows,
             targets=[address.base for address in self._addresses],
             out=folder,
             arrivals=arrivals,
-            model=asked.model,
-            time_scale=asked.time_scale,
+            model=study.model,
+            time_scale=study.time_scale,
             salt=salt,
-            api_key=asked.api_key,
+            api_key=study.api_key,
             force=True,  # check_out looked for older runs before the study began
             quiet=True,
             warmup=1,
         )
-        async with watching(self._engines, Clock(asked.time_scale)) as samples:
+        async with watching(self._engines, Clock(study.time_scale)) as samples:
             summary = await replay(options)
         values = summary.values
         seen = seen_in(folder, rows)
         verdict, reason = values["verdict"], values["verdict_reason"]
         if verdict == FAILED:  # what the servers did with this load, and no fault of the client
             verdict = "valid"
-        lags = sorted(one.lag_s for one in samples) or [0.0]
+        # A slow client or a slow simulated engine would pass for a slow server.
+        lags = sorted(sample.lag_s for sample in samples) or [0.0]
         lag_s = lags[len(lags) * 9 // 10]  # the 90th percentile: short hiccups do not matter
         if verdict == "valid" and lag_s > MOST_LAG_S:
             verdict = "engine-limited"
@@ -97,48 +98,48 @@ def seen_in(folder: Path, rows: Sequence[TraceRequest]) -> list[Seen]:
     import pyarrow.parquet
 
     read: list[dict[str, Any]] = pyarrow.parquet.read_table(str(folder / TABLE)).to_pylist()
-    by_id = {one["id"]: one for one in read}
+    by_id = {record["id"]: record for record in read}
     return [_seen(row, by_id[row.id]) for row in rows if row.id in by_id]
 
 
-def _seen(row: TraceRequest, one: dict[str, Any]) -> Seen:
+def _seen(row: TraceRequest, record: dict[str, Any]) -> Seen:
     return Seen(
         request=row,
-        outcome=one["outcome"],
-        reason=one["reason"],
-        due_s=one["intended_s"] or 0.0,
-        done_s=one["done_s"],
-        ttft_s=one["ttft_response_s"],
-        e2e_s=one["e2e_response_s"],
-        tpot_s=one["tpot_s"],
-        stall_s=one["stall_s"],
-        prompt_tokens=one["prompt_tokens"],
-        cached_tokens=one["cached_tokens"],
-        backend=one["backend"],
-        waited_s=one["reject_latency_s"],
+        outcome=record["outcome"],
+        reason=record["reason"],
+        due_s=record["intended_s"] or 0.0,
+        done_s=record["done_s"],
+        ttft_s=record["ttft_response_s"],
+        e2e_s=record["e2e_response_s"],
+        tpot_s=record["tpot_s"],
+        stall_s=record["stall_s"],
+        prompt_tokens=record["prompt_tokens"],
+        cached_tokens=record["cached_tokens"],
+        backend=record["backend"],
+        waited_s=record["reject_latency_s"],
     )
 
 
 async def http_ways(
-    asked: Study, named: Sequence[tuple[str, Sequence[str]]], engine_urls: Sequence[str]
+    options: Study, named: Sequence[tuple[str, Sequence[str]]], engine_urls: Sequence[str]
 ) -> list[HttpWay]:
-    """One way for each (name, URLs); raises InputError if a URL does not serve the model.
+    """One way for each (name, URLs). Raises InputError if a URL does not serve the model.
 
     Args:
-        engine_urls: servers whose /metrics are read; without any, those of the ways.
+        engine_urls: servers whose /metrics are read. Without any, the ways' own URLs.
     """
     ways = []
-    clock = Clock(asked.time_scale)
+    clock = Clock(options.time_scale)
     async with Client(
-        clock, first_token_timeout_s=60.0, stall_timeout_s=60.0, api_key=asked.api_key
+        clock, first_token_timeout_s=60.0, stall_timeout_s=60.0, api_key=options.api_key
     ) as client:
         for name, urls in named:
             addresses = parse_targets(urls, ", or sim:MODEL@GPU such as sim:phi-3-mini@h200-nvl")
-            served = await ask_served(client.session, addresses, asked.model)
+            served = await ask_served(client.session, addresses, options.model)
             engines = parse_targets(engine_urls) if engine_urls else addresses
-            pages = [page for one in engines if (page := await look(client.session, one))]
-            gpu = find_gpu(asked.gpu) if asked.gpu else None
+            pages = [page for engine in engines if (page := await look(client.session, engine))]
+            gpu = find_gpu(options.gpu) if options.gpu else None
             label = ", ".join(address.base for address in addresses)
             about = About(label, known_model(served.model), gpu, served.max_model_len)
-            ways.append(HttpWay(name, asked, addresses, engines, about, pages))
+            ways.append(HttpWay(name, options, addresses, engines, about, pages))
     return ways

@@ -11,32 +11,37 @@ from forebay.traces.buckets import bucket_of
 
 
 def percentile(values: Iterable[float | None], percent: float) -> float | None:
-    """The nearest-rank percentile; None with fewer than LEAST_BEYOND samples above it."""
-    known = sorted(v for v in values if v is not None)
-    rank = max(1, math.ceil(percent / 100 * len(known) - 1e-9))
-    return known[rank - 1] if len(known) - rank >= LEAST_BEYOND else None
+    """The nearest-rank percentile, or None with fewer than LEAST_BEYOND samples above it."""
+    ordered = sorted(v for v in values if v is not None)
+    rank = max(1, math.ceil(percent / 100 * len(ordered) - 1e-9))
+    return ordered[rank - 1] if len(ordered) - rank >= LEAST_BEYOND else None
 
 
 def ttfts(seen: Iterable[Seen]) -> list[float]:
-    return [one.ttft_s for one in seen if one.ok and one.ttft_s is not None]
+    return [reply.ttft_s for reply in seen if reply.ok and reply.ttft_s is not None]
 
 
 def hit_ratio(seen: Iterable[Seen]) -> float | None:
-    """Cached share of the prompt tokens; None if a server does not report cached tokens."""
-    answered = [one for one in seen if one.ok]
-    if not answered or any(one.cached_tokens is None for one in answered):
+    """Cached share of the prompt tokens, or None if a server does not report cached tokens."""
+    answered = [reply for reply in seen if reply.ok]
+    if not answered or any(reply.cached_tokens is None for reply in answered):
         return None
-    prompt = sum(one.prompt_tokens or 0 for one in answered)
-    return sum(one.cached_tokens or 0 for one in answered) / prompt if prompt else None
+    prompt = sum(reply.prompt_tokens or 0 for reply in answered)
+    return sum(reply.cached_tokens or 0 for reply in answered) / prompt if prompt else None
 
 
 def good(seen: Iterable[Seen], slos: Sequence[Slo]) -> int:
     """Number of requests that met all their targets, counted from when they were due."""
     met = 0
-    for one in seen:
-        bucket = bucket_of(one.request.input_tokens) or "other"
-        values = {"ttft": one.ttft_s, "e2e": one.e2e_s, "tpot": one.tpot_s, "stall": one.stall_s}
-        met += one.ok and meets(slos, bucket, values)
+    for reply in seen:
+        bucket = bucket_of(reply.request.input_tokens) or "other"
+        values = {
+            "ttft": reply.ttft_s,
+            "e2e": reply.e2e_s,
+            "tpot": reply.tpot_s,
+            "stall": reply.stall_s,
+        }
+        met += reply.ok and meets(slos, bucket, values)
     return met
 
 
@@ -44,12 +49,12 @@ def window_s(seen: Sequence[Seen]) -> float:
     """Seconds of arrivals: from the first to the last, plus one mean gap."""
     if len(seen) < 2:
         return 0.0
-    due = [one.due_s for one in seen]
+    due = [reply.due_s for reply in seen]
     return (max(due) - min(due)) * len(due) / (len(due) - 1)
 
 
 def doubted(words: str, notes: list[str], rows: Iterable[Mapping[str, Any]], *keys: str) -> str:
-    """Add to `words` and `notes` which loads are not valid; `keys` name a row."""
+    """Add to `words` and `notes` which loads are not valid. `keys` name a row."""
     bad = [
         f"{' '.join(f'{row[k]:g}' if isinstance(row[k], float) else str(row[k]) for k in keys)} "
         f"({row['verdict']})"

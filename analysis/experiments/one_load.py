@@ -17,7 +17,7 @@ KV_FULL = 0.9
 
 
 class Requests:
-    """Makes unshared prompts; output lengths vary by half, so that answers do not end together.
+    """Makes unshared prompts. Output lengths vary by half, so that answers do not end together.
 
     `least` is the smallest number of requests of a load.
     """
@@ -46,17 +46,17 @@ class Requests:
         ]
 
 
-async def at_concurrency(way: Way, made: Requests, at_once: int) -> dict[str, Any]:
+async def at_concurrency(way: Way, maker: Requests, at_once: int) -> dict[str, Any]:
     """Throughput of the steady part: after one round of answers, before the last is sent."""
-    rows = made.make(at_once, max(made.least, ROUNDS * at_once))
+    rows = maker.make(at_once, max(maker.least, ROUNDS * at_once))
     load = await way.closed(f"closed-{at_once}", rows, at_once)
     done = sorted(
-        (one.done_s, one.request.output_tokens)
-        for one in load.seen
-        if one.ok and one.done_s is not None
+        (reply.done_s, reply.request.output_tokens)
+        for reply in load.seen
+        if reply.ok and reply.done_s is not None
     )
     start = done[min(at_once, len(done)) - 1][0]
-    stop = max(one.due_s for one in load.seen)
+    stop = max(reply.due_s for reply in load.seen)
     within = [tokens for at, tokens in done if start < at <= stop]
     length = stop - start
     steady = length > 0 and len(within) >= at_once / 2
@@ -68,22 +68,22 @@ async def at_concurrency(way: Way, made: Requests, at_once: int) -> dict[str, An
     )
 
 
-async def at_rate(way: Way, made: Requests, rate: float, seconds: float) -> dict[str, Any]:
-    """Throughput of the middle 80 % of the answers, beside the same part of the arrivals."""
-    load = (await way.play(f"rate-{rate:g}", made.paced(rate, seconds)))[0]
-    done = [one.done_s for one in load.seen if one.ok and one.done_s is not None]
-    offered = middle_rate([one.due_s for one in load.seen])
+async def at_rate(way: Way, maker: Requests, rate: float, seconds: float) -> dict[str, Any]:
+    """Throughput of the middle 80 % of the answers, and of the same part of the arrivals."""
+    load = (await way.play(f"rate-{rate:g}", maker.paced(rate, seconds)))[0]
+    done = [reply.done_s for reply in load.seen if reply.ok and reply.done_s is not None]
+    offered = middle_rate([reply.due_s for reply in load.seen])
     # A share of all requests sent: a server that rejects half of them completes half the rate.
     achieved = middle_rate(done) * len(done) / len(load.seen)
-    tokens = sum(one.request.output_tokens for one in load.seen if one.ok)
+    tokens = sum(reply.request.output_tokens for reply in load.seen if reply.ok)
     row = _row(load, rate, achieved, tokens * achieved / len(done))
     return row | {"offered_per_s": offered}
 
 
 def middle_rate(times_s: Sequence[float]) -> float:
-    """Events per second between the 10th and the 90th percentile of time; 0 with too few.
+    """Events per second between the 10th and the 90th percentile of time. 0 with too few events.
 
-    The ends are left out, because the first answer comes late and the last may be a long one.
+    The ends are left out, because the first answer comes late and the last may be long.
     """
     ordered = sorted(times_s)
     first, last = len(ordered) // 10, len(ordered) - 1 - len(ordered) // 10
@@ -101,23 +101,25 @@ def _row(load: PlayedLoad, level: float, per_s: float, tokens_per_s: float) -> d
         "ttft_s": median(times),
         "ttft_p95_s": percentile(times, 95),
         "ttft_p99_s": percentile(times, 99),
-        "tpot_s": median([one.tpot_s for one in load.seen if one.tpot_s is not None] or [0.0]),
-        "running": max((one.running for one in samples), default=None),
-        "waiting": max((one.waiting for one in samples), default=None),
-        "kv_share": max((one.kv_share for one in samples), default=None),
+        "tpot_s": median(
+            [reply.tpot_s for reply in load.seen if reply.tpot_s is not None] or [0.0]
+        ),
+        "running": max((sample.running for sample in samples), default=None),
+        "waiting": max((sample.waiting for sample in samples), default=None),
+        "kv_share": max((sample.kv_share for sample in samples), default=None),
         "seats": seats_seen(samples),
-        "rejected": sum(one.outcome == "rejected" for one in load.seen),
-        "failed": sum(one.outcome == "failed" for one in load.seen),
+        "rejected": sum(reply.outcome == "rejected" for reply in load.seen),
+        "failed": sum(reply.outcome == "failed" for reply in load.seen),
         "verdict": load.verdict,
     }
 
 
 def seats_seen(samples: Sequence[GaugeSample]) -> int | None:
-    """The most running requests while others waited with free KV cache; None if never seen.
+    """The most running requests while others waited with free KV cache, or None.
 
     Only max_num_seqs keeps them waiting then. Prefills keep requests waiting too, so the number
     counts only if three samples show it.
     """
-    running = [one.running for one in samples if one.waiting and one.kv_share < KV_FULL]
+    running = [sample.running for sample in samples if sample.waiting and sample.kv_share < KV_FULL]
     most = max(running, default=0)
     return most if running.count(most) >= 3 else None

@@ -68,7 +68,7 @@ class Result:
         rows: the measurements, one value for each column key.
         facts: derived figures by name, in base units.
         plot: an SVG document.
-        notes: what a reader must know to read the table.
+        notes: sentences that a reader needs for the table.
     """
 
     study: str
@@ -87,9 +87,9 @@ class Result:
             "target": self.target,
             "sentence": self.sentence,
             "columns": [
-                {"key": one.key, "heading": one.heading, "kind": one.kind}
-                for one in self.columns
-                if one.shown
+                {"key": column.key, "heading": column.heading, "kind": column.kind}
+                for column in self.columns
+                if column.shown
             ],
             "rows": [dict(row) for row in self.rows],
             "facts": dict(self.facts),
@@ -101,7 +101,7 @@ class Result:
 
 
 def check_out(out: Path, force: bool) -> None:
-    """Raise InputError if the results cannot be written to `out`; create nothing."""
+    """Raise InputError if the results cannot be written to `out`. Creates nothing."""
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: is a file; give a folder")
     for name in (*FILES, RUNS):
@@ -137,7 +137,7 @@ def markdown(result: Result) -> str:
 
 
 def markdown_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as a Markdown table; numbers are aligned right."""
+    """The rows as a Markdown table. Numbers are aligned right."""
     cells = [cells_of(column, [row.get(column.key) for row in rows]) for column in columns]
     rules = ["---" if column.kind == "text" else "--:" for column in columns]
     lines = [[column.heading for column in columns], rules, *zip(*cells, strict=True)]
@@ -171,7 +171,8 @@ def _print(result: Result, out: Path) -> None:
     columns = [column for column in result.columns if column.shown]
     cells = [cells_of(column, [row.get(column.key) for row in result.rows]) for column in columns]
     whole = zip(columns, cells, strict=True)
-    crowded = sum(max(map(len, [one.heading, *of])) + 2 for one, of in whole) > console.width
+    # Headings are broken at each space only if the table is wider than the terminal.
+    crowded = sum(max(map(len, [column.heading, *of])) + 2 for column, of in whole) > console.width
     for column, of in zip(columns, cells, strict=True):
         # Headings and names may wrap between words, numbers must not.
         number = column.kind != "text"

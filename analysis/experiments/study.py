@@ -84,7 +84,7 @@ Gpus = Annotated[int, typer.Option("--gpus", min=1, help="Engines of a sim: targ
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The shared options of one call; `line` is the command without secrets."""
+    """The shared options of one call. `line` is the command without secrets."""
 
     name: str
     line: str
@@ -101,13 +101,13 @@ class Study:
     def engine(
         self, target: str, batched: int | None = None, seats: int | None = None
     ) -> EngineConfig:
-        """The engine of a sim: target with the shared options; raises InputError."""
+        """The engine of a sim: target with the shared options. Raises InputError."""
         return sim_config(target, self.gpu, batched, seats, vllm_version=self.vllm_version)
 
     def open(
         self, text: str | None = None, batched: int | None = None
     ) -> AbstractAsyncContextManager[StudyTarget]:
-        """Open the target `text` (default: the first); `batched` is a simulated step's budget."""
+        """Open the target `text` (default: the first). `batched` is a simulated step's budget."""
         return open_target(
             text or self.targets[0],
             model=self.model,
@@ -120,13 +120,13 @@ class Study:
 
     def settings(self, server: StudyTarget | None = None, **more: Any) -> dict[str, Any]:
         """The settings that repeat a result."""
-        found: dict[str, Any] = {"command": self.line, **more}
+        values: dict[str, Any] = {"command": self.line, **more}
         if server is not None:
-            found["salt"] = server.about.salt
-        return found
+            values["salt"] = server.about.salt
+        return values
 
     def finish(self, work: Work) -> None:
-        """Run `work` and write its result; StudyFailed becomes one line and exit status 1."""
+        """Run `work` and write its result. StudyFailed becomes one line and exit status 1."""
         try:
             with fast_runner() as runner:
                 result = runner.run(work)
@@ -139,52 +139,53 @@ class Study:
 
 
 def study(name: str, *, several: bool = False) -> Callable[[Command], Command]:
-    """Decorate a command that takes a `Study`; `several` allows --target more than once."""
+    """Decorate a command that takes a `Study`. `several` allows --target more than once."""
 
     def with_options(command: Command) -> Command:
         @wraps(command)
-        def called(context: typer.Context, **given: Any) -> None:
-            check_out(given["out"], given["force"])
-            if not 0 < given["time_scale"] <= MOST_TIME_SCALE:
-                raise InputError(f"--time-scale {given['time_scale']:g}: give a number above 0")
+        def called(context: typer.Context, **arguments: Any) -> None:
+            check_out(arguments["out"], arguments["force"])
+            if not 0 < arguments["time_scale"] <= MOST_TIME_SCALE:
+                raise InputError(f"--time-scale {arguments['time_scale']:g}: give a number above 0")
             line = command_line(context)
-            target = given.pop("target")
-            shared = {f.name: given.pop(f.name) for f in fields(Study) if f.name in given}
+            target = arguments.pop("target")
+            shared = {f.name: arguments.pop(f.name) for f in fields(Study) if f.name in arguments}
             targets = tuple(target) if several else (target,)
-            command(Study(name=name, line=line, targets=targets, **shared), **given)
+            command(Study(name=name, line=line, targets=targets, **shared), **arguments)
 
+        # Typer reads this signature: the shared options stand around the command's own.
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
         keyword = inspect.Parameter.KEYWORD_ONLY
         shown = [inspect.Parameter("context", keyword, annotation=typer.Context)]
         for option, kind in FIRST.items():
             kind = SEVERAL if several and option == "target" else kind
             shown.append(inspect.Parameter(option, keyword, annotation=kind))
-        shown += [one.replace(kind=keyword) for one in own]
+        shown += [parameter.replace(kind=keyword) for parameter in own]
         for option, (kind, default) in LAST.items():
             shown.append(inspect.Parameter(option, keyword, annotation=kind, default=default))
         called.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-        called.__annotations__ = {one.name: one.annotation for one in shown}
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
         return called
 
     return with_options
 
 
 def integers(text: str, option: str) -> list[int]:
-    """Parse `1k,4096,128k` into ascending numbers; k is 1,024. Raises InputError."""
-    found = []
+    """Parse `1k,4096,128k` into ascending numbers (k is 1,024). Raises InputError."""
+    counts = []
     for word in text.split(","):
         digits, scale = word.strip().lower(), 1
         if digits.endswith("k"):
             digits, scale = digits.removesuffix("k"), 1024
         if not digits.isdecimal() or int(digits) < 1:
             raise InputError(f"{option} {text}: give numbers such as 1k,4096,128000")
-        found.append(int(digits) * scale)
-    return sorted(set(found))
+        counts.append(int(digits) * scale)
+    return sorted(set(counts))
 
 
 def numbers(text: str, option: str) -> list[float]:
     """Parse `0.5,1,2` into ascending numbers above 0. Raises InputError."""
-    found = set()
+    values = set()
     for word in text.split(","):
         try:
             value = float(word)
@@ -192,8 +193,8 @@ def numbers(text: str, option: str) -> list[float]:
             value = 0.0
         if not 0 < value < float("inf"):
             raise InputError(f"{option} {text}: give numbers above 0, such as 0.5,1,2")
-        found.add(value)
-    return sorted(found)
+        values.add(value)
+    return sorted(values)
 
 
 def command_line(context: typer.Context) -> str:
@@ -206,6 +207,6 @@ def command_line(context: typer.Context) -> str:
         if value is True:
             words.append(option)
             continue
-        for one in value if isinstance(value, list | tuple) else [value]:
-            words += [option, str(one)]
+        for item in value if isinstance(value, list | tuple) else [value]:
+            words += [option, str(item)]
     return shlex.join(words)

@@ -13,23 +13,23 @@ TARGET = "target"
 
 
 async def ways_of(
-    asked: Study,
+    options: Study,
     engines: Sequence[str] | None,
     gpus: int,
     batched: int | None,
     *,
     watched: bool = False,
 ) -> Sequence[Way]:
-    """The engines without and with the proxy, simulated or by URL; raises InputError.
+    """The engines without and with the proxy, simulated or by URL. Raises InputError.
 
     A URL without --engine is a single way, called the target: it may be an engine or a proxy.
     """
-    (target,) = asked.targets
+    (target,) = options.targets
     if target.startswith(SIM):
         if engines:
             raise InputError("--engine: not with a sim: target, which brings its own engines")
-        scenario = Scenario(asked.engine(target, batched), gpus)
+        scenario = Scenario(options.engine(target, batched), gpus)
         return sim_ways(target, scenario, watched=watched)
     if not engines:
-        return await http_ways(asked, [(TARGET, [target])], ())
-    return await http_ways(asked, [(IN_TURN, engines), (PROXY, [target])], engines)
+        return await http_ways(options, [(TARGET, [target])], ())
+    return await http_ways(options, [(IN_TURN, engines), (PROXY, [target])], engines)

@@ -2,7 +2,7 @@
 
 `sim:MODEL@GPU` has two ways: the engines in round robin, and the proxy in front of the same
 engines, both in virtual time. Each URL is one more way. A load consists of phases. A phase begins
-when the one before has ended, with the prefix cache that it left.
+when the previous phase has ended, with the prefix cache that it left.
 """
 
 import math
@@ -32,7 +32,7 @@ class Seen:
         outcome: ok, rejected or failed, with the `reason`.
         due_s, done_s: seconds from the start of its phase.
         ttft_s, e2e_s: seconds from when the request was due.
-        waited_s: of a rejected request, seconds until it was rejected.
+        waited_s: seconds until a rejected request was rejected.
     """
 
     request: TraceRequest
@@ -56,7 +56,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class PlayedLoad:
-    """The measurements of one phase; `verdict` and `reason` are those of a replay."""
+    """The measurements of one phase. `verdict` and `reason` are a replay's."""
 
     seen: Sequence[Seen]
     samples: Sequence[GaugeSample] = ()
@@ -64,15 +64,15 @@ class PlayedLoad:
     reason: str = "simulated: every arrival is at its time"
 
     def checked(self, way: str) -> "PlayedLoad":
-        """Return self; raises StudyFailed if no request was answered."""
-        if not any(one.ok for one in self.seen):
-            why = ", ".join(sorted({one.reason or one.outcome for one in self.seen}))
+        """Return self. Raises StudyFailed if no request was answered."""
+        if not any(reply.ok for reply in self.seen):
+            why = ", ".join(sorted({reply.reason or reply.outcome for reply in self.seen}))
             raise StudyFailed(f"{way}: none of {len(self.seen)} requests was answered ({why})")
         return self
 
 
 class Way(Protocol):
-    """One way from users to engines; `pools` are the reported KV caches, empty if unknown."""
+    """One way from users to engines. `pools` are the reported KV caches, empty if unknown."""
 
     @property
     def name(self) -> str: ...
@@ -84,11 +84,11 @@ class Way(Protocol):
     def pools(self) -> Sequence[Pool]: ...
 
     async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[PlayedLoad]:
-        """Send every request when it is due in its phase; raises StudyFailed."""
+        """Send every request when it is due in its phase. Raises StudyFailed."""
         ...
 
     async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> PlayedLoad:
-        """Send all requests, `at_once` in flight; raises StudyFailed."""
+        """Send all requests, `at_once` in flight. Raises StudyFailed."""
         ...
 
 
@@ -111,7 +111,7 @@ class WatchedEngine(SteppingEngine):
 
 
 class SimWay:
-    """Simulated engines in virtual time, with or without the proxy; every load starts empty.
+    """Simulated engines in virtual time, with or without the proxy. Every load starts empty.
 
     `watched` records gauges. Every step is then computed: slower, with the same times.
     """
@@ -137,9 +137,9 @@ class SimWay:
         for start, phase in zip(starts, phases, strict=True):
             end = math.inf if start == starts[-1] else start + APART_S
             of_phase = [next(outcomes) for _ in phase]
-            if max((one.finished_s or 0.0 for one in of_phase), default=0.0) >= end:
+            if max((outcome.finished_s or 0.0 for outcome in of_phase), default=0.0) >= end:
                 raise StudyFailed(f"{self.name}: a phase took more than {APART_S:g} s")
-            seen = [seen_of(one, start) for one in of_phase]
+            seen = [seen_of(outcome, start) for outcome in of_phase]
             loads.append(PlayedLoad(seen, _within(samples, start, end)))
         return [load.checked(self.name) for load in loads]
 
@@ -147,7 +147,9 @@ class SimWay:
         check_lengths(rows, self._scenario.engine.context)
         samples: list[GaugeSample] = []
         outcomes = closed_loop(rows, self._engine("gpu0", samples), "gpu0", at_once)
-        return PlayedLoad([seen_of(one, 0.0) for one in outcomes], samples).checked(self.name)
+        return PlayedLoad([seen_of(outcome, 0.0) for outcome in outcomes], samples).checked(
+            self.name
+        )
 
     def _engine(self, name: str, samples: list[GaugeSample]) -> ServedEngine:
         if not self._watched:
@@ -167,7 +169,11 @@ def sim_ways(target: str, scenario: Scenario, *, watched: bool = False) -> list[
 
 def _within(samples: Sequence[GaugeSample], start_s: float, end_s: float) -> list[GaugeSample]:
     """The samples from `start_s` to `end_s`, with times counted from `start_s`."""
-    return [replace(one, at_s=one.at_s - start_s) for one in samples if start_s <= one.at_s < end_s]
+    return [
+        replace(sample, at_s=sample.at_s - start_s)
+        for sample in samples
+        if start_s <= sample.at_s < end_s
+    ]
 
 
 def seen_of(outcome: SimOutcome, start_s: float) -> Seen:

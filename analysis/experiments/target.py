@@ -1,8 +1,8 @@
 """The servers that a study can measure: the simulated engine, or an OpenAI-compatible server.
 
 A target runs a few requests at set offsets and returns the time of each token. Prompts are never
-repeated, so none is found in a prefix cache. The simulated target runs the engine's own scheduler
-in virtual time: no socket, no sleep, the same result every time.
+repeated, so no prompt is found in a prefix cache. The simulated target runs the engine's own
+scheduler in virtual time: no socket, no sleep, the same result every time.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ MOST_SEQUENCES = 256
 
 
 class StudyFailed(Exception):
-    """The target's answers are not enough for the study; the message gives the reason."""
+    """The target's answers are not enough for the study. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredAnswer:
-    """The measured answer to one request; `events_s` are output times since the load began."""
+    """The measured answer to one request. `events_s` are output times since the load began."""
 
     ask: Ask
     latency: Latency
@@ -61,7 +61,7 @@ class MeasuredAnswer:
 
     @property
     def ttft_s(self) -> float:
-        """TTFT since the request was sent; raises StudyFailed if no token came."""
+        """TTFT since the request was sent. Raises StudyFailed if no token came."""
         if self.latency.ttft_service_s is None or self.outcome != "ok":
             raise StudyFailed(f"{self.ask.name}: {self.outcome}")
         return self.latency.ttft_service_s
@@ -92,12 +92,12 @@ class StudyTarget(Protocol):
     def about(self) -> About: ...
 
     async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[MeasuredAnswer]:
-        """Answers in the order of `asks`; the answer to `until` ends all other requests."""
+        """Answers in the order of `asks`. The answer to `until` ends all other requests."""
         ...
 
 
 class SimTarget:
-    """The simulated engine in virtual time; every load starts with an empty engine."""
+    """The simulated engine in virtual time. Every load starts with an empty engine."""
 
     def __init__(self, config: EngineConfig, name: str) -> None:
         self.config = config
@@ -146,12 +146,12 @@ class HttpTarget:
                 others = [w for w in watches if w is not watch] if ask.name == until else []
                 tasks.create_task(self._send(ask, body, exchange, watch, others))
         answers = []
-        for ask, one, watch in zip(asks, exchanges, watches, strict=True):
+        for ask, sent, watch in zip(asks, exchanges, watches, strict=True):
             given_up = watch.reason == "given up"
-            outcome = "ok" if one.outcome == "ok" or given_up else str(one.reason or one.outcome)
+            outcome = "ok" if sent.outcome == "ok" or given_up else str(sent.reason or sent.outcome)
             answers.append(
-                _answer(ask, one.events, one.sent_s, one.output_tokens, one.cached_tokens or 0,
-                        outcome, one.prompt_tokens)
+                _answer(ask, sent.events, sent.sent_s, sent.output_tokens, sent.cached_tokens or 0,
+                        outcome, sent.prompt_tokens)
             )  # fmt: skip
         return answers
 
@@ -183,7 +183,7 @@ def _answer(ask: Ask, events: OutputEvents, sent_s: float, output: int | None, c
 
 
 def known_model(name: str) -> ModelSpec | None:
-    """The model that a server lists under `name`; None if it is not built in."""
+    """The model that a server lists under `name`, or None if it is not built in."""
     try:
         return find_model(name)
     except InputError:
@@ -198,7 +198,7 @@ def sim_config(
     placement: Mapping[str, Any] | None = None,
     vllm_version: str | None = None,
 ) -> EngineConfig:
-    """The engine that `sim:MODEL@GPU` names, of the latest vLLM or another; raises InputError.
+    """The engine that `sim:MODEL@GPU` names, of the latest vLLM or another. Raises InputError.
 
     Args:
         placement: options of `EngineConfig` that place the model on GPUs.
@@ -228,7 +228,7 @@ async def open_target(
     batched_tokens: int | None = None,
     vllm_version: str | None = None,
 ) -> AsyncIterator[StudyTarget]:
-    """Open the target that `text` names; raises InputError if it names none."""
+    """Open the target that `text` names, or raise InputError."""
     if text.startswith(SIM):
         yield SimTarget(sim_config(text, gpu, batched_tokens, vllm_version=vllm_version), text)
         return

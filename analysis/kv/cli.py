@@ -46,7 +46,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 @takes_options
 def kv(
     context: typer.Context,
-    asked: KvArguments,
+    arguments: KvArguments,
     lengths: Annotated[
         str | None, typer.Option(help="Tokens of a request; default: 8192,32768,131072.")
     ] = None,
@@ -58,30 +58,30 @@ def kv(
     from forebay.analysis.kv.table import as_json as plan_as_json
     from forebay.analysis.kv.table import print_plan
 
-    if asked.model is None:
+    if arguments.model is None:
         raise InputError("--model: give a name such as llama-3-8b, or a config.json")
     shape = planning.choose_model(
-        asked.model,
-        asked.checked_weights_gib(),
-        quantization=asked.quantization,
-        vllm_version=asked.vllm_version or planning.NEWEST,
+        arguments.model,
+        arguments.checked_weights_gib(),
+        quantization=arguments.quantization,
+        vllm_version=arguments.vllm_version or planning.NEWEST,
     )
-    gpu = planning.choose_gpu(asked.gpu, asked.gpu_memory_gib)
-    plan = planning.make_plan(shape, gpu, planning.Choices(**asked.choices()))
-    wanted = planning.parse_lengths(lengths, plan.max_model_len)
-    planning.check_fits(plan, asked.max_model_len)
+    gpu = planning.choose_gpu(arguments.gpu, arguments.gpu_memory_gib)
+    plan = planning.make_plan(shape, gpu, planning.Choices(**arguments.choices()))
+    parsed_lengths = planning.parse_lengths(lengths, plan.max_model_len)
+    planning.check_fits(plan, arguments.max_model_len)
     if as_json:
-        _print_json(plan_as_json(plan, wanted))
+        _print_json(plan_as_json(plan, parsed_lengths))
         return
     from rich.console import Console
 
-    print_plan(plan, wanted, Console(highlight=False))
+    print_plan(plan, parsed_lengths, Console(highlight=False))
 
 
 @app.command(help=VERIFY_HELP)
 @takes_options
 def verify(
-    asked: KvArguments,
+    arguments: KvArguments,
     log: Annotated[
         Path | None, typer.Argument(metavar="LOG", help="Start-up log, or a saved /metrics page.")
     ] = None,
@@ -93,16 +93,16 @@ def verify(
 ) -> None:
     from forebay.analysis.kv.verify import read_source, verify_log
 
-    choices = asked.choices()
+    choices = arguments.choices()
     text, where = read_source(log, metrics)
     check = verify_log(
         text,
         where,
         choices,
-        model=asked.model,
-        weights_gib=asked.checked_weights_gib(),
-        gpu=asked.gpu,
-        gpu_memory_gib=asked.gpu_memory_gib,
+        model=arguments.model,
+        weights_gib=arguments.checked_weights_gib(),
+        gpu=arguments.gpu,
+        gpu_memory_gib=arguments.gpu_memory_gib,
     )
     near = check.within(tolerance / 100)
     if as_json:

@@ -13,7 +13,7 @@ from forebay.traces.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvArguments(PlacementFlags):
-    """Model, GPU and engine flags as typed; None takes the log's value or vLLM's default."""
+    """Model, GPU and engine flags as typed. None takes the log's value or vLLM's default."""
 
     model: Annotated[
         str | None, typer.Option(help="llama-3-8b, phi-3-mini, qwen2.5-14b, or a config.json.")
@@ -61,7 +61,7 @@ class KvArguments(PlacementFlags):
     ] = None
 
     def choices(self) -> dict[str, Any]:
-        """The given fields of `plan.Choices`; raises InputError for a block that vLLM refuses."""
+        """The given fields of `plan.Choices`. Raises InputError for a block that vLLM rejects."""
         if self.block_size is not None:
             check_block_size(self.block_size)
         values = {
@@ -80,7 +80,7 @@ class KvArguments(PlacementFlags):
         return {name: value for name, value in values.items() if value is not None}
 
     def checked_weights_gib(self) -> float | None:
-        """`weights_gib`; raises InputError unless it is a positive number."""
+        """`weights_gib`. Raises InputError unless it is a positive number."""
         if self.weights_gib is not None and not 0 < self.weights_gib < inf:
             raise InputError(f"--weights-gib {self.weights_gib}: give GiB, more than 0")
         return self.weights_gib

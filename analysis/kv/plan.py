@@ -1,4 +1,4 @@
-"""Turn the options of `forebay kv` into a memory budget; errors name what would fit."""
+"""Turn the options of `forebay kv` into a memory budget. Errors name values that would fit."""
 
 import re
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ USUAL_LENGTHS = (8192, 32_768, 131_072)
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The engine flags; None takes vLLM's default for the GPU."""
+    """The engine flags. None takes vLLM's default for the GPU."""
 
     tensor_parallel_size: int = 1
     kv_cache_dtype: str = "auto"
@@ -56,11 +56,11 @@ class Plan:
 
 
 def _minor(version: str) -> int:
-    """Return the minor version of vLLM 0.x; raises InputError."""
-    found = re.match(r"v?0\.(\d+)", version)
-    if not found:
+    """Return the minor version of vLLM 0.x. Raises InputError."""
+    match = re.match(r"v?0\.(\d+)", version)
+    if not match:
         raise InputError(f"--vllm-version {version}: give one such as {NEWEST}")
-    return int(found[1])
+    return int(match[1])
 
 
 def choose_model(
@@ -70,7 +70,7 @@ def choose_model(
     quantization: str | None = None,
     vllm_version: str = NEWEST,
 ) -> ModelShape:
-    """A built-in model by name, or one from a config.json or its folder."""
+    """A built-in model by name, or a model from a config.json or its folder."""
     path, stretches_yarn = Path(name), _minor(vllm_version) < 30
     if path.is_file() or (path / "config.json").is_file():
         if quantization is None:
@@ -85,7 +85,7 @@ def choose_model(
 
 
 def choose_gpu(name: str | None, memory_gib: float | None) -> GpuMemory:
-    """A GPU by name, by its memory, or by both; the memory takes precedence."""
+    """A GPU by name, by its memory, or by both. The memory takes precedence."""
     if memory_gib is not None and not 0 < memory_gib < inf:
         raise InputError(f"--gpu-memory-gib {memory_gib}: give GiB, more than 0")
     if name is None:
@@ -98,7 +98,8 @@ def choose_gpu(name: str | None, memory_gib: float | None) -> GpuMemory:
 
 
 def make_plan(shape: ModelShape, gpu: GpuMemory, choices: Choices) -> Plan:
-    """Compute the budget; raises InputError for invalid options, not for lack of memory."""
+    """Compute the budget. Raises InputError for invalid options, not for lack of memory."""
+    # Every flag is checked on its own before sizes are computed.
     check_kv_dtype(choices.kv_cache_dtype)
     for flag, gib in (
         ("--non-torch-gib", choices.non_torch_gib),
@@ -121,6 +122,7 @@ def make_plan(shape: ModelShape, gpu: GpuMemory, choices: Choices) -> Plan:
     ):
         if value is not None and not value >= 0:
             raise InputError(f"{flag} {value}: give GiB, 0 or more")
+    # vLLM's defaults depend on the GPU, the model's on its configuration.
     options = MemoryOptions(
         KvOptions(
             block_size=choices.block_size,
@@ -150,7 +152,7 @@ def check_fits(plan: Plan, asked_len: int | None) -> None:
     """Raise InputError if vLLM would not start, with the missing GiB and options that help.
 
     Args:
-        asked_len: --max-model-len if given; one such request must fit.
+        asked_len: --max-model-len if given. One such request must fit.
     """
     budget = plan.budget
     tokens = asked_len or budget.layout.block_size
@@ -195,7 +197,7 @@ def _fits(plan: Plan, tokens: int, kv: KvOptions) -> bool:
 
 
 def parse_lengths(text: str | None, longest: int) -> Sequence[int]:
-    """Parse `8192,32768`; the default is USUAL_LENGTHS up to `longest`."""
+    """Parse `8192,32768`. The default is USUAL_LENGTHS up to `longest`."""
     if text is None:
         return [n for n in USUAL_LENGTHS if n <= longest] or [longest]
     lengths = []

@@ -1,7 +1,7 @@
 """Read vLLM's memory figures from a start-up log (0.5 to 0.32), /metrics, or a saved config.
 
 Lines are found by their words, not by their place, because versions word and split them
-differently. Several workers log the same line; the smallest cache counts, as in vLLM.
+differently. Several workers log the same line. The smallest cache counts, as in vLLM.
 """
 
 import re
@@ -78,7 +78,7 @@ _VERSION = (
 
 @dataclass(frozen=True, slots=True)
 class StartLog:
-    """The figures of one log; None for those that a version does not log.
+    """The figures of one log, None for figures that a version does not log.
 
     Attributes:
         set_bytes: kv_cache_memory_bytes, if the operator set the size of the cache.
@@ -112,18 +112,20 @@ class StartLog:
 
 
 def parse_start_log(text: str, where: str) -> StartLog:
-    """Read `text`; raises InputError that names `where` if the size of the cache is missing."""
-    facts = {name: min(_numbers(text, found), default=None) for name, found in _FACTS.items()}
+    """Read `text`. Raises InputError that names `where` if the size of the cache is missing."""
+    facts = {name: min(_numbers(text, pattern), default=None) for name, pattern in _FACTS.items()}
     flags = {name: _flag(text, name) for name in _FLAGS}
     if flags["num_gpu_blocks_override"] is not None:
         raise InputError(
             f"{where}: num_gpu_blocks_override was set, so memory did not decide the cache size"
         )
+    # Without a size of the cache there is nothing to compare.
     if all(facts[name] is None for name in ("tokens", "blocks", "available_gib")):
         raise InputError(
             f"{where}: no line with the size of the KV cache, such as 'GPU KV cache size: 420,896 "
             "tokens', '# GPU blocks: 26306' or vllm:cache_config_info with num_gpu_blocks"
         )
+    # This line has the longest request of versions that log no flags.
     concurrency = re.search(
         rf"Maximum concurrency for {_NUMBER} tokens per request:\s*{_NUMBER}x", text
     )
@@ -167,9 +169,9 @@ def _is_old(text: str) -> bool:
 def _numbers(text: str, patterns: tuple[str, ...]) -> Iterator[float]:
     """All numbers found by the first pattern that matches."""
     for pattern in patterns:
-        found = re.findall(pattern, text)
-        if found:
-            yield from map(_value, found)
+        matches = re.findall(pattern, text)
+        if matches:
+            yield from map(_value, matches)
             return
 
 
@@ -178,14 +180,14 @@ def _flag(text: str, name: str) -> int | None:
     words = name.replace("_", "[-_]")
     if name == "tensor_parallel_size":
         words = rf"(?:{words}|(?<=-)tp)"
-    found = re.search(rf"\b{words}[\"']?\s*[=: ]\s*[\"']?(\d[\d,]*\d|\d)\b(?!\.\d)", text)
-    return int(found[1].replace(",", "")) if found else None
+    match = re.search(rf"\b{words}[\"']?\s*[=: ]\s*[\"']?(\d[\d,]*\d|\d)\b(?!\.\d)", text)
+    return int(match[1].replace(",", "")) if match else None
 
 
 def _first(text: str, patterns: tuple[str, ...]) -> str | None:
     for pattern in patterns:
-        if found := re.search(pattern, text):
-            return found[1]
+        if match := re.search(pattern, text):
+            return match[1]
     return None
 
 

@@ -1,4 +1,4 @@
-"""Print a memory budget as JSON or as a table; only units and shares are computed here."""
+"""Print a memory budget as JSON or as a table. Only units and shares are computed here."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -59,7 +59,7 @@ def as_json(plan: Plan, lengths: Sequence[int]) -> dict[str, Any]:
 
 
 def _share(plan: Plan, tokens: int) -> float | None:
-    """The least utilisation for one request of `tokens`; None if it never fits."""
+    """The least utilisation for one request of `tokens`, or None if it never fits."""
     share = plan.budget.least_utilization(tokens)
     return share if share <= 1 else None
 
@@ -71,6 +71,7 @@ def print_plan(plan: Plan, lengths: Sequence[int], console: "Console") -> None:
     from rich.text import Text
 
     console.print(Text(_title(plan), style="bold"))
+    # First the memory budget of one GPU.
     lines = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     lines.add_column("one GPU", no_wrap=True)
     lines.add_column("GiB", justify="right", no_wrap=True)
@@ -78,6 +79,7 @@ def print_plan(plan: Plan, lengths: Sequence[int], console: "Console") -> None:
     for label, size, note in _lines(plan):
         lines.add_row(Text(label), f"{size / GIB:,.2f}", Text(note, style="dim"))
     console.print(lines)
+    # Then the requests that fit, by their length.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("tokens a request", "GiB each", "at once", "whole", "needs utilisation"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -22,11 +22,11 @@ _OLD_WHOLE_PROMPTS = 32_768
 
 @dataclass(frozen=True, slots=True)
 class CacheCheck:
-    """A log beside the computed plan.
+    """A log and the computed plan.
 
     Attributes:
         predicted_tokens, actual_tokens: size of the cache, computed and logged.
-        low_blocks, high_blocks: the blocks that fit the logged GiB, which have two decimals; None
+        low_blocks, high_blocks: the blocks that fit the logged GiB, which have two decimals. None
             if no GiB are logged.
         notes: values taken from the log that no configuration determines.
     """
@@ -47,7 +47,7 @@ class CacheCheck:
 
     @property
     def exact(self) -> bool | None:
-        """Whether the actual blocks fit the logged GiB; None if no GiB are logged."""
+        """True if the actual blocks fit the logged GiB. None if no GiB are logged."""
         if self.low_blocks is None or self.high_blocks is None:
             return None
         return self.low_blocks <= self.actual_blocks <= self.high_blocks
@@ -61,7 +61,7 @@ class CacheCheck:
         return nearest / self.actual_blocks - 1
 
     def within(self, tolerance: float) -> bool:
-        """Whether both errors are at most `tolerance`, a share."""
+        """True if both errors are at most `tolerance`, a share."""
         errors = (self.error, self.bytes_error or 0.0)
         return all(abs(error) <= tolerance for error in errors)
 
@@ -110,7 +110,7 @@ def verify_log(
     gpu: str | None = None,
     gpu_memory_gib: float | None = None,
 ) -> CacheCheck:
-    """Compare the log `text` from `where`; `choices` (fields of Choices) override its flags.
+    """Compare the log `text` from `where`. `choices` (fields of Choices) override its flags.
 
     Raises InputError if the log lacks the size of the cache, or if neither the log nor the options
     name the model and the GPU.
@@ -127,10 +127,12 @@ def verify_log(
     longest = choices.get("max_model_len") or log.max_model_len or shape.max_model_len
     shape = replace(shape, max_model_len=max(shape.max_model_len, longest))
     chosen_gpu = _gpu_of(log, where, gpu, gpu_memory_gib)
+    # Options of the command override the flags in the log.
     logged, notes = _logged_choices(log)
     plan = make_plan(
         shape, chosen_gpu, replace(Choices(vllm_version=OLDEST), **{**logged, **choices})
     )
+    # The operator set the size, so the memory budget is taken from the log.
     if log.set_bytes is not None:
         blocks = plan.budget.layout.blocks_in(log.set_bytes)
         requested = plan.budget.taken + log.set_bytes
@@ -138,6 +140,7 @@ def verify_log(
         notes.append(
             "kv_cache_memory_bytes set the size of the cache; only blocks and tokens are checked"
         )
+    # The log rounds its GiB, so it fits a range of block counts.
     low, high = _logged_range(log, plan)
     blocks = _actual_blocks(log, plan)
     if blocks < 1:
@@ -156,25 +159,25 @@ def verify_log(
 
 
 def _known_version(log: StartLog) -> str | None:
-    """The version in the log if it is one of vLLM 0.x, and no development version."""
-    found = log.version is not None and re.match(r"v?0\.\d+", log.version)
-    return log.version if found else None
+    """The version in the log if it is a release of vLLM 0.x, not a development version."""
+    match = log.version is not None and re.match(r"v?0\.\d+", log.version)
+    return log.version if match else None
 
 
 def _gpu_of(log: StartLog, where: str, gpu: str | None, memory_gib: float | None) -> GpuMemory:
-    """The GPU of the options, else the logged memory; raises InputError if both are missing."""
+    """The GPU of the options, else the logged memory. Raises InputError if both are missing."""
     if memory_gib is None:
         memory_gib = log.total_gib
     if gpu is None and memory_gib is None:
         if log.set_bytes is None:
             raise InputError(f"{where}: does not state the GPU's memory; give --gpu")
-        # kv_cache_memory_bytes set the size of the cache, so that of the GPU does not matter.
+        # kv_cache_memory_bytes set the size of the cache, so the GPU's does not matter.
         gpu, memory_gib = "any GPU", log.set_bytes / GIB
     return choose_gpu(gpu, memory_gib)
 
 
 def _logged_range(log: StartLog, plan: Plan) -> tuple[int | None, int | None]:
-    """The fewest and the most blocks that the logged memory allows; None if it is not logged."""
+    """The fewest and the most blocks that the logged memory allows. None if it is not logged."""
     layout = plan.budget.layout
     if log.set_bytes is not None:
         blocks = layout.blocks_in(log.set_bytes)
@@ -204,13 +207,13 @@ def _actual_blocks(log: StartLog, plan: Plan) -> int:
             return by_length
         requests, tokens = log.concurrency
         blocks = requests * layout.request_blocks(tokens)
-        return min(by_length, by_groups, key=lambda one: abs(one - blocks))
+        return min(by_length, by_groups, key=lambda count: abs(count - blocks))
     assert log.available_gib is not None
     return layout.blocks_in(log.available_gib * GIB)
 
 
 def _logged_choices(log: StartLog) -> tuple[dict[str, Any], list[str]]:
-    """The choices in the log, and notes on those that no configuration determines."""
+    """The choices in the log, and notes on values that no configuration determines."""
     logged: dict[str, Any] = {
         "tensor_parallel_size": log.tensor_parallel_size,
         "kv_cache_dtype": log.kv_cache_dtype,
@@ -223,6 +226,7 @@ def _logged_choices(log: StartLog) -> tuple[dict[str, Any], list[str]]:
         "vllm_version": _known_version(log),
     }
     notes = []
+    # V0 had other defaults, and measured its memory differently.
     if log.old_engine:
         logged["max_num_seqs"] = log.max_num_seqs or _OLD_SEQUENCES
         if log.max_num_batched_tokens is None and log.max_model_len is not None:
@@ -243,7 +247,7 @@ def _logged_choices(log: StartLog) -> tuple[dict[str, Any], list[str]]:
 
 
 def read_source(log: Path | None, metrics: str | None) -> tuple[str, str]:
-    """The text of the log or page, and its name; raises InputError if it cannot be read."""
+    """The text of the log or page, and its name. Raises InputError if it cannot be read."""
     if (log is None) == (metrics is None):
         raise InputError("give a log file, or --metrics with the /metrics page of a server")
     if log is not None:

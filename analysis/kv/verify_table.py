@@ -1,4 +1,4 @@
-"""Print the result of `forebay kv verify`; nothing is computed here."""
+"""Print the result of `forebay kv verify`. Nothing is computed here."""
 
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ def print_check(check: CacheCheck, tolerance: float, near: bool, console: "Conso
     table.add_column("", no_wrap=True)
     for heading in ("computed", "logged", "error"):
         table.add_column(heading, justify="right", no_wrap=True)
+    # The parts of the memory budget. A relative error below 0.5 GiB would be rounding.
     for name, predicted, logged in parts(check):
         size = predicted / GIB
         error = NONE if not logged or logged < 0.5 else f"{(size / logged - 1) * 100:+.1f} %"
@@ -42,6 +43,7 @@ def print_check(check: CacheCheck, tolerance: float, near: bool, console: "Conso
         f"{check.actual_tokens:,}",
         f"{check.error * 100:+.1f} %",
     )
+    # The logged GiB check the arithmetic apart from the memory model.
     if check.low_blocks is not None:
         off = check.bytes_error or 0.0
         table.add_row(

@@ -27,7 +27,7 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class SpentTime:
-    """One request: its rank, its id, and seconds by the keys of PARTS; they add up to its E2E."""
+    """One request: its rank, its id, and seconds by the keys of PARTS, which add up to its E2E."""
 
     rank: str
     request_id: str
@@ -35,7 +35,7 @@ class SpentTime:
 
 
 def spent_times(run: RunData, bucket: str, min_beyond: int) -> list[SpentTime]:
-    """Return the requests at the ranks that the count allows, and the longest one.
+    """Return the requests at the ranks that the count allows, and the longest request.
 
     Empty for a run of histograms, which does not know the times of one request.
     """
@@ -70,7 +70,7 @@ def _spent(run: RunData, name: str, at: int) -> SpentTime:
 
 
 def breakdown_section(runs: Sequence[RunData], min_beyond: int) -> str:
-    """A table with a bar for each of these requests; "" if no run knows them."""
+    """A table with a bar for each of these requests, or "" if no run knows them."""
     buckets = list(dict.fromkeys(name for run in runs for name in run.buckets()))
     groups = [(bucket, _rows(runs, bucket, min_beyond)) for bucket in buckets]
     if not any(rows for _, rows in groups):
@@ -95,13 +95,13 @@ def breakdown_section(runs: Sequence[RunData], min_beyond: int) -> str:
 
 
 def _rows(runs: Sequence[RunData], bucket: str, min_beyond: int) -> str:
-    found = [
+    rows = [
         (number, run, spent)
         for number, run in enumerate(runs)
         for spent in spent_times(run, bucket, min_beyond)
     ]
-    longest_s = max((sum(spent.parts.values()) for _, _, spent in found), default=0.0)
-    return "".join(_row(number, run, spent, longest_s) for number, run, spent in found)
+    longest_s = max((sum(spent.parts.values()) for _, _, spent in rows), default=0.0)
+    return "".join(_row(number, run, spent, longest_s) for number, run, spent in rows)
 
 
 def _row(number: int, run: RunData, spent: SpentTime, longest_s: float) -> str:

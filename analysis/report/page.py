@@ -112,7 +112,7 @@ footer { margin-top: 3rem; border-top: 1px solid var(--rule); padding-top: 10px;
   section > p { break-after: avoid; } }
 """
 
-# Shows the value of every run at the pointer: that of the last step at or before it.
+# Shows the value of every run at the pointer, by the last step at or before it.
 SCRIPT = """
 "use strict";
 for (const plot of document.querySelectorAll("svg.percentile")) {
@@ -149,7 +149,7 @@ for (const plot of document.querySelectorAll("svg.percentile")) {
 
 
 def html_page(title: str, body: str) -> str:
-    """A complete document around the HTML in `body`; `title` is escaped here."""
+    """A complete document around the HTML in `body`. `title` is escaped here."""
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "

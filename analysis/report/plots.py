@@ -33,7 +33,7 @@ class _Frame:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A latency that is drawn: its name, its column in a run, and seconds in one of its units.
+    """A latency that is drawn: its name, its column in a run, and the column's unit in seconds.
 
     A request without an answer counts as infinitely late if `infinite`.
     """
@@ -72,18 +72,21 @@ def percentile_plot(
     ]
     if not any(len(of) for of in samples):
         return ""
+    # The x axis ends at the run with most requests, lost ones included.
     most = max(len(of) + gone for of, gone in zip(samples, lost, strict=True))
     frame = _percentile_frame(max(20.0, float(most)), np.concatenate(samples))
     drawn, curves = [frame.drawn], []
     for number, (run, of, gone) in enumerate(zip(runs, samples, lost, strict=True)):
         if not len(of):
             continue
+        # The dotted curve leaves the plot at the share of unanswered requests.
         if gone:
             points = _pixels(frame, *tail_curve(of, gone))
             leaves = frame.x((len(of) + gone) / gone)
             path = f"{svg.steps_path(points)}H{leaves:.1f}V{frame.y.end:.1f}"
             drawn.append(svg.element("path", d=path, class_=f"curve lost run{number}"))
         places, values = tail_curve(of)
+        # Beyond this place fewer than `min_beyond` samples decide, so the curve is thin.
         sure = places <= max(1.0, len(of) / max(1, min_beyond))
         points = _pixels(frame, places, values)
         strong = _pixels(frame, places[sure], values[sure])
@@ -209,7 +212,7 @@ def _latency_axis(x: svg.Scale, values: Floats, bottom: float) -> _Frame:
 
 
 def _pixels(frame: _Frame, places: Floats, values: Floats) -> list[tuple[float, float]]:
-    """Points in drawing units; of several in half a unit of x, only the highest is kept."""
+    """Points in drawing units. Of several in half a unit of x, only the highest is kept."""
     points: dict[int, tuple[float, float]] = {}
     for place, value in zip(places.tolist(), values.tolist(), strict=True):
         at = frame.x(place)

@@ -1,7 +1,7 @@
-"""Build the HTML report of one or more runs; the others are compared with the first.
+"""Build the HTML report of one or more runs. The others are compared with the first.
 
-Every sentence is computed from the runs; every text from a file is escaped. The page is one file
-that needs no other. `write_report` overwrites nothing without `force`.
+Every sentence is computed from the runs, and every text from a file is escaped. The page is a
+single file that needs no other. `write_report` overwrites nothing without `force`.
 """
 
 import re
@@ -65,7 +65,7 @@ def build_report(
     alone = single({bucket: two[0] for bucket, two in comparisons[0].figures.items()})
     body = [
         _top(title, runs),
-        *(f'<p class="summary {one.mood}">{escape(one.summary)}</p>' for one in headlines),
+        *(f'<p class="summary {head.mood}">{escape(head.summary)}</p>' for head in headlines),
         _warning_box(warnings),
         tables.cards(runs, comparisons),
         _all_points(runs, headlines) or _points(alone),
@@ -77,17 +77,17 @@ def build_report(
         tables.provenance_section(runs),
         tables.definitions(min_beyond, slos),
     ]  # fmt: skip
-    summary = " ".join([one.summary for one in headlines] or alone)
+    summary = " ".join([head.summary for head in headlines] or alone)
     return ReportPage(html_page(f"{title} · Forebay", "\n".join(body)), summary, warnings)
 
 
 def write_report(page: ReportPage, out: Path, force: bool = False) -> None:
-    """Write the page; see `write_text`."""
+    """Write the page as `write_text` does."""
     write_text(page.html, out, force)
 
 
 def write_text(text: str, out: Path, force: bool = False) -> None:
-    """Write a file completely or not at all; `-` is standard output.
+    """Write a file completely or not at all. `-` is standard output.
 
     Raises:
         InputError: the file exists without `force`, or cannot be written.
@@ -121,7 +121,7 @@ def _top(title: str, runs: Sequence[RunData]) -> str:
 
 
 def _warnings(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(text for one in comparisons for text in one.warnings))
+    return tuple(dict.fromkeys(text for comparison in comparisons for text in comparison.warnings))
 
 
 def _warning_box(warnings: Sequence[str]) -> str:
@@ -143,24 +143,24 @@ def _all_points(runs: Sequence[RunData], headlines: Sequence[Headline]) -> str:
     """The sentences of every comparison, under the run's name if there are several."""
     several = len(headlines) > 1
     return "".join(
-        _points(one.points, run.name if several else "")
-        for one, run in zip(headlines, runs[1:], strict=True)
+        _points(head.points, run.name if several else "")
+        for head, run in zip(headlines, runs[1:], strict=True)
     )
 
 
 def _legend(runs: Sequence[RunData]) -> str:
     """Name each run, with its seed where the seeds differ."""
     seeds = [text_of(setting(run, "seed")) for run in runs]
-    told = [f"{run.name}, seed {seed}" if len(set(seeds)) > 1 and seed else run.name
+    labels = [f"{run.name}, seed {seed}" if len(set(seeds)) > 1 and seed else run.name
             for run, seed in zip(runs, seeds, strict=True)]  # fmt: skip
     items = "".join(
-        f"<li>{legend_mark(number)}{escape(name)}</li>" for number, name in enumerate(told)
+        f"<li>{legend_mark(number)}{escape(name)}</li>" for number, name in enumerate(labels)
     )
     return f'<ul class="legend">{items}</ul>'
 
 
 def _timelines(runs: Sequence[RunData], buckets: Sequence[str]) -> list[tuple[str, str]]:
-    """One plot for each bucket; with many runs one for each run, as dots would hide each other."""
+    """One plot for each bucket. With many runs each has its own, as dots would hide each other."""
     if len(runs) <= TOGETHER:
         return [(name, timeline_plot(runs, name)) for name in buckets]
     return [
@@ -174,6 +174,7 @@ def _plots(runs: Sequence[RunData], min_beyond: int) -> str:
     buckets = list(dict.fromkeys(name for run in runs for name in run.buckets()))
     legend = _legend(runs)
     percentile = [(name, percentile_plot(runs, name, min_beyond)) for name in buckets]
+    # Latencies without samples have no plot.
     others = [
         (f"{name}: {quantity.name}", f'{plot}<div class="readout"></div>')
         for name in buckets
@@ -186,6 +187,7 @@ def _plots(runs: Sequence[RunData], min_beyond: int) -> str:
         if any((run.words["outcome"] != "ok").any() for run in runs)
         else ""
     )
+    # The section of other latencies is left out when it would be empty.
     return (
         _section(
             "Time to first token by percentile",

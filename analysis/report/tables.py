@@ -1,4 +1,4 @@
-"""Build the tables of a report as HTML; every text from a run is escaped here."""
+"""Build the tables of a report as HTML. Every text from a run is escaped here."""
 
 from collections.abc import Sequence
 from html import escape
@@ -50,23 +50,23 @@ _CARDS = (("hit_ratio", "Prefix hit ratio"), ("imbalance", "Imbalance between ba
 def cards(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
     """The most important figures, one card each."""
     first = comparisons[0]
-    wanted: list[tuple[str, str, str]] = []
+    figures: list[tuple[str, str, str]] = []
     for bucket in first.buckets:
         percentile = first.headline_percentile[bucket]
         if percentile is not None:
             latency = first.headline_latency[bucket]
             label = f"{latency.upper()} {percentile}, {bucket}"
-            wanted.append((bucket, f"{latency}_{percentile}", label))
-    wanted.append((WHOLE_RUN, "goodput", "Goodput"))
-    wanted.append((WHOLE_RUN, "attainment", "Requests within target"))
-    wanted += [(bucket, "stall_max", f"Longest stall, {bucket}") for bucket in first.buckets]
-    wanted += [(WHOLE_RUN, key, label) for key, label in _CARDS]
+            figures.append((bucket, f"{latency}_{percentile}", label))
+    figures.append((WHOLE_RUN, "goodput", "Goodput"))
+    figures.append((WHOLE_RUN, "attainment", "Requests within target"))
+    figures += [(bucket, "stall_max", f"Longest stall, {bucket}") for bucket in first.buckets]
+    figures += [(WHOLE_RUN, key, label) for key, label in _CARDS]
     drawn = []
-    for section, key, label in wanted:
+    for section, key, label in figures:
         lines = [comparison.line(section, key) for comparison in comparisons]
-        known = [line for line in lines if line is not None]
-        if len(known) == len(lines) and known[0].a is not None:
-            drawn.append(_card(runs, label, known))
+        rows = [line for line in lines if line is not None]
+        if len(rows) == len(lines) and rows[0].a is not None:
+            drawn.append(_card(runs, label, rows))
     return f'<div class="cards">{"".join(drawn)}</div>' if drawn else ""
 
 
@@ -97,7 +97,7 @@ def _change(line: ComparisonRow) -> str:
 
 
 def figures_table(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
-    """Every figure of every run; for two runs, also the ratio and the better one."""
+    """Every figure of every run. Two runs also get the ratio and the better run."""
     rows: dict[tuple[str, str], tuple[str, Unit, list[float | None]]] = {}
     for number, comparison in enumerate(comparisons, 1):
         for line in comparison.lines:
@@ -106,6 +106,7 @@ def figures_table(runs: Sequence[RunData], comparisons: Sequence[Comparison]) ->
                 rows[line.section, line.key] = (line.label, line.unit, empty)
             values = rows[line.section, line.key][2]
             values[0], values[number] = line.a, line.b
+    # Sections keep the order of the comparison.
     two = len(runs) == 2
     sections = sorted({section for section, _ in rows}, key=[key[0] for key in rows].index)
     body = []
@@ -152,8 +153,8 @@ def rejections_table(runs: Sequence[RunData]) -> str:
     """Rejected and failed requests by reason, with the wall-clock time to the error answer."""
     body = []
     for number, run in enumerate(runs):
-        for one in unanswered(run):
-            body.append(_rejection_row(number, run, one))
+        for row in unanswered(run):
+            body.append(_rejection_row(number, run, row))
     if not body:
         answered = "None: every request was answered in full."
         text = answered if any(run.requests for run in runs) else "There were no requests."
@@ -171,23 +172,23 @@ def rejections_table(runs: Sequence[RunData]) -> str:
     return f"<section><h2>Rejected and failed requests</h2>{_table(heads, body, note)}</section>"
 
 
-def _rejection_row(number: int, run: RunData, one: UnansweredRow) -> str:
+def _rejection_row(number: int, run: RunData, row: UnansweredRow) -> str:
     scale = time_scale(run)
     usual, longest = (
-        None if value is None else value / scale for value in (one.answer_p50_s, one.answer_max_s)
+        None if value is None else value / scale for value in (row.answer_p50_s, row.answer_max_s)
     )
     delays = durations([usual, longest])
-    retry = NONE if one.retry_after_s is None else f"{one.retry_after_s:.1f} s"
+    retry = NONE if row.retry_after_s is None else f"{row.retry_after_s:.1f} s"
     return (
-        f"<tr>{_run_cell(number, run)}<td>{escape(one.outcome)}</td><td>{escape(one.reason)}</td>"
-        f"{_cell(one.status or NONE)}{_cell(counts([one.count])[0])}"
-        f"{_cell(shares([one.count / run.requests])[0])}{_cell(delays[0])}{_cell(delays[1])}"
+        f"<tr>{_run_cell(number, run)}<td>{escape(row.outcome)}</td><td>{escape(row.reason)}</td>"
+        f"{_cell(row.status or NONE)}{_cell(counts([row.count])[0])}"
+        f"{_cell(shares([row.count / run.requests])[0])}{_cell(delays[0])}{_cell(delays[1])}"
         f"{_cell(retry)}</tr>"
     )
 
 
 def time_scale(run: RunData) -> float:
-    """Seconds of the run per wall-clock second; 1 if run.json has none."""
+    """Seconds of the run per wall-clock second, 1 if run.json has no scale."""
     value = setting(run, "time scale")
     usable = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
     return float(value) if usable else 1.0
@@ -197,15 +198,15 @@ def backends_table(runs: Sequence[RunData]) -> str:
     """Prompt tokens, requests and hit ratio of each backend."""
     body = []
     for number, run in enumerate(runs):
-        found = backends(run)
-        total = sum(one.prompt_tokens for one in found)
-        for one in found:
-            part = one.prompt_tokens / total if total else 0.0
+        rows = backends(run)
+        total = sum(row.prompt_tokens for row in rows)
+        for row in rows:
+            part = row.prompt_tokens / total if total else 0.0
             bar = f'<span class="bar run{number}" style="width:{part * 9:.2f}em"></span>'
             body.append(
-                f"<tr>{_run_cell(number, run)}<td>{escape(one.name)}</td>"
-                f"{_cell(counts([one.requests])[0])}{_cell(counts([one.prompt_tokens])[0])}"
-                f"{_cell(shares([part])[0])}<td>{bar}</td>{_cell(shares([one.hit_ratio])[0])}</tr>"
+                f"<tr>{_run_cell(number, run)}<td>{escape(row.name)}</td>"
+                f"{_cell(counts([row.requests])[0])}{_cell(counts([row.prompt_tokens])[0])}"
+                f"{_cell(shares([part])[0])}<td>{bar}</td>{_cell(shares([row.hit_ratio])[0])}</tr>"
             )
     if not body:
         return ""

@@ -2,7 +2,7 @@
 
 An exporter is a function `export(run: Path, out: BinaryIO, tag: str)`: `run` is a run folder and
 `tag` a tag of its latency.hlog, which most formats do not need. Other packages add theirs under the
-entry point group `forebay.exporters`; the name of the entry point is that of the format.
+entry point group `forebay.exporters`, under the name of the format.
 """
 
 import io
@@ -27,8 +27,8 @@ Exporter = Callable[[Path, BinaryIO, str], None]
 
 
 def exporters() -> dict[str, Exporter]:
-    """Return the exporters by name: our own, and those of installed packages."""
-    found: dict[str, Exporter] = {
+    """Return the exporters by name, our own and the exporters of installed packages."""
+    by_name: dict[str, Exporter] = {
         "csv": export_csv,
         "hgrm": export_hgrm,
         "vllm-bench": export_vllm_bench,
@@ -37,13 +37,13 @@ def exporters() -> dict[str, Exporter]:
         "otlp": export_otlp,
     }
     for point in entry_points(group=GROUP):
-        if point.name in found:
+        if point.name in by_name:
             raise InputError(
                 f"{point.value}: registers the exporter {point.name!r}, which exists; uninstall "
                 "the package that brings it"
             )
-        found[point.name] = _late(point)
-    return found
+        by_name[point.name] = _late(point)
+    return by_name
 
 
 def export_llm_d(run: Path, out: BinaryIO, tag: str) -> None:
@@ -71,7 +71,7 @@ def export_csv(run: Path, out: BinaryIO, tag: str) -> None:
     import pyarrow.csv
     import pyarrow.parquet
 
-    load_run(run)  # names what is wrong with the folder
+    load_run(run)  # raises if the folder is damaged
     pyarrow.csv.write_csv(pyarrow.parquet.read_table(run / "requests.parquet"), out)
 
 
@@ -84,12 +84,12 @@ def export_hgrm(run: Path, out: BinaryIO, tag: str) -> None:
 
     load_run(run)
     logs = read_hlog(run / "latency.hlog")
-    wanted = [name for name in logs if name == tag or name.partition(".")[0] == tag]
-    if not wanted:
-        known = ", ".join(sorted(logs)) or "none"
-        raise InputError(f"--tag {tag}: not in {run}; there are {known}")
+    tags = [name for name in logs if name == tag or name.partition(".")[0] == tag]
+    if not tags:
+        names = ", ".join(sorted(logs)) or "none"
+        raise InputError(f"--tag {tag}: not in {run}; there are {names}")
     total = new_histogram()
-    for name in wanted:
+    for name in tags:
         for interval in logs[name]:
             add_into(total, interval.histogram)
     text = io.BytesIO()
@@ -99,7 +99,7 @@ def export_hgrm(run: Path, out: BinaryIO, tag: str) -> None:
 
 
 def _footer(total: Any) -> str:
-    """Return the last lines as Java prints them; the library mixes units and names the count so
+    """Return the last lines as Java prints them. The library mixes units and names the count so
     that hdr-plot cannot read it."""
     mean, deviation = total.get_mean_value() / US_IN_MS, total.get_stddev() / US_IN_MS
     return (
@@ -113,9 +113,9 @@ def _footer(total: Any) -> str:
 def export_vllm_bench(run: Path, out: BinaryIO, tag: str) -> None:
     """Write the JSON of `vllm bench serve --save-result --save-detailed`.
 
-    Times are from when a request was sent, as that tool counts them; `queue_times` has how much
-    later than due that was. Single gaps between tokens are not kept in a run, so `itls` repeats
-    each request's mean.
+    Times are from when a request was sent, as that tool counts them. `queue_times` has the seconds
+    that this was later than due. Single gaps between tokens are not kept in a run, so `itls`
+    repeats each request's mean.
     """
     data = load_run(run)
     out.write(orjson.dumps(vllm_bench_result(data), option=orjson.OPT_INDENT_2))
@@ -124,6 +124,7 @@ def export_vllm_bench(run: Path, out: BinaryIO, tag: str) -> None:
 def vllm_bench_result(run: RunData) -> dict[str, Any]:
     numbers = run.numbers
     ok = run.words["outcome"] == "ok"
+    # The tool's times start when a request is sent, ours when it is due.
     lag_s = np.nan_to_num(numbers["sent_s"] - numbers["intended_s"])
     ttft_s = np.where(ok, np.nan_to_num(numbers["ttft_service_s"]), 0.0)
     e2e_s = np.where(ok, np.nan_to_num(numbers["e2e_response_s"] - lag_s), 0.0)
@@ -133,14 +134,15 @@ def vllm_bench_result(run: RunData) -> dict[str, Any]:
     totals = {"input": int(numbers["input_tokens"][ok].sum()), "output": int(output.sum())}
     percentiles: dict[str, float] = {}
     for name, values in (("ttft", ttft_s[ok]), ("tpot", tpot_s[ok]), ("e2el", e2e_s[ok])):
-        known = values[~np.isnan(values)] * 1e3
-        if len(known):
+        finite = values[~np.isnan(values)] * 1e3
+        if len(finite):
             percentiles |= {
-                f"mean_{name}_ms": float(known.mean()),
-                f"median_{name}_ms": float(np.median(known)),
-                f"std_{name}_ms": float(known.std()),
-                f"p99_{name}_ms": float(np.percentile(known, 99)),
+                f"mean_{name}_ms": float(finite.mean()),
+                f"median_{name}_ms": float(np.median(finite)),
+                f"std_{name}_ms": float(finite.std()),
+                f"p99_{name}_ms": float(np.percentile(finite, 99)),
             }
+    # A run keeps no single gaps, so each is the mean of its request.
     gaps = [
         [] if np.isnan(mean_s) else [float(mean_s)] * max(0, count - 1)
         for mean_s, count in zip(tpot_s, output.tolist(), strict=True)

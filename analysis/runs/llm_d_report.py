@@ -1,7 +1,7 @@
 """Make an llm-d Benchmark Report v0.2 of a run.
 
-The schema is `benchmark_report/schema_v0_2.py` of github.com/llm-d/llm-d-benchmark; it allows no
-keys of others. Times are seconds from when a request was due, of completed requests. The stack is
+The schema is `benchmark_report/schema_v0_2.py` of github.com/llm-d/llm-d-benchmark. It allows
+no other keys. Times are seconds from when a request was due, of completed requests. The stack is
 left out: a run does not know the accelerators behind its targets.
 """
 
@@ -32,12 +32,13 @@ PERCENTILES: Mapping[str, float] = {
 
 
 def report(run: RunData) -> dict[str, Any]:
-    """Return the report; keys without a value are left out."""
+    """Return the report. Keys without a value are left out."""
     numbers = run.numbers
     ok = run.words["outcome"] == "ok"
     output = numbers["output_tokens"][ok]
     e2e_s = numbers["e2e_response_s"][ok]
     duration_s = run.number("duration_s") or 0.0
+    # The schema has a count of its own for requests that were never sent.
     never_sent = int((run.words["reason"] == "never_sent").sum())
     counted = {"input": numbers["input_tokens"][ok], "output": output}
     totals = {name: float(np.nansum(values)) for name, values in counted.items()}
@@ -64,7 +65,7 @@ def report(run: RunData) -> dict[str, Any]:
             "requests_rate": _mean(float(ok.sum()), duration_s, "queries/s"),
         },
     }
-    made: dict[str, Any] = _known(
+    document: dict[str, Any] = _known(
         {
             "version": VERSION,
             "run": {"uid": run.info.get("run_id"), "time": _time(run, duration_s)},
@@ -72,7 +73,7 @@ def report(run: RunData) -> dict[str, Any]:
             "results": {"request_performance": {"aggregate": performance}},
         }
     )
-    return made
+    return document
 
 
 def _load(run: RunData) -> dict[str, Any] | None:
@@ -117,16 +118,16 @@ def _time(run: RunData, duration_s: float) -> dict[str, Any] | None:
 
 
 def _statistics(values: Floats, units: str) -> dict[str, Any] | None:
-    known = values[~np.isnan(values)]
-    if not len(known):
+    numbers = values[~np.isnan(values)]
+    if not len(numbers):
         return None
     return {
         "units": units,
-        "mean": float(known.mean()),
-        "stddev": float(known.std()),
-        "min": float(known.min()),
-        **{name: float(np.percentile(known, at)) for name, at in PERCENTILES.items()},
-        "max": float(known.max()),
+        "mean": float(numbers.mean()),
+        "stddev": float(numbers.std()),
+        "min": float(numbers.min()),
+        **{name: float(np.percentile(numbers, at)) for name, at in PERCENTILES.items()},
+        "max": float(numbers.max()),
     }
 
 
@@ -138,5 +139,5 @@ def _known(value: Any) -> Any:
     """Leave out the keys without a value, except in the run's own record."""
     if not isinstance(value, dict):
         return value
-    kept = {k: v if k == "native" else _known(v) for k, v in value.items() if v is not None}
-    return {key: one for key, one in kept.items() if one != {}}
+    fields = {k: v if k == "native" else _known(v) for k, v in value.items() if v is not None}
+    return {key: field for key, field in fields.items() if field != {}}

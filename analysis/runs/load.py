@@ -52,12 +52,12 @@ def load_run(path: Path, name: str | None = None, unit: str | None = None) -> Ru
     info = _json(path / "run.json")
     numbers, words = _columns(path / "requests.parquet")
     run = RunData(path, name or folder_name(path), summary, info, numbers, words)
-    told = summary.get("requests")
-    if type(told) is not int:
+    reported = summary.get("requests")
+    if type(reported) is not int:
         raise InputError(f"{path / 'summary.json'}: has no number of requests; repeat the run")
-    if told != run.requests:
+    if reported != run.requests:
         raise InputError(
-            f"{path / 'summary.json'}: counts {told:,} requests, but requests.parquet has "
+            f"{path / 'summary.json'}: counts {reported:,} requests, but requests.parquet has "
             f"{run.requests:,}; they are not of one run: repeat it"
         )
     return run
@@ -99,8 +99,8 @@ def load_runs(
     """Read several runs and give each a unique name.
 
     Args:
-        cuts: parts of the runs' time to keep. One counts for all runs, as many as there are runs
-            for one each, and several of a single run make a run of each.
+        cuts: parts of the runs' time to keep. A single part counts for all runs. As many parts as
+            runs are applied one to one, and several parts of a single run make a run of each.
     """
     if len(paths) == 1 and len(cuts) > 1:
         whole = load_run(paths[0], unit=unit)
@@ -162,6 +162,7 @@ def _columns(file: Path) -> tuple[dict[str, Floats], dict[str, Words]]:
     except (pa.ArrowException, OSError) as error:
         line = str(error).partition("\n")[0]
         raise InputError(f"{file}: damaged parquet ({line}); repeat the run") from error
+    # Older runs lack some columns, which are then NaN or empty.
     count = table.num_rows
     numbers, words = {}, {}
     for name in NUMBERS:
@@ -178,6 +179,7 @@ def _columns(file: Path) -> tuple[dict[str, Floats], dict[str, Words]]:
         words[name] = np.array(
             [empty if text is None else printable(str(text)) for text in texts], dtype=object
         )
+    # An unknown outcome would be counted nowhere.
     if strange := sorted(set(words["outcome"].tolist()) - OUTCOMES):
         raise InputError(f"{file}: outcome {strange[0]!r}; one of: {', '.join(sorted(OUTCOMES))}")
     return numbers, words

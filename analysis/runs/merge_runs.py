@@ -1,8 +1,8 @@
 """Merge run folders into one, exactly: rows are joined and histograms added up.
 
-Runs that were sent at the same time, from several machines, stay beside each other, so their rates
-add up. Runs that were sent one after the other, such as seeds, are put one behind the other, so
-their rates are averaged. Everything but seed, salt and schedule must agree.
+Runs that were sent at the same time, from several machines, stay in parallel, so their rates add
+up. Runs that were sent in turn, such as seeds, are put end to end, so their rates are averaged.
+Everything but seed, salt and schedule must agree.
 """
 
 import asyncio
@@ -31,20 +31,20 @@ from forebay.traces.errors import InputError
 MAY_DIFFER = ("seed",)
 AGREE = (*(label for label in MUST_AGREE if label not in MAY_DIFFER), "targets")
 SIMULATED = ("gpus", "gpu_mix", "policy", "engine", "proxy", "load")  # keys of a simulation's
-TOGETHER = 0.05  # of the shorter run: starts that are nearer count as one
+TOGETHER = 0.05  # share of the shorter run: nearer starts count as equal
 ENDS = ("interrupted", "drain timeout", "complete")  # the worst first
 
 
 @dataclass(frozen=True, slots=True)
 class MergedRuns:
-    """The merged run; `at_once`: its parts were sent at the same time."""
+    """The merged run. `at_once`: its parts were sent at the same time."""
 
     summary: Mapping[str, Any]
     at_once: bool
 
 
 def merge_runs(paths: Sequence[Path], out: Path, *, force: bool = False) -> MergedRuns:
-    """Write the merged folder; raises InputError if the runs do not belong together."""
+    """Write the merged folder. Raises InputError if the runs do not belong together."""
     runs = load_runs(paths)
     if all(run.path.is_dir() for run in runs):
         return _merge(runs, out, force=force)
@@ -58,21 +58,22 @@ def merge_runs(paths: Sequence[Path], out: Path, *, force: bool = False) -> Merg
 
 def _as_folders(runs: Sequence[RunData], scratch: Path) -> list[RunData]:
     """Write the runs that were read from files to folders under `scratch`."""
-    made = []
+    folders = []
     for number, run in enumerate(runs):
         if run.path.is_dir():
-            made.append(run)
+            folders.append(run)
             continue
         folder = scratch / str(number)
         write_folder(replace(run, info={**run.info, "run_id": _id(run)}), folder)
-        made.append(load_run(folder, run.name))
-    return made
+        folders.append(load_run(folder, run.name))
+    return folders
 
 
 def _merge(runs: Sequence[RunData], out: Path, *, force: bool) -> MergedRuns:
     _check(runs)
     at_once = _at_once(runs)
     scale = _number(runs[0].info, "time_scale", 1.0)
+    # Parts sent together keep their times. Parts sent in turn are put end to end.
     starts_s = _starts(runs, at_once, interval_s(scale))
     totals = _totals(runs)
     ends = {str(run.summary.get("ended", "complete")) for run in runs}
@@ -87,6 +88,7 @@ def _merge(runs: Sequence[RunData], out: Path, *, force: bool) -> MergedRuns:
                 comments, starts_s,
             )
         )  # fmt: skip
+        # Rates of parts sent together add up, so their windows do not.
         closed = str(runs[0].info.get("arrivals")).startswith("closed")
         windows = [_window_s(run) for run in runs]
         window_s = max(windows) if at_once else math.fsum(windows)
@@ -107,7 +109,7 @@ def _totals(runs: Sequence[RunData]) -> RunTotals:
 
 def _each(runs: Sequence[RunData], key: str) -> list[str]:
     """Return the different texts that the runs list under a key of their summaries."""
-    return list(dict.fromkeys(str(one) for run in runs for one in run.summary.get(key) or ()))
+    return list(dict.fromkeys(str(text) for run in runs for text in run.summary.get(key) or ()))
 
 
 def _window_s(run: RunData) -> float:
@@ -115,7 +117,7 @@ def _window_s(run: RunData) -> float:
 
 
 def _check(runs: Sequence[RunData]) -> None:
-    """Raise InputError unless the runs are different ones of one target and one load."""
+    """Raise InputError unless the runs differ and have one target and one load."""
     if len(runs) < 2:
         raise InputError("give two or more run folders")
     first = runs[0]
@@ -126,10 +128,10 @@ def _check(runs: Sequence[RunData]) -> None:
         if run.number("window_s") is None:
             raise InputError(f"{run.path / SUMMARY}: has no window_s; repeat the run")
         _check_columns(run.path / TABLE)
-        one = _id(run)
-        if one in ids:
-            raise InputError(f"{run.path}: the same run as {ids[one].path}; give each once")
-        ids[one] = run
+        identity = _id(run)
+        if identity in ids:
+            raise InputError(f"{run.path}: the same run as {ids[identity].path}; give each once")
+        ids[identity] = run
         for label in (*AGREE, *SIMULATED):
             here, there = _setting(run, label), _setting(first, label)
             if here != there:
@@ -140,7 +142,7 @@ def _check(runs: Sequence[RunData]) -> None:
 
 
 def _id(run: RunData) -> str:
-    """Return what tells runs apart; simulations of one seed are equal."""
+    """Return the values that tell runs apart. Simulations of one seed are equal."""
     name = str(run.info.get("run_id") or run.path.resolve())
     return f"{name}-{run.info.get('seed')}" if name == "simulated" else name
 
@@ -163,7 +165,7 @@ def _setting(run: RunData, label: str) -> object:
 
 
 def _senders(run: RunData) -> int:
-    """Return how many machines sent the run at once, each at the same rate."""
+    """Return the number of machines that sent the run at once, each at the same rate."""
     return int(cast(int, at_path(run.info, ("merged", "senders")) or 1))
 
 
@@ -172,19 +174,19 @@ def _shown(value: object) -> str:
     if isinstance(value, dict):
         return "other settings"
     if isinstance(value, list):
-        return ", ".join(str(at_path(one, ("url",)) or one) for one in value)
+        return ", ".join(str(at_path(item, ("url",)) or item) for item in value)
     return str(value)
 
 
 def _at_once(runs: Sequence[RunData]) -> bool:
-    """Return whether the runs were sent at once, not one after the other.
+    """True if the runs were sent at once, not one after the other.
 
     Raises InputError if they overlap only in part: then no rate would be right.
     """
     spans = sorted(
         (_number(run.info, "started_unix_s", 0.0), _wall_s(run), run.name) for run in runs
     )
-    if all(start == 0.0 for start, _, _ in spans):  # of a simulation
+    if all(start == 0.0 for start, _, _ in spans):  # simulations have no wall-clock start
         return False
     shortest_s = min(length for _, length, _ in spans)
     if spans[-1][0] - spans[0][0] <= TOGETHER * shortest_s:
@@ -199,7 +201,7 @@ def _at_once(runs: Sequence[RunData]) -> bool:
 
 
 def _wall_s(run: RunData) -> float:
-    """Return how long the run was sent, in wall seconds."""
+    """Return the wall seconds during which the run was sent."""
     return _window_s(run) / _number(run.info, "time_scale", 1.0)
 
 
@@ -214,7 +216,7 @@ def _starts(runs: Sequence[RunData], at_once: bool, interval: float) -> list[flo
 
 
 def _record(runs: Sequence[RunData], ended: str, at_once: bool) -> dict[str, Any]:
-    """Return run.json: that of the first run, and what differs between them."""
+    """Return run.json: the first run's, and the differences between them."""
     info = dict(runs[0].info)
     senders = sum(map(_senders, runs)) if at_once else _senders(runs[0])
     rate = _setting(runs[0], "rate")

@@ -6,11 +6,11 @@
     inference-perf     per_request_lifecycle_metrics.json
     genai-perf         profile_export.json, of perf_analyzer too
 
-A file with several results is read as the last one, or as the one that is asked for.
+A file with several results is read as its last result, or as the result named in FILE#N.
 
 Their times count from when a request was sent, and a request that waited for their own concurrency
 limit was sent late. `vllm bench` keeps that wait, guidellm and some versions of inference-perf the
-time that a request was meant for: both are added here. The others do not, and such a run says so.
+time that a request was meant for: both are added here. The others do not, and such a run notes it.
 Requests that were never sent are in none of these files.
 """
 
@@ -73,10 +73,10 @@ class ForeignFormat:
 
 
 def load_foreign(path: Path, name: str | None = None, number: int | None = None) -> RunData:
-    """Read one result file; raises InputError if it is damaged or of no known format.
+    """Read one result file, or raise InputError if it is damaged or of no known format.
 
     Args:
-        number: which of several results in the file, from 1. None is the last one.
+        number: place of the result in the file, from 1. None is the last result.
     """
     try:
         raw = path.read_bytes()
@@ -86,9 +86,9 @@ def load_foreign(path: Path, name: str | None = None, number: int | None = None)
 
 
 def foreign_run(path: Path, name: str | None, content: Any, number: int | None = None) -> RunData:
-    """Make a run of the content of a result file; see `load_foreign`."""
-    found = _format(content)
-    if found is None:
+    """Make a run of the content of a result file, as `load_foreign` does."""
+    file_format = _format(content)
+    if file_format is None:
         if _is_trace(content):
             raise InputError(
                 f"{path}: a trace or a capture has no results; `forebay replay` or `simulate` it, "
@@ -100,18 +100,22 @@ def foreign_run(path: Path, name: str | None, content: Any, number: int | None =
             "(per_request_lifecycle_metrics.json) or genai-perf (profile_export.json), a usage "
             "ledger or JSON log of the proxy, an .hlog or an .hgrm"
         )
+    # Files differ by version, so a missing key means a damaged or unknown file.
     try:
-        results = found.results(content) if found.results else [content]
+        results = file_format.results(content) if file_format.results else [content]
         chosen, notes = _chosen(path, content, results, number)
-        rows = found.rows(chosen)
+        rows = file_format.rows(chosen)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise InputError(f"{path}: not a whole result of {found.name} ({error!r})") from error
+        raise InputError(f"{path}: not a whole result of {file_format.name} ({error!r})") from error
     if not rows:
-        raise InputError(f"{path}: holds no requests; {_remedy(found.name)}")
+        raise InputError(f"{path}: holds no requests; {_remedy(file_format.name)}")
+    # Latencies count from sending unless the file says when a request was due.
     late = any(float(row["sent_s"] or 0.0) > float(row["intended_s"] or 0.0) for row in rows)
-    if not (found.from_due or late):
+    if not (file_format.from_due or late):
         notes.append(FROM_SENDING)
-    origin = FileOrigin(found.name, DIFFERS.get(found.name, {}), tuple(notes), unix=found.unix)
+    origin = FileOrigin(
+        file_format.name, DIFFERS.get(file_format.name, {}), tuple(notes), unix=file_format.unix
+    )
     return run_of_rows(path, name, origin, rows)
 
 
@@ -129,7 +133,7 @@ def _chosen(
 
 
 def content_of(path: Path, raw: bytes) -> Any:
-    """Parse a file of one JSON value, or of one a line; raises InputError."""
+    """Parse a file of one JSON value, or of one a line. Raises InputError."""
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -146,19 +150,19 @@ def _format(content: Any) -> ForeignFormat | None:
         return ForeignFormat("guidellm", _guidellm, results=lambda of: of["benchmarks"])
     if isinstance(content, Mapping) and "experiments" in content:
         return ForeignFormat("genai-perf", _genai_perf, results=lambda of: of["experiments"])
-    one = content[0] if isinstance(content, list) and content else content
-    if isinstance(one, Mapping) and "request_throughput" in one:
+    first = content[0] if isinstance(content, list) and content else content
+    if isinstance(first, Mapping) and "request_throughput" in first:
         return ForeignFormat(
             "vllm bench serve",
             _vllm,
-            from_due="queue_times" in one,
+            from_due="queue_times" in first,
             results=lambda of: of if isinstance(of, list) else [of],
             unix=False,
         )
-    if isinstance(one, Mapping) and "metadata" in one and "metrics" in one:
+    if isinstance(first, Mapping) and "metadata" in first and "metrics" in first:
         return ForeignFormat("aiperf", _aiperf)
-    if isinstance(one, Mapping) and {"start_time", "end_time", "info"} <= one.keys():
-        return ForeignFormat("inference-perf", _inference_perf, from_due="scheduled_time" in one)
+    if isinstance(first, Mapping) and {"start_time", "end_time", "info"} <= first.keys():
+        return ForeignFormat("inference-perf", _inference_perf, from_due="scheduled_time" in first)
     return None
 
 
@@ -195,12 +199,12 @@ def _vllm(content: Mapping[str, Any]) -> list[FileRow]:
 
 def _aiperf(content: Any) -> list[FileRow]:
     rows = []
-    for one in content if isinstance(content, list) else [content]:
-        about, metrics = one["metadata"], one["metrics"]
+    for record in content if isinstance(content, list) else [content]:
+        about, metrics = record["metadata"], record["metrics"]
         if about.get("benchmark_phase", "profiling") != "profiling":
             continue
         values = {name: _seconds(metric) for name, metric in metrics.items()}
-        failed = one.get("error") is not None
+        failed = record.get("error") is not None
         gaps = values.get("inter_chunk_latency")
         rows.append(
             _row(
@@ -217,7 +221,7 @@ def _aiperf(content: Any) -> list[FileRow]:
 
 
 def _first(values: Mapping[str, Any], *names: str) -> Any:
-    """Return the first value that is there: the server's counts come before aiperf's own."""
+    """Return the first value present: the server's counts come before aiperf's own."""
     return next((values[name] for name in names if values.get(name) is not None), None)
 
 
@@ -225,56 +229,57 @@ def _seconds(metric: Mapping[str, Any]) -> Any:
     """Return a metric's value, times in seconds."""
     scale = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}.get(metric.get("unit", ""), 1.0)
     value = metric["value"]
-    return [one * scale for one in value] if isinstance(value, list) else value * scale
+    return [item * scale for item in value] if isinstance(value, list) else value * scale
 
 
 def _guidellm(content: Mapping[str, Any]) -> list[FileRow]:
     requests = content["requests"]
     rows = [
-        _guidellm_row(one, ok=kind == "successful")
+        _guidellm_row(record, ok=kind == "successful")
         for kind in ("successful", "errored", "incomplete")
-        for one in requests.get(kind) or []
+        for record in requests.get(kind) or []
     ]
     return sorted(rows, key=lambda row: row["sent_s"] or 0.0)
 
 
-def _guidellm_row(one: Mapping[str, Any], *, ok: bool) -> FileRow:
-    ttft_ms = one.get("time_to_first_token_ms")
-    sent_s = one.get("request_start_time", one.get("start_time")) or 0.0
-    timings = (one.get("info") or {}).get("timings") or {}
+def _guidellm_row(record: Mapping[str, Any], *, ok: bool) -> FileRow:
+    ttft_ms = record.get("time_to_first_token_ms")
+    sent_s = record.get("request_start_time", record.get("start_time")) or 0.0
+    timings = (record.get("info") or {}).get("timings") or {}
     due_s = timings.get("targeted_start") or sent_s  # not in files of old versions
     return _row(
         due_s,
         max(0.0, sent_s - due_s),
-        one.get("prompt_tokens") or 0,
-        one.get("output_tokens"),
+        record.get("prompt_tokens") or 0,
+        record.get("output_tokens"),
         ttft_ms / 1e3 if ok and ttft_ms is not None else None,
-        one.get("request_latency") if ok else None,
+        record.get("request_latency") if ok else None,
         None,
     )
 
 
 def _inference_perf(content: Any) -> list[FileRow]:
     return [
-        _inference_perf_row(one) for one in (content if isinstance(content, list) else [content])
+        _inference_perf_row(record)
+        for record in (content if isinstance(content, list) else [content])
     ]
 
 
-def _inference_perf_row(one: Mapping[str, Any]) -> FileRow:
-    """Read one request; versions before multimodal requests have all fields in `info` itself."""
-    info = one["info"] or {}
+def _inference_perf_row(record: Mapping[str, Any]) -> FileRow:
+    """Read one request. Versions before multimodal requests have all fields in `info` itself."""
+    info = record["info"] or {}
     answer = info.get("response_metrics") or info
     usage = answer.get("server_usage") or {}
     times = answer.get("output_token_times") or answer.get("chunk_times") or []
-    sent_s, failed = one["start_time"], one.get("error") is not None
-    due_s = one.get("scheduled_time", sent_s)
+    sent_s, failed = record["start_time"], record.get("error") is not None
+    due_s = record.get("scheduled_time", sent_s)
     return _row(
         due_s,
         max(0.0, sent_s - due_s),
         usage.get("prompt_tokens") or info.get("input_tokens") or 0,
         usage.get("completion_tokens") or answer.get("output_tokens"),
         times[0] - sent_s if times and not failed else None,
-        None if failed else one["end_time"] - sent_s,
+        None if failed else record["end_time"] - sent_s,
         _longest_gap(times),
     )
 
@@ -284,22 +289,22 @@ def _genai_perf(content: Mapping[str, Any]) -> list[FileRow]:
     return sorted(map(_genai_perf_row, content["requests"]), key=lambda row: row["sent_s"] or 0.0)
 
 
-def _genai_perf_row(one: Mapping[str, Any]) -> FileRow:
-    """Read one request: what came back is there event by event, as the server sent it.
+def _genai_perf_row(record: Mapping[str, Any]) -> FileRow:
+    """Read one request, whose answer is stored event by event, as the server sent it.
 
-    Events without text do not count: the first one of a chat has a role only. An answer without
+    Events without text do not count: the first event of a chat has a role only. An answer without
     any text failed.
     """
-    body = orjson.loads(one["request_inputs"]["payload"])
+    body = orjson.loads(record["request_inputs"]["payload"])
     usage: Mapping[str, Any] = {}
     times, tokens = [], 0
-    for at_ns, event in zip(one["response_timestamps"], one["response_outputs"], strict=True):
+    for at_ns, event in zip(record["response_timestamps"], record["response_outputs"], strict=True):
         texts, counted = _texts(event.get("response") or "")
         usage = counted or usage
         tokens += texts
         if texts:
             times.append(at_ns / 1e9)
-    sent_s = one["timestamp"] / 1e9
+    sent_s = record["timestamp"] / 1e9
     return _row(
         sent_s,
         0.0,
@@ -312,7 +317,7 @@ def _genai_perf_row(one: Mapping[str, Any]) -> FileRow:
 
 
 def _texts(response: str) -> tuple[int, Mapping[str, Any]]:
-    """Count the events with text in what came at one time; return the usage too, if one has it."""
+    """Count the events with text that arrived at one time. Return their usage too, if any."""
     count = 0
     usage: Mapping[str, Any] = {}
     for line in response.splitlines():
@@ -341,7 +346,7 @@ def _row(
     e2e_s: float | None,
     stall_s: float | None,
 ) -> FileRow:
-    """Make a row; without `e2e_s` the request failed."""
+    """Make a row. Without `e2e_s` the request failed."""
     ok = e2e_s is not None
     tpot_s = None
     if e2e_s is not None and ttft_s is not None and output is not None and output > 1:

@@ -1,4 +1,4 @@
-"""Read from run.json how a run was made, and find what makes two runs unfit to compare.
+"""Read from run.json how a run was made, and find differences that forbid a comparison.
 
 Only facts in the file are reported. `MUST_AGREE` lists the settings that must be equal, so that
 a comparison is between servers and not between loads.
@@ -18,7 +18,7 @@ from forebay.analysis.statistics.units import printable
 LATENCY_TARGETS = "latency targets"
 VALID = "valid"
 
-# label: path in run.json; that of the latency targets is in summary.json
+# label: path in run.json, except for the latency targets, which are in summary.json
 PLACES: dict[str, tuple[str, ...]] = {
     "started": ("started_at",),
     "ended": ("ended",),
@@ -71,7 +71,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class RecordedVerdict:
-    """Whether the run measured the servers or the client; `reason` may be empty."""
+    """True if the run measured the servers, not the client. `reason` may be empty."""
 
     word: str
     reason: str
@@ -94,7 +94,7 @@ class RecordedVerdict:
 
 
 def setting(run: RunData, what: str) -> Any:
-    """The value of one of `PLACES`; None if the file lacks it. A merged run has several seeds."""
+    """The value of one of `PLACES`, None if the file lacks it. A merged run has several seeds."""
     tree = run.summary if what == LATENCY_TARGETS else run.info
     value = at_path(tree, PLACES[what])
     parts = at_path(run.info, ("merged", "runs"))
@@ -104,7 +104,7 @@ def setting(run: RunData, what: str) -> Any:
 
 
 def settings(run: RunData) -> dict[str, str]:
-    """The known settings of the run as text; zeros are left out, except for the seed."""
+    """The known settings of the run as text. Zeros are left out, except for the seed."""
     texts = {what: text_of(setting(run, what)) for what in PLACES}
     command = repeat_command(run)
     return {
@@ -115,7 +115,7 @@ def settings(run: RunData) -> dict[str, str]:
 
 
 def repeat_command(run: RunData) -> str:
-    """The `forebay replay` or `simulate` command that repeats the run; "" if no single one does."""
+    """The `forebay replay` or `simulate` command that repeats the run, "" if none alone does."""
     if run.info.get("simulated"):
         from forebay.analysis.runs.simulate_command import simulate_command
 
@@ -143,7 +143,7 @@ def repeat_command(run: RunData) -> str:
 
 
 def _start_first(run: RunData) -> str:
-    """Say that servers of this machine must run again; "" for others."""
+    """State that servers of this machine must run again, or "" for other servers."""
     near = sorted(at for at in _servers(run) if at.startswith(("127.", "localhost:", "::1:")))
     return f"start the servers at {', '.join(near)}, or give their new addresses" if near else ""
 
@@ -155,9 +155,9 @@ def text_of(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return ", ".join(f"{printable(str(key))} {text_of(one)}" for key, one in value.items())
+        return ", ".join(f"{printable(str(key))} {text_of(item)}" for key, item in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return "; ".join(text_of(one) for one in value)
+        return "; ".join(text_of(item) for item in value)
     if isinstance(value, float):
         return f"{value:.12g}"
     return printable(str(value))
@@ -172,7 +172,7 @@ def verdict(run: RunData) -> RecordedVerdict:
 
 
 def is_little_late(run: RunData) -> bool:
-    """Tell whether the load generator was late for some arrivals, but for at most `LATE_SHARE`."""
+    """True if the load generator was late for some arrivals, but for at most `LATE_SHARE`."""
     late = run.number("late_arrivals")  # older runs do not say
     return verdict(run).word == LATE and late is not None and late <= LATE_SHARE * run.requests
 
@@ -184,7 +184,7 @@ def footnote(run: RunData) -> str:
 
 
 def differences(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
-    """The settings of `MUST_AGREE` that differ; `judged_anew` leaves out latency targets."""
+    """The settings of `MUST_AGREE` that differ. `judged_anew` leaves out latency targets."""
     return [
         what
         for what in MUST_AGREE
@@ -211,35 +211,38 @@ def _unrecorded(a: RunData, b: RunData, what: str) -> bool:
 def warnings(
     a: RunData, b: RunData, doubtful: tuple[bool, bool], judged_anew: bool = False
 ) -> list[str]:
-    """Reasons why a difference between the runs may not be one between the servers.
+    """Reasons why the runs may differ although the servers do not.
 
-    `doubtful`: whose client was late so that it matters, or waited for --max-in-flight.
-    Different latency targets do not matter if both runs are judged anew by the same ones.
+    `doubtful` marks a run whose client was late enough to matter, or waited for --max-in-flight.
+    Different latency targets do not matter if both runs are judged again by equal targets.
     """
-    found = []
+    reasons = []
     for run, in_doubt in zip((a, b), doubtful, strict=True):
         if in_doubt:
-            found.append(
+            reasons.append(
                 f"{run.name}: verdict {verdict(run)}; its figures include delays of the client"
             )
         ended = text_of(setting(run, "ended"))
         if ended not in ("", COMPLETE):
-            found.append(f"{run.name}: ended by {ended}; its last requests are missing")
+            reasons.append(f"{run.name}: ended by {ended}; its last requests are missing")
         own = run.summary.get("warnings")
-        found += [f"{run.name}: {text_of(one)}" for one in own] if isinstance(own, list) else []
-    found += _silent(a, b)
+        reasons += (
+            [f"{run.name}: {text_of(warning)}" for warning in own] if isinstance(own, list) else []
+        )
+    # Then the differences between both runs.
+    reasons += _silent(a, b)
     for what in differences(a, b, judged_anew):
         of_a, of_b = text_of(setting(a, what)), text_of(setting(b, what))
         chance = "; the arrivals differ, and the intervals allow for that" if what == "seed" else ""
-        found.append(
+        reasons.append(
             f"different {what}: {a.name} {of_a or 'not recorded'}, "
             f"{b.name} {of_b or 'not recorded'}{chance}"
         )
     if a.requests != b.requests:
-        found.append(f"different number of requests: {a.requests:,} and {b.requests:,}")
+        reasons.append(f"different number of requests: {a.requests:,} and {b.requests:,}")
     if shared_cache := _shared_cache(a, b):
-        found.append(shared_cache)
-    return found
+        reasons.append(shared_cache)
+    return reasons
 
 
 def _shared_cache(a: RunData, b: RunData) -> str | None:
@@ -265,7 +268,7 @@ def _shared_cache(a: RunData, b: RunData) -> str | None:
 def _servers(run: RunData) -> set[str]:
     """HOST:PORT of each target."""
     targets = setting(run, "targets")
-    found = set()
+    servers = set()
     for target in targets if isinstance(targets, list) else ():
         try:
             parts = urlsplit(text_of(at_path(target, ("url",))))
@@ -273,5 +276,5 @@ def _servers(run: RunData) -> set[str]:
         except ValueError:  # not an address
             continue
         if parts.hostname:
-            found.add(f"{parts.hostname}:{port}")
-    return found
+            servers.add(f"{parts.hostname}:{port}")
+    return servers

@@ -1,6 +1,6 @@
 """Send the figures of a run to MLflow or to an OpenTelemetry collector, by their own libraries.
 
-Both are formats of `forebay runs export`, whose output says where the figures went. The libraries
+Both are formats of `forebay runs export`, whose output names the destination. The libraries
 are extras, and their own environment variables say where to send (MLFLOW_TRACKING_URI,
 OTEL_EXPORTER_OTLP_ENDPOINT).
 """
@@ -39,7 +39,7 @@ def export_mlflow(run: Path, out: BinaryIO, tag: str) -> None:
 
 
 def export_otlp(run: Path, out: BinaryIO, tag: str) -> None:
-    """Send a gauge for each figure by OTLP over HTTP; `figure` is a bucket and a percentile."""
+    """Send a gauge for each figure by OTLP over HTTP. `figure` is a bucket and a percentile."""
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.sdk.metrics import MeterProvider
@@ -47,6 +47,7 @@ def export_otlp(run: Path, out: BinaryIO, tag: str) -> None:
         from opentelemetry.sdk.resources import Resource
     except ImportError:
         raise InputError("OpenTelemetry is not installed; pip install 'forebay[otel]'") from None
+    # One gauge for each figure's name. Its labels hold the bucket and percentile.
     data = load_run(run)
     reader = InMemoryMetricReader()
     about = {"service.name": "forebay replay", "forebay.run_id": str(data.info.get("run_id"))}
@@ -62,6 +63,7 @@ def export_otlp(run: Path, out: BinaryIO, tag: str) -> None:
     sent = None if metrics is None else exporter.export(metrics, timeout_millis=TIMEOUT_S * 1e3)
     provider.shutdown()
     exporter.shutdown()
+    # The destination is the library's, without the password that a URL may hold.
     where = without_user_info(
         os.environ.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
         or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")

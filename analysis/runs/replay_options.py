@@ -15,7 +15,7 @@ from forebay.replay.plan.slo import Slo, default_slos
 from forebay.traces.buckets import DEFAULT_BUCKETS, LengthBucket
 
 _Made = TypeVar("_Made")
-_DEFAULTS = {one.name: one.default for one in fields(ReplayOptions)}
+_DEFAULTS = {option.name: option.default for option in fields(ReplayOptions)}
 
 
 def given_options(info: Mapping[str, Any]) -> list[str]:
@@ -36,7 +36,9 @@ def given_options(info: Mapping[str, Any]) -> list[str]:
         options.append(("--max-in-flight", _unless_default(info, "max_in_flight")))
     buckets = _listed(info, "buckets", _bucket) or DEFAULT_BUCKETS
     if buckets != DEFAULT_BUCKETS:
-        options.append(("--buckets", ",".join(f"{one.name}:{one.up_to}" for one in buckets)))
+        options.append(
+            ("--buckets", ",".join(f"{bucket.name}:{bucket.up_to}" for bucket in buckets))
+        )
     words = [
         word
         for option, value in options
@@ -51,7 +53,7 @@ def slo_option(info: Mapping[str, Any]) -> list[str]:
     """The option --slo, if the latency targets are not the default ones."""
     buckets = _listed(info, "buckets", _bucket) or DEFAULT_BUCKETS
     slos = _listed(info, "slos", _slo)
-    if not slos or slos == default_slos([one.name for one in buckets]):
+    if not slos or slos == default_slos([bucket.name for bucket in buckets]):
         return []
     return ["--slo", printable(",".join(map(_as_typed, slos)))]
 
@@ -68,13 +70,13 @@ def _listed(info: Mapping[str, Any], key: str, make: Callable[[Any], _Made]) -> 
         return ()
 
 
-def _bucket(one: Any) -> LengthBucket:
-    return LengthBucket(str(one["name"]), int(one["up_to"]))
+def _bucket(bucket: Any) -> LengthBucket:
+    return LengthBucket(str(bucket["name"]), int(bucket["up_to"]))
 
 
-def _slo(one: Any) -> Slo:
-    bucket = one["bucket"]
-    return Slo(bucket and str(bucket), str(one["metric"]), float(one["limit_s"]))
+def _slo(slo: Any) -> Slo:
+    bucket = slo["bucket"]
+    return Slo(bucket and str(bucket), str(slo["metric"]), float(slo["limit_s"]))
 
 
 def _as_typed(slo: Slo) -> str:

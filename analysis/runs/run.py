@@ -1,6 +1,6 @@
 """Hold one run in memory: its summary, how it was made, and the columns of its requests.
 
-A key that an older run lacks is None; every summary has the number of requests.
+A key that an older run lacks is None. Every summary has the number of requests.
 """
 
 import math
@@ -46,7 +46,7 @@ Words = NDArray[np.object_]
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """The data of one run; `numbers` have NaN for null, `words` have "" for null."""
+    """The data of one run. `numbers` have NaN for null, `words` have "" for null."""
 
     path: Path
     name: str
@@ -65,13 +65,15 @@ class RunData:
         return sorted(names, key=lambda name: (name == NO_BUCKET, self._median_tokens(name), name))
 
     def planned_buckets(self) -> list[str]:
-        """All buckets of run.json, even without requests; none in an older run."""
-        listed = self.info.get("buckets")
-        names = [at_path(one, ("name",)) for one in listed] if isinstance(listed, list) else []
+        """All buckets of run.json, even without requests. Older runs have no list."""
+        buckets = self.info.get("buckets")
+        names = (
+            [at_path(bucket, ("name",)) for bucket in buckets] if isinstance(buckets, list) else []
+        )
         return [printable(name) for name in names if isinstance(name, str)]
 
     def rows(self, bucket: str | None = None, outcome: str | None = None) -> NDArray[np.bool_]:
-        """A mask of the requests of a bucket and outcome; None matches any."""
+        """A mask of the requests of a bucket and outcome. None matches any."""
         mask = np.ones(self.requests, dtype=np.bool_)
         if bucket is not None:
             mask &= self.words["bucket"] == bucket
@@ -80,7 +82,7 @@ class RunData:
         return mask
 
     def number(self, *keys: str) -> float | None:
-        """A number of summary.json by its path; None if absent."""
+        """A number of summary.json by its path, or None if absent."""
         value = at_path(self.summary, keys)
         if value is None or value == "inf":
             return math.inf if value else None
@@ -97,7 +99,7 @@ class RunData:
         return self.number(*keys) if count is None or is_firm(keys[-1], int(count)) else None
 
     def task_times(self) -> TaskTimes:
-        """The times of its tasks."""
+        """The times of the run's tasks."""
         times = TaskTimes()
         due_s, answered = self.numbers["intended_s"], self.rows(outcome="ok")
         end_s = np.where(answered, due_s + self.numbers["e2e_response_s"], np.nan)
@@ -110,9 +112,9 @@ class RunData:
         return np.array(seconds_of_each(self._tasks(), self.task_times().seconds()))
 
     def _tasks(self) -> list[str | None]:
-        """The task of each request; runs of other tools, and older ones, know none."""
+        """The task of each request. Runs of other tools, and older runs, have no tasks."""
         words = self.words.get("task")
-        return [None] * self.requests if words is None else [one or None for one in words]
+        return [None] * self.requests if words is None else [text or None for text in words]
 
     def _median_tokens(self, bucket: str) -> float:
         tokens = self.numbers["input_tokens"][self.rows(bucket)]
@@ -123,7 +125,7 @@ class RunData:
 def from_sending(run: RunData) -> RunData:
     """Return the run with latencies from when requests were sent, not from when they were due.
 
-    Requests for which that is not known keep theirs.
+    Requests without a known sending time keep their latencies.
     """
     due, sent = run.numbers["ttft_response_s"], run.numbers["ttft_service_s"]
     late_s = np.nan_to_num(due - sent)
@@ -132,7 +134,7 @@ def from_sending(run: RunData) -> RunData:
 
 
 def at_path(tree: Any, keys: Sequence[str]) -> Any:
-    """The value under nested keys; None if a key is missing."""
+    """The value under nested keys, or None if a key is missing."""
     for key in keys:
         if not isinstance(tree, Mapping):
             return None

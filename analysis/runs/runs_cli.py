@@ -76,23 +76,23 @@ def export(
     from forebay.analysis.runs.exporters import SENT, exporters
     from forebay.traces.whole_file import json_bytes, refuse_existing, whole_file
 
-    known = exporters()
-    if format_name not in known:
-        raise InputError(f"no format {format_name!r}; one of: {', '.join(sorted(known))}")
+    formats = exporters()
+    if format_name not in formats:
+        raise InputError(f"no format {format_name!r}; one of: {', '.join(sorted(formats))}")
     refuse_existing([output], force=force)
-    told = {"format": format_name, "run": str(run)}
+    result = {"format": format_name, "run": str(run)}
     if as_json and output == "-":
         if format_name not in SENT:
             raise InputError("--json: standard output has the export already; give -o FILE")
         where = BytesIO()
-        known[format_name](run, where, tag)
-        told["sent_to"] = where.getvalue().decode().strip()
+        formats[format_name](run, where, tag)
+        result["sent_to"] = where.getvalue().decode().strip()
     else:
-        told["path"] = output
+        result["path"] = output
         with whole_file(output) as file:
-            known[format_name](run, file, tag)
+            formats[format_name](run, file, tag)
     if as_json:
-        sys.stdout.buffer.write(json_bytes(told))
+        sys.stdout.buffer.write(json_bytes(result))
         sys.stdout.buffer.flush()
 
 
@@ -144,9 +144,9 @@ def _show(result: dict[str, Any]) -> None:
     table = Table("task", "metric")
     for heading in ("score (0-100)", "requests", "unanswered"):
         table.add_column(heading, justify="right")
-    for task, one in result["tasks"].items():
-        counts = (str(one["requests"]), str(one["unanswered"]))
-        table.add_row(task, one["metric"].replace("_", " "), f"{one['score']:.2f}", *counts)
+    for task, scores in result["tasks"].items():
+        counts = (str(scores["requests"]), str(scores["unanswered"]))
+        table.add_row(task, scores["metric"].replace("_", " "), f"{scores['score']:.2f}", *counts)
     if result["zeroscrolls"] is not None:
         table.add_row("ZeroSCROLLS", "mean of the ten tasks", f"{result['zeroscrolls']:.2f}")
     Console().print(table)

@@ -1,7 +1,7 @@
 """Cut a run to a part of its time: `--since 24h` and `--between START..END`.
 
-What is known of each request is cut exactly. Percentiles of single tokens are not known for a part,
-so they are left out.
+Figures of each request are cut exactly. Percentiles of single tokens are not known for a part, so
+they are left out.
 """
 
 import math
@@ -23,7 +23,7 @@ FORMS = "give times of the run such as 90s..5m, or dates such as 2026-11-19..202
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment of a run: seconds since 1970 (`unix`) or since its start; or before its end."""
+    """A moment of a run: seconds since 1970 (`unix`), since its start, or before its end."""
 
     value_s: float
     unix: bool = False
@@ -32,7 +32,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A part of a run's time; None: from its start, or to its end. `text` is as typed."""
+    """A part of a run's time. None: from its start, or to its end. `text` is as typed."""
 
     start: Moment | None
     end: Moment | None
@@ -40,14 +40,14 @@ class Cut:
 
 
 def _duration_s(text: str) -> float:
-    """Read a duration, also in days; raises ValueError."""
+    """Read a duration, also in days. Raises ValueError."""
     if text.endswith("d"):
         return 86_400 * float(text[:-1])
     return float(seconds(text))
 
 
 def parse_since(text: str) -> Cut:
-    """Read `24h`, which counts back from the end of the run, or a date; raises InputError."""
+    """Read `24h`, which counts back from the end of the run, or a date. Raises InputError."""
     try:
         return Cut(Moment(_duration_s(text), before_end=True), None, f"since {text}")
     except ValueError:
@@ -55,7 +55,7 @@ def parse_since(text: str) -> Cut:
 
 
 def parse_between(text: str) -> Cut:
-    """Read `START..END`, one of which may be missing; raises InputError."""
+    """Read `START..END`, one of which may be missing. Raises InputError."""
     start, dots, end = text.partition("..")
     if not dots or not (start.strip() or end.strip()):
         raise InputError(f"--between {text!r}: {FORMS}")
@@ -79,10 +79,10 @@ def _date(text: str, option: str) -> Moment:
 
 
 def cut_run(run: RunData, cut: Cut, name: str | None = None) -> RunData:
-    """Return the requests that were due in a part of the run's time; times stay as they are.
+    """Return the requests that were due in a part of the run's time. Times stay as they are.
 
     Raises:
-        InputError: a date, and the run does not say when it was; or no request was due then.
+        InputError: a date for a run without dates, or no request was due then.
     """
     due = run.numbers["intended_s"]
     last_s = float(np.nanmax(due)) if np.isfinite(due).any() else 0.0
@@ -96,16 +96,17 @@ def cut_run(run: RunData, cut: Cut, name: str | None = None) -> RunData:
         )
     numbers = {key: values[inside] for key, values in run.numbers.items()}
     words = {key: values[inside] for key, values in run.words.items()}
+    # Figures that need single requests are computed again. The others are left out.
     window_s = min(end_s, last_s) - max(0.0, start_s)
     ended = numbers["intended_s"] + np.nan_to_num(numbers["e2e_response_s"])
     summary: dict[str, Any] = {key: run.summary[key] for key in KEPT if key in run.summary}
     lacks = [f"{cut.text}: gaps between tokens are not known for a part of a run"]
-    known = any(isinstance(run.summary.get(key), Mapping) for key in OF_TOKENS)
+    has_tokens = any(isinstance(run.summary.get(key), Mapping) for key in OF_TOKENS)
     summary |= {
         "requests": int(inside.sum()),
         "window_s": window_s,
         "duration_s": float(np.nanmax(ended)) - max(0.0, start_s),
-        "warnings": [*(summary.get("warnings") or ()), *(lacks if known else ())],
+        "warnings": [*(summary.get("warnings") or ()), *(lacks if has_tokens else ())],
     }
     info = {**run.info, "cut": cut.text}
     return replace(

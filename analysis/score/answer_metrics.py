@@ -46,7 +46,7 @@ def rouge(answer: str, references: Sequence[str]) -> tuple[float, float, float]:
 
 
 def f1(answer: str, reference: str) -> float:
-    """Return the F-measure of the words that both texts have, whatever their order."""
+    """Return the F-measure of the words that both texts have, regardless of order."""
     return _shared_words(_plain_words(answer), _plain_words(reference))
 
 
@@ -83,8 +83,8 @@ def concordance_index(answer: str, reference: str) -> float:
         return 0.0
     place = {number: at for at, number in enumerate(right)}
     order = [place[number] for number in said]
-    kept = sum(earlier < later for at, earlier in enumerate(order) for later in order[at + 1 :])
-    return kept / comb(len(order), 2)
+    in_order = sum(earlier < later for at, earlier in enumerate(order) for later in order[at + 1 :])
+    return in_order / comb(len(order), 2)
 
 
 PAIRWISE: dict[str, Callable[[str, str], float]] = {
@@ -93,7 +93,7 @@ PAIRWISE: dict[str, Callable[[str, str], float]] = {
     "exponential_similarity": exponential_similarity,
     "concordance_index": concordance_index,
 }
-"""Metrics of one answer and one reference, 0 to 1; the best reference counts."""
+"""Metrics of one answer and one reference, 0 to 1. The best reference counts."""
 
 
 def _rouge_words(text: str) -> list[str]:
@@ -112,8 +112,8 @@ def _rouge(said: list[str], right: list[str]) -> tuple[float, float, float]:
 
 def _plain_words(text: str) -> list[str]:
     lower = text.lower().translate(_NO_PUNCTUATION)
-    kept = re.sub(r"\b(a|an|the)\b", " ", lower).translate(_LATIN)
-    spread = unicodedata.normalize("NFKD", kept)
+    plain = re.sub(r"\b(a|an|the)\b", " ", lower).translate(_LATIN)
+    spread = unicodedata.normalize("NFKD", plain)
     return "".join(letter for letter in spread if not unicodedata.combining(letter)).split()
 
 
@@ -126,13 +126,13 @@ def _f_measure(shared: int, said: int, right: int) -> float:
     return 2 * shared / (said + right) if shared else 0.0
 
 
-def _longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return its length, with a bit for each word of `one` (Hyyro, 2004): summaries are long."""
+def _longest_common_subsequence(words: Sequence[str], other: Sequence[str]) -> int:
+    """Return its length, with a bit for each of `words` (Hyyro, 2004): summaries are long."""
     places: dict[str, int] = {}
-    for at, word in enumerate(one):
+    for at, word in enumerate(words):
         places[word] = places.get(word, 0) | 1 << at
-    ones = left = (1 << len(one)) - 1
+    ones = left = (1 << len(words)) - 1
     for word in other:
         matched = left & places.get(word, 0)
         left = ((left + matched) | (left - matched)) & ones
-    return len(one) - left.bit_count()
+    return len(words) - left.bit_count()

@@ -1,6 +1,6 @@
 """Score the answers of a run: ZeroSCROLLS by its own metrics, needles by the number they hide.
 
-The answers are those that `forebay replay --keep-answers` keeps. A request without an answer scores
+`forebay replay --keep-answers` keeps the answers. A request without an answer scores
 0, because a server must not look better for answering less.
 """
 
@@ -42,14 +42,14 @@ class References:
 
 
 def score_run(run: Path, references: Path | None = None) -> dict[str, Any]:
-    """Score a run folder; all scores are from 0 to 100.
+    """Score a run folder. All scores are from 0 to 100.
 
     Args:
-        references: default: the file that was made beside the run's trace.
+        references: default: the file that was made next to the run's trace.
 
     Returns:
         `tasks` by name (metric, score, requests, unanswered), `zeroscrolls` (their mean if all ten
-        are there, else None), and `warnings` that say why a score means nothing.
+        are there, else None), and `warnings` with the reasons why a score means nothing.
 
     Raises:
         InputError: the run kept no answers, or there are no references for them.
@@ -58,10 +58,13 @@ def score_run(run: Path, references: Path | None = None) -> dict[str, Any]:
     if info.get("merged"):
         raise InputError(f"{run}: the runs merged here share request ids; score each run apart")
     path = references or answers_path(str(info.get("trace", {}).get("path", "")))
-    answers = {one["id"]: one["answer"] for _, one in _lines(run / ANSWERS, _KEEP)}
-    known = read_references(path)
+    answers = {record["id"]: record["answer"] for _, record in _lines(run / ANSWERS, _KEEP)}
+    expected = read_references(path)
     ids = _request_ids(run / TABLE)
-    tasks = {**_score_texts(ids, answers, known.texts, path), **_judge(ids, answers, known.needles)}
+    tasks = {
+        **_score_texts(ids, answers, expected.texts, path),
+        **_judge(ids, answers, expected.needles),
+    }
     if not tasks:
         raise InputError(f"{path}: has no reference for any request of {run}; name the right file")
     whole = [tasks[task]["score"] for task in METRICS if task in tasks]
@@ -78,7 +81,7 @@ def score_run(run: Path, references: Path | None = None) -> dict[str, Any]:
 
 
 def read_references(path: Path) -> References:
-    """Read the file beside a trace of `traces zeroscrolls` or `traces needle`.
+    """Read the file next to a trace of `traces zeroscrolls` or `traces needle`.
 
     Raises:
         InputError: an unreadable file or a line that is not a reference.
@@ -101,7 +104,7 @@ _KEEP = "repeat the replay with --keep-answers"
 
 
 def _lines(path: Path, fix: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number and object of each line, each of which has an id; raises InputError."""
+    """Yield number and object of each line, each of which has an id. Raises InputError."""
     try:
         with open(path, "rb") as file:
             for number, raw in enumerate(file, start=1):
@@ -167,7 +170,7 @@ def task_score(task: str, pairs: Sequence[tuple[str, Sequence[str]]]) -> float:
     """Return the score of one task (0 to 100) from each answer and its references.
 
     Raises:
-        ValueError: a reference that the task's metric cannot read, or none for an answer.
+        ValueError: a reference that the task's metric cannot read, or an answer without any.
     """
     if not all(references for _, references in pairs):
         raise ValueError("an answer has no reference")

@@ -1,7 +1,7 @@
 """Find the highest index that passes a test, when passing is monotone but not always certain. Pure.
 
 A test may answer "unsure": the measurement is too small for a decision at that index. The search
-then looks on both sides of what is unsure. So the result is three numbers: the highest index that
+then looks on both sides of the unsure range. So the result is three numbers: the highest index that
 passed, the lowest that failed, and between them only indices that are unsure.
 """
 
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """The end of a search: `low` passed (`least` - 1: none did), `high` failed (`most` + 1: none).
+    """The end of a search: `low` is the highest index that passed, `high` the lowest that failed.
 
-    All indices between them were tried and are unsure.
+    If no index passed, `low` is `least` - 1. If no index failed, `high` is `most` + 1. All indices
+    between them were tried and are unsure.
     """
 
     low: int
@@ -33,14 +34,14 @@ def bracket(
     unsure: set[int] = set()
     at, stride = min(max(guess, least), most), 2
     while True:
-        found = passes(at)
-        if found is None:
+        verdict = passes(at)
+        if verdict is None:
             unsure.add(at)
-        elif found:
+        elif verdict:
             low = max(low, at)
         else:
             high = min(high, at)
-        unsure = {one for one in unsure if low < one < high}
+        unsure = {index for index in unsure if low < index < high}
         gap = _next(low, high, unsure)
         if gap is None:
             return Bracket(low, high)
@@ -55,7 +56,7 @@ def bracket(
 
 
 def _next(low: int, high: int, unsure: set[int]) -> tuple[int, int] | None:
-    """Return the widest range of untried indices at either end of what is unsure."""
+    """Return the widest range of untried indices at either end of the unsure range."""
     if not unsure:
         return (low + 1, high - 1) if high - low > 1 else None
     below, above = (low + 1, min(unsure) - 1), (max(unsure) + 1, high - 1)

@@ -146,9 +146,10 @@ class SearchArguments:
         start = self.start or ((len(rows) - 1) / span_s if span_s > 0 else None)
         if start is None:
             raise InputError("--start: all requests of this trace arrive at once; give a load")
+        # A part must last long enough for the longest target of the buckets in use.
         buckets = parse_buckets(self.buckets)
-        found = {bucket_of(row.input_tokens, buckets) or "other" for row in rows}
-        least_s = least_part_s(slos, found)
+        names = {bucket_of(row.input_tokens, buckets) or "other" for row in rows}
+        least_s = least_part_s(slos, names)
         repeats = parse_arrivals(self.arrivals).kind not in ("trace", "constant")
         used = self._long_enough(rows, start, least_s) if repeats else rows
         question = SearchQuestion(
@@ -162,6 +163,7 @@ class SearchArguments:
             repeats=repeats,
             users=users_per_load(rows),
         )
+        # A search that can prove nothing is rejected before it starts.
         if not question.can_prove():
             raise InputError(f"{self.trace}: {self._too_short(question)}")
         if question.too_short(start):
@@ -191,7 +193,7 @@ class SearchArguments:
         return repeated(rows, needed)
 
     def _too_short(self, question: "SearchQuestion") -> str:
-        """Say how many requests a proof takes, and which options change that."""
+        """Give the number of requests for a proof, and the options that change it."""
         have, parts, needed = len(question.rows), question.parts_at(0.0), question.least_part_rows
         larger = f"--requests {needed}" if self.part_rows < needed else ""
         if have < needed:
@@ -248,7 +250,7 @@ class SearchArguments:
         return default_slos(names) if self.slo is None else parse_slos(self.slo, names)
 
     def about(self, sha256: str, placement: PlacementFlags) -> dict[str, Any]:
-        """Return what decides the figures of a trial, to compare with an earlier search."""
+        """Return the settings that decide a trial's figures, to compare with an earlier search."""
         named = ("slo", "arrivals", "seed", "requests", "target", "gpus", "policy", "model",
                  "endpoint", "time_scale", "buckets", "too_long", "drain_timeout")  # fmt: skip
         options = {name: getattr(self, name) for name in named} | {"requests": self.part_rows}
@@ -267,26 +269,28 @@ HEADINGS = {
 
 @app.command(help=EXAMPLE, headings=HEADINGS)
 @takes_options
-def search_command(given: SearchArguments, placement: PlacementFlags) -> None:
+def search_command(arguments: SearchArguments, placement: PlacementFlags) -> None:
     from forebay.analysis.search.result import result_of
     from forebay.analysis.search.search import LoadSearch
     from forebay.replay.plan.source import TraceSource
     from forebay.traces.command_line.messages import talk
 
-    given.check()
-    if placement.placement() and not given.simulated:
+    arguments.check()
+    if placement.placement() and not arguments.simulated:
         name = next(iter(placement.placement())).replace("_", "-")
         raise InputError(f"--{name}: for a sim: target; a server has its own flags")
-    slos = given.slos()
-    source = TraceSource(given.trace, format_name=given.trace_format, skip_bad=given.skip_bad)
-    maker = given.maker(slos, placement)  # first: a wrong target is the only thing to say then
-    question = given.question(list(source.requests()), slos)
-    searching = LoadSearch(question, maker, given.out, talk)
-    kept = searching.resume(given.about(source.sha256(), placement), force=given.force)
-    if kept:
-        talk(f"going on after {kept} parts of an earlier search in {given.out}")
+    slos = arguments.slos()
+    source = TraceSource(
+        arguments.trace, format_name=arguments.trace_format, skip_bad=arguments.skip_bad
+    )
+    maker = arguments.maker(slos, placement)  # first: a wrong target is the only thing to say then
+    question = arguments.question(list(source.requests()), slos)
+    searching = LoadSearch(question, maker, arguments.out, talk)
+    earlier = searching.resume(arguments.about(source.sha256(), placement), force=arguments.force)
+    if earlier:
+        talk(f"going on after {earlier} parts of an earlier search in {arguments.out}")
     result = result_of(searching, searching.run(), [str(slo) for slo in slos])
-    show(result, given.out, as_json=given.as_json)
+    show(result, arguments.out, as_json=arguments.as_json)
     if result.highest_per_s is None or result.open_ended:
         raise typer.Exit(1)
 
@@ -295,6 +299,7 @@ def show(result: "SearchResult", folder: Path | None, *, as_json: bool) -> None:
     import orjson
 
     data = orjson.dumps(result.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    # The folder gets the result even if a terminal shows it too.
     if folder is not None:
         from forebay.analysis.search.curve import curve_plot
         from forebay.traces.whole_file import whole_file

@@ -14,7 +14,7 @@ WORDS = {True: "yes", False: "no", None: "unsure"}
 
 
 def curve_table(result: "SearchResult") -> "Table":
-    """Make a row for each load; the interval is that by which the load was decided."""
+    """Make a row for each load, with the interval that decided the load."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -42,9 +42,9 @@ def curve_plot(result: "SearchResult") -> str:
     panels = [Panel([Series("attainment", met, met)], loads, share, note, key_left=True)]
     latency = []
     for name, column in (("TTFT p50", "ttft_p50_s"), ("TTFT p99", "ttft_p99_s")):
-        known = [(p.rate_per_s, getattr(p, column)) for p in result.points if getattr(p, column)]
-        if known:
-            latency.append(Series(name, known, known))
+        points = [(p.rate_per_s, getattr(p, column)) for p in result.points if getattr(p, column)]
+        if points:
+            latency.append(Series(name, points, points))
     if latency:
         panels.append(Panel(latency, loads, Axis("time"), note, key_left=True))
     return document(*panels)

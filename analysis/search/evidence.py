@@ -2,7 +2,7 @@
 
 Three things make a plain share of good requests misleading, and each has a rule here:
 
-    warm-up   a system that starts empty is fast: `warm_up` says which requests do not count
+    warm-up   a system that starts empty is fast: `warm_up` finds the requests that do not count
     clumps    late requests come together, so n of them are worth fewer: `clump_size`
     looks     a trial that is extended until it decides has several chances to be wrong:
               `z_of_looks` divides the error among them (Bonferroni)
@@ -25,15 +25,15 @@ WARM_UP_ANSWERS = 2.0  # median answer times
 MOST_WARM_UP = 0.5
 BATCHES = 20
 LEAST_MARKED = 2 * BATCHES
-"""Clumps are measured on at least so many of the slowest requests: a trial without a miss has some,
-and they come together as misses would."""
+"""Clumps are measured on at least this number of the slowest requests. A trial without a miss has
+some, and they come together as misses would."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """The judged requests of one load: `good` of `count` met the targets.
 
-    `effective` is how many independent requests they are worth.
+    `effective` is the number of independent requests that they are worth.
     """
 
     good: int
@@ -48,27 +48,27 @@ class Evidence:
         """Wilson interval of the share for the quantile `z` of the normal distribution."""
         return wilson(self.share * self.effective, self.effective, z)
 
-    def decides(self, wanted: float, z: float) -> bool | None:
-        """True: at least `wanted` are good; False: fewer are; None: this cannot be said."""
+    def decides(self, least_share: float, z: float) -> bool | None:
+        """True: at least `least_share` are good. False: fewer are. None: undecided."""
         low, high = self.interval(z)
-        if low >= wanted:
+        if low >= least_share:
             return True
-        return False if high < wanted else None
+        return False if high < least_share else None
 
-    def requests_to_decide(self, wanted: float, z: float) -> float:
-        """Return how many requests with this share and these clumps would decide, about."""
-        gap = abs(self.share - wanted)
+    def requests_to_decide(self, least_share: float, z: float) -> float:
+        """Return the approximate number of requests that would decide with this share."""
+        gap = abs(self.share - least_share)
         if not gap or not self.effective:
             return inf
-        variance = max(self.share * (1 - self.share), wanted * (1 - wanted))
+        variance = max(self.share * (1 - self.share), least_share * (1 - least_share))
         return z * z * variance / (gap * gap) * self.count / self.effective
 
 
 def pooled_evidence(parts: Sequence[Evidence]) -> Evidence:
     return Evidence(
-        sum(one.good for one in parts),
-        sum(one.count for one in parts),
-        sum(one.effective for one in parts),
+        sum(part.good for part in parts),
+        sum(part.count for part in parts),
+        sum(part.effective for part in parts),
     )
 
 
@@ -81,9 +81,9 @@ def judge_trial(due_s: Floats, score: Floats, answer_s: Floats) -> Evidence:
     """Judge one trial, whose requests are in order of arrival.
 
     Args:
-        due_s: when each request was due.
-        score: its worst latency as a share of its target; at most 1 is good, inf without answer.
-        answer_s: time from due to the last token; NaN without answer.
+        due_s: seconds at which each request was due.
+        score: its worst latency as a share of its target. At most 1 is good, inf without answer.
+        answer_s: time from due to the last token, NaN without answer.
     """
     first = warm_up(due_s, answer_s)
     judged = score[first:]
@@ -91,20 +91,20 @@ def judge_trial(due_s: Floats, score: Floats, answer_s: Floats) -> Evidence:
 
 
 def warm_up(due_s: Floats, answer_s: Floats) -> int:
-    """Return how many of the first requests do not count.
+    """Return the number of first requests that do not count.
 
     A tenth of the trial, or the arrivals within two median answer times if these are more: by then
     the requests in flight have been replaced. At most half of the trial.
     """
     count = len(due_s)
-    known = answer_s[~np.isnan(answer_s)]
-    settled_s = WARM_UP_ANSWERS * float(np.median(known)) if len(known) else np.inf
+    times_s = answer_s[~np.isnan(answer_s)]
+    settled_s = WARM_UP_ANSWERS * float(np.median(times_s)) if len(times_s) else np.inf
     within = int(np.searchsorted(due_s, due_s[0] + settled_s)) if count else 0
     return min(max(int(WARM_UP_SHARE * count), within), int(MOST_WARM_UP * count))
 
 
 def slow(score: Floats) -> NDArray[np.bool_]:
-    """Mark the requests that missed a target; if these are few, the slowest instead."""
+    """Mark the requests that missed a target. If these are few, mark the slowest instead."""
     if len(score) <= LEAST_MARKED:
         return score > 1
     next_slowest = float(np.partition(score, -LEAST_MARKED - 1)[-LEAST_MARKED - 1])
@@ -112,10 +112,11 @@ def slow(score: Floats) -> NDArray[np.bool_]:
 
 
 def clump_size(marked: NDArray[np.bool_]) -> float:
-    """Return how many marked requests come together: the design effect of consecutive batches.
+    """Return the mean size of a clump of marked requests: the design effect of consecutive batches.
 
-    The variance of batch shares over that of independent requests (L. Kish, Survey Sampling, 1965,
-    5.4; batch means as in G. S. Fishman, Discrete-Event Simulation, 2001, 6.6); at least 1.
+    The variance of batch shares over the variance of independent requests, at least 1 (L. Kish,
+    Survey Sampling, 1965, 5.4; batch means as in G. S. Fishman, Discrete-Event Simulation, 2001,
+    6.6).
     """
     size = len(marked) // BATCHES
     if size < 2:

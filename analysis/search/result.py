@@ -1,4 +1,4 @@
-"""Say what a search found: the proven load, the knee, the curve, and the sentence. Pure."""
+"""Summarise a search: the proven load, the knee, the curve, and the sentence. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ TOO_FAR = 20.0
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """All that was measured at one load.
+    """All measurements at one load.
 
     Attributes:
         met: True or False when decided, None when unsure.
         attainment, low, high: share of good requests, and its interval.
-        effective: the number of independent requests that the judged ones are worth.
+        effective: the number of independent requests that the judged requests are worth.
     """
 
     rate_per_s: float
@@ -44,13 +44,13 @@ class SearchResult:
     """The answer of a search.
 
     Attributes:
-        highest_per_s: the highest load that is proven to meet the targets, None if none is.
-        fails_at_per_s: the lowest load that is proven not to meet them, None if none is.
-        knee_per_s: the last load of which nearly all was completed while it came; None if all or
-            none of the loads are such.
+        highest_per_s: the highest load that is proven to meet the targets, or None.
+        fails_at_per_s: the lowest load that is proven not to meet them, or None.
+        knee_per_s: the last load of which nearly all was completed while it came. None if this
+            holds for all loads or for no load.
         points: the curve, by load.
         requests: arrivals of all trials.
-        users: sessions at once at the highest load; None if the trace has none.
+        users: sessions at once at the highest load, or None without sessions.
     """
 
     highest_per_s: float | None
@@ -64,7 +64,7 @@ class SearchResult:
 
     @property
     def open_ended(self) -> bool:
-        """True if what is proven and what fails are too far apart to be an answer."""
+        """True if the proven and the failing load are too far apart to be an answer."""
         low, high = self.highest_per_s, self.fails_at_per_s
         return low is not None and high is not None and high > TOO_FAR * low
 
@@ -83,12 +83,12 @@ class SearchResult:
         }
 
 
-def result_of(search: LoadSearch, found: Bracket, slos: Sequence[str]) -> SearchResult:
-    asked = search.question
+def result_of(search: LoadSearch, bracket: Bracket, slos: Sequence[str]) -> SearchResult:
+    question = search.question
     points = tuple(_point(search, load) for load in sorted(search.trials))
     met = {point.rate_per_s: point for point in points}
-    highest = met.get(asked.load(found.low))
-    fails = met.get(asked.load(found.high))
+    highest = met.get(question.load(bracket.low))
+    fails = met.get(question.load(bracket.high))
     offered = [point.rate_per_s for point in points]
     followed = last_followed(offered, [point.completed_per_s for point in points])
     if followed == len(offered) - 1:
@@ -97,26 +97,26 @@ def result_of(search: LoadSearch, found: Bracket, slos: Sequence[str]) -> Search
         highest_per_s=highest.rate_per_s if highest else None,
         fails_at_per_s=fails.rate_per_s if fails else None,
         knee_per_s=None if followed is None else offered[followed],
-        sentence=_sentence(asked.wanted, highest, fails, points, slos),
+        sentence=_sentence(question.wanted, highest, fails, points, slos),
         points=points,
-        requests=sum(one.requests for parts in search.trials.values() for one in parts),
-        warnings=tuple(_warnings(points, highest, fails, asked)),
-        users=highest.rate_per_s * asked.users if highest and asked.users else None,
+        requests=sum(part.requests for parts in search.trials.values() for part in parts),
+        warnings=tuple(_warnings(points, highest, fails, question)),
+        users=highest.rate_per_s * question.users if highest and question.users else None,
     )
 
 
 def _point(search: LoadSearch, load: float) -> CurvePoint:
-    parts, found = search.trials[load], search.evidence(load)
-    low, high = found.interval(search.question.z)
+    parts, evidence = search.trials[load], search.evidence(load)
+    low, high = evidence.interval(search.question.z)
     doubted = [part for part in parts if part.verdict != "valid"]
     return CurvePoint(
         rate_per_s=load,
         met=search.decided(load),
-        attainment=found.share,
+        attainment=evidence.share,
         low=low,
         high=high,
-        judged=found.count,
-        effective=found.effective,
+        judged=evidence.count,
+        effective=evidence.effective,
         completed_per_s=sum(part.completed_per_s for part in parts) / len(parts),
         ttft_p50_s=_mean([part.ttft_p50_s for part in parts]),
         ttft_p99_s=_mean([part.ttft_p99_s for part in parts]),
@@ -125,18 +125,18 @@ def _point(search: LoadSearch, load: float) -> CurvePoint:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if len(numbers) == len(values) else None
 
 
 def _sentence(
-    wanted: float,
+    least_share: float,
     highest: CurvePoint | None,
     fails: CurvePoint | None,
     points: Sequence[CurvePoint],
     slos: Sequence[str],
 ) -> str:
-    share, sure = f"{wanted * 100:g} %", f"{CONFIDENCE * 100:g} % confidence"
+    share, sure = f"{least_share * 100:g} %", f"{CONFIDENCE * 100:g} % confidence"
     targets = " and ".join(slos) or "an answer"
     if highest is None:
         tried = f" down to {points[0].rate_per_s:g} requests/s" if points else ""
@@ -158,60 +158,62 @@ def _warnings(
     points: Sequence[CurvePoint],
     highest: CurvePoint | None,
     fails: CurvePoint | None,
-    asked: SearchQuestion,
+    question: SearchQuestion,
 ) -> list[str]:
-    found = []
-    short = [one for one in points if one.met is None and asked.too_short(one.rate_per_s)]
+    sentences = []
+    short = [
+        point for point in points if point.met is None and question.too_short(point.rate_per_s)
+    ]
     if short:
-        found.append(
-            f"from {short[0].rate_per_s:g}/s on the trace's {len(asked.rows):,} requests are over "
-            f"in less than {asked.least_s:g} s (20 times the longest target), which proves "
+        sentences.append(
+            f"from {short[0].rate_per_s:g}/s on the trace's {len(question.rows):,} requests are "
+            f"over in less than {question.least_s:g} s (20 times the longest target), which proves "
             "nothing; make a longer one: forebay traces fit, then synth model"
         )
     elif (
         highest
         and fails
-        and fails.rate_per_s > highest.rate_per_s * ((1 + asked.resolution) ** 1.5)
+        and fails.rate_per_s > highest.rate_per_s * ((1 + question.resolution) ** 1.5)
     ):
-        found.append(
+        sentences.append(
             f"between {highest.rate_per_s:g} and {fails.rate_per_s:g}/s the requests are too few "
             "to decide; give more with --requests or --parts"
         )
-        found += _undecided(points, asked)
+        sentences += _undecided(points, question)
     if highest is None:
-        found += _unproven(points)
+        sentences += _unproven(points)
     for point in points:
         if point.doubt and point.met is not True:
-            found.append(
+            sentences.append(
                 f"at {point.rate_per_s:g}/s this client, not the server, may be the limit "
                 f"({point.doubt})"
             )
-    return found
+    return sentences
 
 
-def _undecided(points: Sequence[CurvePoint], asked: SearchQuestion) -> list[str]:
-    """Say of the load with most requests that is undecided why it is."""
-    unsure = [one for one in points if one.met is None]
+def _undecided(points: Sequence[CurvePoint], question: SearchQuestion) -> list[str]:
+    """Explain why the undecided load with most requests is undecided."""
+    unsure = [point for point in points if point.met is None]
     if not unsure:
         return []
-    point = max(unsure, key=lambda one: one.judged)
+    point = max(unsure, key=lambda candidate: candidate.judged)
     evidence = Evidence(round(point.attainment * point.judged), point.judged, point.effective)
-    needed = evidence.requests_to_decide(asked.wanted, asked.z)
+    needed = evidence.requests_to_decide(question.wanted, question.z)
     more = "no number of them decides" if needed > MOST_TOLD else f"it takes about {needed:,.0f}"
     return [
         f"{point.rate_per_s:g}/s is undecided: {point.attainment:.2%} of {point.judged:,} requests "
-        f"met the targets, and {asked.wanted * 100:g} % lies within the interval, {point.low:.2%} "
-        f"to {point.high:.2%}; the late ones came together, so they count as "
+        f"met the targets, and {question.wanted * 100:g} % lies within the interval, "
+        f"{point.low:.2%} to {point.high:.2%}; the late ones came together, so they count as "
         f"{point.effective:,.0f}; {more}"
     ]
 
 
 def _unproven(points: Sequence[CurvePoint]) -> list[str]:
-    """Say why loads at which no request missed its targets are not proven."""
-    all_met = [one for one in points if one.met is None and one.attainment == 1]
+    """Explain why loads at which no request missed its targets are not proven."""
+    all_met = [point for point in points if point.met is None and point.attainment == 1]
     if not all_met:
         return []
-    best = max(all_met, key=lambda one: one.effective)
+    best = max(all_met, key=lambda point: point.effective)
     return [
         f"at {best.rate_per_s:g}/s none of {best.judged:,} requests missed, but the slowest came "
         f"together, so that they prove no more than {best.effective:,.0f} on their own would; give "

@@ -1,8 +1,8 @@
 """Search the highest load that meets the targets, one trial after another, and keep each trial.
 
 The loads lie on a grid whose neighbours differ by `resolution`. At a load, parts of the trace are
-measured until the share of good requests is surely above or surely below the one wanted, or all
-parts are measured. Every part is kept in `trials.jsonl` when it ends, so a search that was stopped
+measured until the share of good requests is surely above or surely below `wanted`, or all parts
+are measured. Every part is kept in `trials.jsonl` when it ends, so a search that was stopped
 goes on where it was.
 """
 
@@ -38,12 +38,12 @@ LEAST_GIVEN_UP = 8
 MOST_TOLD = 1e7
 
 TARGETS_OF_PART = 20.0
-"""A part lasts at least so many times the longest latency target. Work that comes faster than it is
-done waits longer and longer: 5 % too much is a target late after 20 targets, and not before."""
+"""A part lasts at least this multiple of the longest latency target. Work that arrives faster than
+it is done waits longer and longer: 5 % too much is a target late after 20 targets, not before."""
 
 
 def least_part_s(slos: Sequence[Slo], buckets: Collection[str]) -> float:
-    """Return the least duration of a part, by the targets of the buckets that there are."""
+    """Return the least duration of a part, by the targets of the buckets in use."""
     limits = [
         slo.limit_s
         for slo in slos
@@ -53,7 +53,7 @@ def least_part_s(slos: Sequence[Slo], buckets: Collection[str]) -> float:
 
 
 def users_per_load(rows: Sequence[TraceRequest]) -> float | None:
-    """Return the mean time between two requests of a session; None without such sessions.
+    """Return the mean time between two requests of a session, or None without such sessions.
 
     By Little's law, a load of L requests a second then has L times as many sessions at once.
     """
@@ -78,7 +78,7 @@ class SearchQuestion:
         most_parts: parts at one load, a power of two: it is decided after 1, 2, 4, ... of them.
         start_per_s: the load to try first.
         least_s: a part has more requests if it were shorter than this (`least_part_s`).
-        repeats: whether the same rows are new evidence, because their times are drawn anew.
+        repeats: True if the same rows are new evidence, because their times are drawn again.
         users: sessions at once for each request a second (`users_per_load`).
     """
 
@@ -94,17 +94,17 @@ class SearchQuestion:
 
     @property
     def z(self) -> float:
-        """The quantile for the looks that there can be at a load: a short trace has few parts."""
+        """The quantile for the possible looks at a load: a short trace has few parts."""
         return z_of_looks(self.parts_at(0.0).bit_length())
 
     @property
     def least_part_rows(self) -> int:
-        """The fewest requests of a single part that are a proof if none misses its targets."""
+        """The fewest requests of a single part that prove a load if all meet their targets."""
         judged = math.ceil(z_of_looks(1) ** 2 * self.wanted / (1 - self.wanted))  # Wilson interval
         return next(rows for rows in count(judged) if _judged(rows) >= judged)
 
     def can_prove(self) -> bool:
-        """Tell whether a load would be proven at which no request misses its targets."""
+        """True if a load at which no request misses its targets would be proven."""
         judged = self.parts_at(0.0) * _judged(self._size(0.0))
         return Evidence(judged, judged, judged).decides(self.wanted, self.z) is True
 
@@ -115,14 +115,14 @@ class SearchQuestion:
         return self.rows[first : first + size]
 
     def parts_at(self, load: float) -> int:
-        """Return how many parts may be measured at a load, a power of two."""
+        """Return the most parts that may be measured at a load, a power of two."""
         if self.repeats:
             return self.most_parts
         parts = min(self.most_parts, max(1, len(self.rows) // self._size(load)))
         return 1 << (parts.bit_length() - 1)
 
     def too_short(self, load: float) -> bool:
-        """Tell whether the whole trace is over too soon at a load to prove that it can be kept."""
+        """True if the whole trace is over too soon at a load to prove that it can be kept."""
         return len(self.rows) < int(load * self.least_s)
 
     def _size(self, load: float) -> int:
@@ -137,28 +137,28 @@ class SearchQuestion:
 
 
 class LoadSearch:
-    """One search; `trials` are kept in `folder` if there is one."""
+    """One search. `trials` are kept in `folder` unless it is None."""
 
     def __init__(
         self,
         question: SearchQuestion,
         maker: TrialMaker,
         folder: Path | None = None,
-        told: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.question = question
         self.trials: dict[float, list[TrialRow]] = {}
         self.ran = 0
         self._maker = maker
         self._folder = folder
-        self._told = told
+        self._told = report
 
     def resume(self, about: Mapping[str, Any], *, force: bool = False) -> int:
-        """Read the trials of an earlier search with the same question; returns their number.
+        """Read the trials of an earlier search with the same question. Returns their number.
 
         Args:
-            about: the question as it is kept beside the trials.
-            force: forget a search that asked something else.
+            about: the question as it is stored with the trials.
+            force: forget a search with another question.
 
         Raises:
             InputError: the folder holds another search, or it cannot be read or written.
@@ -166,11 +166,11 @@ class LoadSearch:
         if self._folder is None:
             return 0
         trials, question = self._folder / TRIALS, self._folder / QUESTION
-        asked = orjson.dumps(about, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        text = orjson.dumps(about, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if trials.exists() and question.exists():
-                if not force and question.read_bytes() != asked:
+                if not force and question.read_bytes() != text:
                     raise InputError(
                         f"--out: {self._folder} holds a search with another question "
                         f"({', '.join(_differences(question.read_bytes(), about))}); name another "
@@ -186,17 +186,17 @@ class LoadSearch:
         except (orjson.JSONDecodeError, TypeError) as error:
             raise InputError(f"{trials}: damaged ({error}); give --force to start anew") from error
         with whole_file(question) as file:
-            file.write(asked)
+            file.write(text)
         return 0
 
     def run(self) -> Bracket:
-        """Search; returns the bracket as places of the grid.
+        """Search. Returns the bracket as places of the grid.
 
-        One part a load first tells about where the answer is: a proof that a load can be kept takes
-        many parts, and most loads on the way from the start are not worth one.
+        One part a load first shows roughly where the answer is: a proof that a load can be kept
+        takes many parts, and most loads on the way from the start are not worth it.
         """
-        asked = self.question
-        start, reach = asked.index(asked.start_per_s), asked.index(WIDEST)
+        question = self.question
+        start, reach = question.index(question.start_per_s), question.index(WIDEST)
         least, most = start - reach, start + reach
         guess = bracket(self.seems_to_pass, start, least, most).low
         return bracket(self.passes, guess, least, most)
@@ -208,9 +208,9 @@ class LoadSearch:
         return self.evidence(load, 1).share >= self.question.wanted
 
     def passes(self, index: int) -> bool | None:
-        """Measure a load until it is decided; None if all parts leave it open, or would."""
-        asked, load = self.question, self.question.load(index)
-        looks, most = 1, asked.parts_at(load)
+        """Measure a load until it is decided. None if all parts leave it open, or would."""
+        question, load = self.question, self.question.load(index)
+        looks, most = 1, question.parts_at(load)
         while looks <= most:
             while len(self.trials.get(load, ())) < looks:
                 self._measure(load)
@@ -223,25 +223,25 @@ class LoadSearch:
         return None
 
     def _hopeless(self, load: float, looks: int, most: int) -> bool:
-        """Tell whether all parts would leave a load open, were the rest as those until now."""
-        so_far, asked = self.evidence(load, looks), self.question
-        needed = so_far.requests_to_decide(asked.wanted, asked.z)
+        """True if all parts would leave a load open, were the rest like the parts until now."""
+        so_far, question = self.evidence(load, looks), self.question
+        needed = so_far.requests_to_decide(question.wanted, question.z)
         if needed <= so_far.count * most / looks:
             return False
         takes = f"it takes about {needed:,.0f}" if needed <= MOST_TOLD else "no number of them does"
         self._told(
-            f"{load:g}/s: given up, as {so_far.share:.2%} is too near {asked.wanted:.2%} for "
+            f"{load:g}/s: given up, as {so_far.share:.2%} is too near {question.wanted:.2%} for "
             f"{so_far.count * most // looks:,} requests to decide; {takes}"
         )
         return True
 
     def evidence(self, load: float, parts: int | None = None) -> Evidence:
-        return pooled_evidence([one.evidence for one in self.trials[load][:parts]])
+        return pooled_evidence([part.evidence for part in self.trials[load][:parts]])
 
     def decided(self, load: float, parts: int | None = None) -> bool | None:
-        asked = self.question
-        found = self.evidence(load, parts).decides(asked.wanted, asked.z)
-        return None if found and asked.too_short(load) else found
+        question = self.question
+        verdict = self.evidence(load, parts).decides(question.wanted, question.z)
+        return None if verdict and question.too_short(load) else verdict
 
     def _measure(self, load: float) -> None:
         part = len(self.trials.get(load, ()))
@@ -250,11 +250,11 @@ class LoadSearch:
         self.ran += 1
         if self._folder is not None:
             with whole_file(self._folder / TRIALS) as file:  # a full disk leaves no half of a line
-                for one in chain.from_iterable(self.trials.values()):
-                    file.write(orjson.dumps(one.as_json(), option=orjson.OPT_APPEND_NEWLINE))
-        found = self.evidence(load)
+                for row in chain.from_iterable(self.trials.values()):
+                    file.write(orjson.dumps(row.as_json(), option=orjson.OPT_APPEND_NEWLINE))
+        evidence = self.evidence(load)
         self._told(
-            f"{load:g}/s: {found.share:.2%} of {found.count:,} requests met the targets "
+            f"{load:g}/s: {evidence.share:.2%} of {evidence.count:,} requests met the targets "
             f"(part {part + 1})"
         )
 
@@ -263,10 +263,10 @@ class LoadSearch:
 
 
 def _judged(rows: int) -> int:
-    """Return how many requests of a part count, at most."""
+    """Return the most requests of a part that count."""
     return rows - int(WARM_UP_SHARE * rows)
 
 
-def _differences(kept: bytes, about: Mapping[str, Any]) -> list[str]:
-    before = orjson.loads(kept)
+def _differences(earlier: bytes, about: Mapping[str, Any]) -> list[str]:
+    before = orjson.loads(earlier)
     return [key for key in about if before.get(key) != about[key]] or ["other options"]

@@ -31,14 +31,15 @@ Words = NDArray[np.object_]
 
 @dataclass(frozen=True, slots=True)
 class TrialRow:
-    """One part at one load, as it is kept in `trials.jsonl`.
+    """One part at one load, as `trials.jsonl` stores it.
 
     Attributes:
-        requests: arrivals, with those of the warm-up.
+        requests: arrivals, including the warm-up.
         good, judged, effective: see `Evidence`.
         completed_per_s: answers a second while requests arrived and were answered.
-        ttft_p50_s, ttft_p99_s: of the judged requests; None when that share was not answered.
-        verdict: that of the replay; a client that was late proves nothing about the server.
+        ttft_p50_s, ttft_p99_s: percentiles of the judged requests. None if too many are
+            unanswered.
+        verdict: the replay's. A client that was late proves nothing about the server.
     """
 
     rate_per_s: float
@@ -69,7 +70,7 @@ class TrialMaker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SimTrials:
-    """Trials in virtual time; every part starts with empty engines."""
+    """Trials in virtual time. Every part starts with empty engines."""
 
     scenario: Scenario
     slos: tuple[Slo, ...]
@@ -94,9 +95,9 @@ def _play(options: ReplayOptions) -> Summary:
 
 @dataclass(frozen=True, slots=True)
 class HttpTrials:
-    """Trials against a real server; each part is a run folder under `folder`.
+    """Trials against a real server. Each part is a run folder under `folder`.
 
-    Each part has prompts of its own (by its salt), so none finds in a cache what another left.
+    Each part has prompts of its own (by its salt), so no part finds another's blocks in a cache.
     """
 
     options: ReplayOptions
@@ -122,12 +123,12 @@ class HttpTrials:
             raise KeyboardInterrupt
         run = load_run(out)
         row = trial_of_run(run, rate_per_s, part, self.slos)
-        told = summary.values
-        if told["verdict"] == FAILED:  # a fact about the server, not a doubt about the client
-            for line in unanswered_lines(told):
+        replayed = summary.values
+        if replayed["verdict"] == FAILED:  # a fact about the server, not a doubt about the client
+            for line in unanswered_lines(replayed):
                 talk(f"{rate_per_s:g}/s: {line}")
             return row
-        return replace(row, verdict=told["verdict"], reason=told["verdict_reason"])
+        return replace(row, verdict=replayed["verdict"], reason=replayed["verdict_reason"])
 
 
 METRICS = ("ttft", "e2e", "tpot", "stall")
@@ -139,7 +140,7 @@ def part_seed(seed: int, part: int) -> int:
 
 
 def trial_of_run(run: RunData, rate_per_s: float, part: int, slos: Sequence[Slo]) -> TrialRow:
-    """Judge a finished run; requests count in the order in which they were due."""
+    """Judge a finished run. Requests count in the order in which they were due."""
     due = run.numbers["intended_s"]
     order = np.argsort(due, kind="stable")
     ok = run.words["outcome"] == "ok"
@@ -165,14 +166,14 @@ def trial_row(
     values: Mapping[str, Floats],
     slos: Sequence[Slo],
 ) -> TrialRow:
-    """Judge requests in order of arrival; `values` are seconds by metric, NaN where undefined.
+    """Judge requests in order of arrival. `values` are seconds by metric, NaN where undefined.
 
     Completed are the answers that end while judged requests arrive, as a share of these: the time
     after the last arrival, when nothing more comes, would make a short trial look slow.
     """
     score = scores(bucket, values, slos)
-    found = judge_trial(due_s, score, values["e2e"])
-    first = len(due_s) - found.count
+    evidence = judge_trial(due_s, score, values["e2e"])
+    first = len(due_s) - evidence.count
     ttft = values["ttft"][first:]
     done_s = due_s + values["e2e"]
     ended = int(((done_s > due_s[first]) & (done_s <= due_s[-1])).sum())
@@ -181,17 +182,17 @@ def trial_row(
         rate_per_s=rate_per_s,
         part=part,
         requests=len(due_s),
-        judged=found.count,
-        good=found.good,
-        effective=found.effective,
-        completed_per_s=rate_per_s * ended / found.count,
+        judged=evidence.count,
+        good=evidence.good,
+        effective=evidence.effective,
+        completed_per_s=rate_per_s * ended / evidence.count,
         ttft_p50_s=_finite(ttft, 0.5),
         ttft_p99_s=_finite(ttft, 0.99),
     )
 
 
 def scores(bucket: Words, values: Mapping[str, Floats], slos: Sequence[Slo]) -> Floats:
-    """Return each request's worst latency as a share of its target; inf without an answer."""
+    """Return each request's worst latency as a share of its target, inf without an answer."""
     score = np.where(np.isnan(values["e2e"]), np.inf, 0.0)
     for slo in slos:
         share = values[slo.metric] / slo.limit_s

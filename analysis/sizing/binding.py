@@ -24,7 +24,7 @@ class Usage:
         work_s: engine seconds per GPU and second of arrivals; above 1, a backlog grew.
         kv_mean, kv_peak: tokens of the requests in an engine as a share of its KV cache: the mean
             over time and engines, and the peak. Above 1, requests wait in the engine. A common
-            document counts once while it is in use; blocks that are only cached do not count.
+            document counts once while it is in use; Blocks that are only cached do not count.
         seats_peak: the most requests in one engine.
     """
 
@@ -42,7 +42,7 @@ class Usage:
 
 
 def usage(simulated: Simulated, until_s: float) -> Usage:
-    """Measure the use of resources; arrivals continued until `until_s`."""
+    """Measure the use of resources. Arrivals continued until `until_s`."""
     scenario = simulated.scenario
     config = scenario.engine
     times = config.server_times()
@@ -50,24 +50,24 @@ def usage(simulated: Simulated, until_s: float) -> Usage:
     pool = (config.num_blocks() - 1) * config.block_size
     changes: list[tuple[float, int, SimOutcome]] = []
     prefill_s = ended_s = 0.0
-    for one in simulated.outcomes:
-        if one.sent_s is None or one.finished_s is None:
+    for outcome in simulated.outcomes:
+        if outcome.sent_s is None or outcome.finished_s is None:
             continue
-        row, ended_s = one.request, max(ended_s, one.finished_s)
+        row, ended_s = outcome.request, max(ended_s, outcome.finished_s)
         prompt = min(longest, -(-row.input_tokens // _ROUND) * _ROUND)
-        cached = min(one.cached_tokens // _ROUND * _ROUND, prompt - 1)
+        cached = min(outcome.cached_tokens // _ROUND * _ROUND, prompt - 1)
         prefill_s += alone(config, prompt, 1, cached).ttft_s - times.alone_s(prompt)
-        changes += [(one.sent_s, 1, one), (one.finished_s, -1, one)]
+        changes += [(outcome.sent_s, 1, outcome), (outcome.finished_s, -1, outcome)]
     changes.sort(key=lambda change: change[:2])
     used: Counter[str] = Counter()  # tokens of the requests in each engine
     seats: Counter[str] = Counter()
     readers: Counter[tuple[str, str]] = Counter()  # requests per engine and common document
     area = before_s = 0.0
     peak = most = total = 0
-    for at, sign, one in changes:
+    for at, sign, outcome in changes:
         area += total * (at - before_s)
         before_s = at
-        engine, row = one.backend or "", one.request
+        engine, row = outcome.backend or "", outcome.request
         tokens = row.input_tokens + row.output_tokens
         if row.blocks and row.document:
             key = engine, row.document
@@ -109,8 +109,8 @@ def binding(
     """Find the scarce resource of a fleet of `gpus` that misses the targets `missed`.
 
     Args:
-        more_kv, more_slots: for each seed that missed, whether it met the targets with twice the
-            KV cache, or twice the slots; empty if that was not simulated.
+        more_kv, more_slots: True for each missed seed that met the targets with twice the KV cache,
+            or twice the slots. Empty if that was not simulated.
         unit: the word for what `gpus` counts.
     """
     load = (
@@ -126,16 +126,16 @@ def binding(
         )
     if more_slots and all(more_slots):
         return Binding("slots", f"twice the slots would meet the targets; {load}")
-    kept = (
+    memory = (
         f"with twice the KV cache, {sum(more_kv)} of the {len(more_kv)} seeds that missed meet the"
         " targets"
     )
     if at.prefill_part < 0.5:
-        return Binding("decode", f"decode steps fill the time; {kept}; {load}")
+        return Binding("decode", f"decode steps fill the time; {memory}; {load}")
     stalls = any(name.rpartition(".")[2].startswith(("tpot", "stall")) for name in missed)
     queues = any(name.rpartition(".")[2].startswith(("ttft", "e2e")) for name in missed)
     how = " and ".join(
         ["prompts wait for other prefills"] * queues
         + ["answers stall while a chunk of a prefill runs"] * stalls
     )
-    return Binding("prefill compute", f"{how}; {kept}; {load}")
+    return Binding("prefill compute", f"{how}; {memory}; {load}")

@@ -42,48 +42,50 @@ HEADINGS = {
 
 @app.command(help=HELP, headings=HEADINGS)
 @takes_options
-def size_command(asked: SizeArguments, placement: PlacementFlags) -> None:
+def size_command(arguments: SizeArguments, placement: PlacementFlags) -> None:
     from forebay.analysis.sizing.workers import workers
 
-    asked.check()
-    with workers(asked.jobs, "forebay.analysis.sizing.guide") as run:
+    arguments.check()
+    with workers(arguments.jobs, "forebay.analysis.sizing.guide") as run:
         from forebay.analysis.charts.users_and_gpus import draw
         from forebay.analysis.sizing.guide import curves, size, validate
         from forebay.analysis.sizing.report import as_json, cost, print_answer, provenance
         from forebay.analysis.sizing.targets import default_targets, parse_targets
 
-        users = asked.population()
-        targets = default_targets(users) if asked.slo is None else parse_targets(asked.slo)
-        sizes = asked.plot_sizes(users) if asked.plot else []
-        asked.check_memory(users, sizes, placement)  # now, because the search takes minutes
-        scenario = asked.scenario(placement)
+        users = arguments.population()
+        targets = default_targets(users) if arguments.slo is None else parse_targets(arguments.slo)
+        sizes = arguments.plot_sizes(users) if arguments.plot else []
+        arguments.check_memory(users, sizes, placement)  # now, because the search takes minutes
+        scenario = arguments.scenario(placement)
         answer = size(
             users,
             scenario,
             targets,
             run,
-            seeds=range(asked.seed, asked.seed + asked.seeds),
-            window_s=asked.window,
-            sensitivity=not asked.quick,
+            seeds=range(arguments.seed, arguments.seed + arguments.seeds),
+            window_s=arguments.window,
+            sensitivity=not arguments.quick,
         )
-        checked = validate(answer, run) if asked.validate else None
-        drawn = curves(users, scenario, targets, run, sizes=sizes, seed=asked.seed) if sizes else []
+        checked = validate(answer, run) if arguments.validate else None
+        drawn = (
+            curves(users, scenario, targets, run, sizes=sizes, seed=arguments.seed) if sizes else []
+        )
     origin = provenance(answer, shlex.join(["forebay", "size", *_words()]))
-    price = cost(answer, asked.price_per_gpu_hour, asked.gpu_watts)
+    price = cost(answer, arguments.price_per_gpu_hour, arguments.gpu_watts)
     data = as_json(answer, origin, price, checked)
     if drawn:
         data["plot"] = [
             {"document_tokens": c.document_tokens, "points": c.points, "refused": c.error}
             for c in drawn
         ]
-    if asked.out is not None:
-        _write(asked.out / RESULTS, _encoded(data))
+    if arguments.out is not None:
+        _write(arguments.out / RESULTS, _encoded(data))
         if drawn:
             engine = scenario.engine
             label = f"Users against GPUs, {engine.model_spec.name} on {engine.gpu_spec.name}"
-            _write(asked.out / PLOT, draw(drawn, label).encode())
-        talk(f"wrote {asked.out}")
-    if asked.as_json:
+            _write(arguments.out / PLOT, draw(drawn, label).encode())
+        talk(f"wrote {arguments.out}")
+    if arguments.as_json:
         sys.stdout.write(_encoded(data).decode())
         return
     from rich.console import Console

@@ -1,7 +1,7 @@
 """Reject targets that even an idle GPU misses, so that no number of GPUs meets them. Pure.
 
-A single request runs through the simulated engine, so chunks and overheads are those of the
-fleet; FLOPs and bytes come from the roofline.
+A single request runs through the simulated engine, so chunks and overheads equal the fleet's.
+FLOPs and bytes come from the roofline.
 """
 
 from collections.abc import Iterator, Sequence
@@ -67,20 +67,20 @@ def check_memory(
     kv_cache_dtype: str = "auto",
     **options: Any,
 ) -> None:
-    """Raise InputError if the model, or one request, does not fit a server or the context.
+    """Raise InputError if the model, or a request, does not fit a server or the context.
 
     Args:
         named: the option that set the length of documents, for the error.
-        options: those of `forebay kv`; None takes vLLM's default.
+        options: options of `forebay kv`. None takes vLLM's default.
     """
     rates = users.rates_per_s()
-    given = {name: value for name, value in options.items() if value is not None}
+    flags = {name: value for name, value in options.items() if value is not None}
     served = served_model(find_model(model), quantization, kv_cache_dtype)
     sheet = find_gpu(gpu)
     # As in the simulated engine, sliding layers keep the whole context.
     shape = replace(served.shape, sliding_layers=0, sliding_window=0)
     choices = Choices(
-        tensor_parallel_size=tensor_parallel_size, kv_cache_dtype=kv_cache_dtype, **given
+        tensor_parallel_size=tensor_parallel_size, kv_cache_dtype=kv_cache_dtype, **flags
     )
     plan = make_plan(shape, GpuMemory(sheet.name, sheet.memory_gib), choices)
     longest = {kind: users.prompt_tokens(kind, 1) + users.output_tokens(kind, 1) for kind in rates}
@@ -91,8 +91,8 @@ def check_memory(
                 f"{option}: a {kind} request of {tokens:,} tokens with its answer exceeds the "
                 f"context of {plan.max_model_len:,} tokens of {shape.name}; shorten it"
             )
-    for asked in (None, max(longest.values())):
-        check_fits(plan, asked)
+    for length in (None, max(longest.values())):
+        check_fits(plan, length)
 
 
 def check_floor(config: EngineConfig, users: Users, targets: Sequence[LatencyTarget]) -> None:

@@ -23,14 +23,14 @@ from forebay.traces.synth.lengths import Fixed
 BEYOND = 20
 """Requests beyond each percentile that the window of one seed has on average."""
 FRESH = 1_000  # first seed of the validation, which the search never uses
-LONGER = 4  # window of the validation, as a multiple of that of the search
+LONGER = 4  # window of the validation, as a multiple of the search's
 SHARES = (0.25, 0.5, 1.0, 1.5)  # points of a curve, as multiples of --users
 GUESSED_BUSY = 0.75  # utilisation at the first count tried; affects only the search time
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The least GPUs of the first seed with one thing changed; None: no number meets it."""
+    """The least GPUs of the first seed with one thing changed, None if no number is enough."""
 
     what: str
     gpus: int | None
@@ -89,7 +89,7 @@ def question_of(
     window_s: float | None,
     seed: int,
 ) -> tuple[Question, int, int]:
-    """A job for `search`; raises InputError for targets that cannot be met or judged.
+    """A job for `search`. Raises InputError for targets that cannot be met or judged.
 
     The search starts at the count with utilisation GUESSED_BUSY and ends at four times the work.
     """
@@ -138,44 +138,49 @@ def size(
     window_s: float | None = None,
     sensitivity: bool = True,
 ) -> SizingAnswer:
-    """Find the least count; raises InputError if a target cannot be met or judged."""
+    """Find the least count. Raises InputError if a target cannot be met or judged."""
     question, guess, most = question_of(users, scenario, targets, window_s, seeds[0])
-    found = run.all(search, [(replace(question, seed=seed), guess, most) for seed in seeds[:2]])
-    guess = found[0].gpus
+    counts = run.all(search, [(replace(question, seed=seed), guess, most) for seed in seeds[:2]])
+    guess = counts[0].gpus
     later = [run.start(search, (replace(question, seed=seed), guess, most)) for seed in seeds[2:]]
     changed = _variants(question) if sensitivity else []
-    asked = [run.start(_vary, (one, found[0])) for _, one in changed]
-    found += [one.result() for one in later]
-    gpus, around = _around(run, question, found)
+    futures = [run.start(_vary, (variant, counts[0])) for _, variant in changed]
+    counts += [future.result() for future in later]
+    gpus, around = _around(run, question, counts)
     bound = _binding(run, around, gpus, question)
     return SizingAnswer(
         question=question,
         seeds=tuple(seeds),
         gpus=gpus,
-        range=(min(one.gpus for one in found), max(one.gpus for one in found)),
+        range=(min(count.gpus for count in counts), max(count.gpus for count in counts)),
         around=around,
         binding=bound,
         naive=formulas(scenario.engine, users, targets, gpus),
-        base=found[0].gpus,
+        base=counts[0].gpus,
         variants=[
-            Variant(what, one.result()) for (what, _), one in zip(changed, asked, strict=True)
+            Variant(what, future.result())
+            for (what, _), future in zip(changed, futures, strict=True)
         ],
     )
 
 
 def _around(
-    run: JobRunner, question: Question, found: Sequence[LeastCount]
+    run: JobRunner, question: Question, least: Sequence[LeastCount]
 ) -> tuple[int, dict[int, list[FleetJudgement]]]:
     """The least count that all seeds meet, and the judgements at it, one fewer and one more."""
-    known = {(one.question.seed, gpus): j for one in found for gpus, j in one.asked.items()}
-    seeds = [one.question.seed for one in found]
-    gpus = max(one.gpus for one in found)
+    judgements = {
+        (count.question.seed, gpus): j for count in least for gpus, j in count.asked.items()
+    }
+    seeds = [count.question.seed for count in least]
+    gpus = max(count.gpus for count in least)
     while True:
         counts = [count for count in (gpus - 1, gpus, gpus + 1) if count]
-        _add_missing(run, question, [(seed, count) for count in counts for seed in seeds], known)
-        around = {count: [known[seed, count] for seed in seeds] for count in counts}
+        _add_missing(
+            run, question, [(seed, count) for count in counts for seed in seeds], judgements
+        )
+        around = {count: [judgements[seed, count] for seed in seeds] for count in counts}
         # With one more GPU, requests may be placed less luckily, so that a seed fails again.
-        if all(one.met for one in around[gpus]):
+        if all(judgement.met for judgement in around[gpus]):
             return gpus, around
         gpus += 1
 
@@ -183,28 +188,37 @@ def _around(
 def _add_missing(
     run: JobRunner,
     question: Question,
-    wanted: Sequence[tuple[int, int]],
-    known: dict[tuple[int, int], FleetJudgement],
+    pairs: Sequence[tuple[int, int]],
+    judgements: dict[tuple[int, int], FleetJudgement],
 ) -> None:
-    """Simulate every (seed, GPUs) of `wanted` that is not `known`, and add its judgement."""
-    missing = [key for key in wanted if key not in known]
+    """Simulate every (seed, GPUs) of `pairs` without a judgement, and add it to `judgements`."""
+    missing = [key for key in pairs if key not in judgements]
     jobs = [(replace(question, seed=seed), count) for seed, count in missing]
-    known.update(zip(missing, run.all(ask, jobs), strict=True))
+    judgements.update(zip(missing, run.all(ask, jobs), strict=True))
 
 
 def _binding(
     run: JobRunner, around: dict[int, list[FleetJudgement]], gpus: int, question: Question
 ) -> Binding | None:
-    failed = [one for one in around.get(gpus - 1, []) if not one.met]
+    failed = [judgement for judgement in around.get(gpus - 1, []) if not judgement.met]
     if not failed:
         return None
     usage = failed[0].usage
     what_if = [_with_kv(question, 2)]
     if usage.seats_peak >= usage.seats:
         what_if.append(_with_slots(question, 2 * usage.seats))
-    jobs = [(replace(changed, seed=one.seed), gpus - 1) for changed in what_if for one in failed]
-    met = [one.met for one in run.all(ask, jobs)]
-    missed = [one.target.name for judged in failed for one in judged.attained if not one.met]
+    jobs = [
+        (replace(changed, seed=judgement.seed), gpus - 1)
+        for changed in what_if
+        for judgement in failed
+    ]
+    met = [judgement.met for judgement in run.all(ask, jobs)]
+    missed = [
+        attained.target.name
+        for judged in failed
+        for attained in judged.attained
+        if not attained.met
+    ]
     unit = "GPUs" if question.scenario.engine.tensor_parallel_size == 1 else "servers"
     return binding(usage, missed, met[: len(failed)], met[len(failed) :], gpus - 1, unit)
 
@@ -227,11 +241,11 @@ def _with_kv(question: Question, times: int) -> Question:
 
 def _variants(question: Question) -> list[tuple[str, Question]]:
     users, scenario = question.users, question.scenario
-    listed: list[tuple[str, Question]] = []
+    variants: list[tuple[str, Question]] = []
 
     def people(what: str, **changed: float) -> None:
         other = replace(users, **changed)  # type: ignore[arg-type]
-        listed.append((what, replace(question, users=other)))
+        variants.append((what, replace(question, users=other)))
 
     if users.document_share:
         if users.shared > 0:
@@ -243,14 +257,14 @@ def _variants(question: Question) -> list[tuple[str, Question]]:
             people(f"bursts: CV {cv:g} of arrival gaps", cv=cv)
     if scenario.engine.batched_tokens > 2048 >= scenario.engine.seqs:
         smaller = replace(scenario.engine, max_num_batched_tokens=2048)
-        listed.append(
+        variants.append(
             (
                 "chunks of 2,048 tokens",
                 replace(question, scenario=replace(scenario, engine=smaller)),
             )
         )
-    listed.append(("twice the KV cache (fp8 KV)", _with_kv(question, 2)))
-    return listed
+    variants.append(("twice the KV cache (fp8 KV)", _with_kv(question, 2)))
+    return variants
 
 
 def _vary(job: tuple[Question, LeastCount]) -> int | None:
@@ -278,11 +292,11 @@ class Validation:
 
 def validate(answer: SizingAnswer, run: JobRunner) -> Validation:
     """Simulate seeds that the search never used, `LONGER` times as long."""
-    asked = answer.question
-    window = replace(asked.window, judged_s=LONGER * asked.window.judged_s)
+    question = answer.question
+    window = replace(question.window, judged_s=LONGER * question.window.judged_s)
     counts = [count for count in (answer.gpus - 1, answer.gpus) if count]
     jobs = [
-        (replace(asked, window=window, seed=FRESH + number), count)
+        (replace(question, window=window, seed=FRESH + number), count)
         for count in counts
         for number in range(3)
     ]
@@ -303,29 +317,29 @@ def curves(
     counts = sorted({max(1, round(users.users * share)) for share in SHARES})
     started = []
     for tokens in sizes:
-        found: list[Future[LeastCount]] = []
+        searches: list[Future[LeastCount]] = []
         why = ""
         try:
             jobs = []
             for count in counts:
-                asked = replace(users, users=count, document_tokens=Fixed(tokens))
-                jobs.append(question_of(asked, scenario, targets, None, seed))
+                population = replace(users, users=count, document_tokens=Fixed(tokens))
+                jobs.append(question_of(population, scenario, targets, None, seed))
             for job in jobs:
-                found.append(run.start(search, job))
+                searches.append(run.start(search, job))
         except InputError as error:
             why = str(error)
-        started.append((tokens, found, why))
-    return [_curve(tokens, counts, found, why) for tokens, found, why in started]
+        started.append((tokens, searches, why))
+    return [_curve(tokens, counts, searches, why) for tokens, searches, why in started]
 
 
 def _curve(
-    tokens: int, counts: Sequence[int], found: Sequence[Future[LeastCount]], why: str
+    tokens: int, counts: Sequence[int], searches: Sequence[Future[LeastCount]], why: str
 ) -> Curve:
     """The points up to the first failed search: a partial plot must not cost the answer."""
     points = []
     try:
-        for count, one in zip(counts, found, strict=False):
-            points.append((count, one.result().gpus))
+        for count, future in zip(counts, searches, strict=False):
+            points.append((count, future.result().gpus))
     except InputError as error:
         why = str(error)
     return Curve(tokens, tuple(points), why)

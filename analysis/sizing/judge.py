@@ -23,7 +23,7 @@ from forebay.replay.sim.summary import Table
 
 @dataclass(frozen=True, slots=True)
 class Attained:
-    """One target: `good` of `count` requests met it; `value_s` is the measured percentile."""
+    """One target: `good` of `count` requests met it. `value_s` is the measured percentile."""
 
     target: LatencyTarget
     good: int
@@ -32,7 +32,7 @@ class Attained:
 
     @property
     def share(self) -> float | None:
-        """The share of requests that met the target; None without requests."""
+        """The share of requests that met the target, or None without requests."""
         return self.good / self.count if self.count else None
 
     @property
@@ -41,13 +41,13 @@ class Attained:
 
     @property
     def met(self) -> bool:
-        """Whether the target is met; False without requests."""
+        """True if the target is met. False without requests."""
         return self.count > 0 and self.good >= self.target.share * self.count - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class ClassTimes:
-    """TTFT percentiles of one class in seconds; inf if that share was rejected."""
+    """TTFT percentiles of one class in seconds, inf if that share was rejected."""
 
     count: int
     rejected: int
@@ -77,16 +77,16 @@ class FleetJudgement:
 
     @property
     def met(self) -> bool:
-        return all(one.met for one in self.attained)
+        return all(target.met for target in self.attained)
 
     @property
     def busy(self) -> float:
-        """Share of time that an engine works; 1 if a backlog grew."""
+        """Share of time that an engine works, 1 if a backlog grew."""
         return min(1.0, self.usage.work_s)
 
     @property
     def rejected(self) -> int:
-        return sum(one.rejected for one in self.classes.values())
+        return sum(times.rejected for times in self.classes.values())
 
 
 def judge(
@@ -98,12 +98,13 @@ def judge(
     to_s: float,
     until_s: float,
 ) -> FleetJudgement:
-    """Judge the arrivals from `from_s` to `to_s`; arrivals continued until `until_s`."""
+    """Judge the arrivals from `from_s` to `to_s`. Arrivals continued until `until_s`."""
     table = Table(simulated)
+    # Requests of the warm-up and the cool-down do not count.
     inside = (table.arrival_s >= from_s) & (table.arrival_s < to_s)
-    kinds = np.array([class_of(one.request) for one in simulated.outcomes], dtype=object)
-    served = [one for one in simulated.outcomes if one.served]
-    prompts = sum(one.request.input_tokens for one in served)
+    kinds = np.array([class_of(outcome.request) for outcome in simulated.outcomes], dtype=object)
+    served = [outcome for outcome in simulated.outcomes if outcome.served]
+    prompts = sum(outcome.request.input_tokens for outcome in served)
     classes = {}
     for kind in CLASSES:
         chosen = inside & (kinds == kind)
@@ -116,20 +117,20 @@ def judge(
         gpus=simulated.scenario.gpus,
         seed=seed,
         attained=tuple(
-            _attained(table, one, inside & (kinds == one.kind) if one.kind else inside)
-            for one in targets
+            _attained(table, target, inside & (kinds == target.kind) if target.kind else inside)
+            for target in targets
         ),
         classes=classes,
         tpot_p95_s=_quantile(_samples(table, "tpot", inside), 0.95),
         usage=usage(simulated, until_s),
-        hit_ratio=sum(one.cached_tokens for one in served) / prompts if prompts else 0.0,
+        hit_ratio=sum(outcome.cached_tokens for outcome in served) / prompts if prompts else 0.0,
         preemptions=simulated.preemptions,
         cpu_s=simulated.cpu_s,
     )
 
 
 def _samples(table: Table, metric: str, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Ascending values of `metric`: inf for rejected requests, none where undefined."""
+    """Ascending values of `metric`: inf for rejected requests, no value where undefined."""
     values = np.where(table.done, table.metrics[metric], inf)[chosen]
     return np.sort(values[~np.isnan(values)])
 
@@ -147,6 +148,6 @@ def _attained(table: Table, target: LatencyTarget, chosen: NDArray[np.bool_]) ->
 def pooled(judged: Sequence[FleetJudgement], which: int) -> tuple[int, int]:
     """Good and all requests over several seeds, for target number `which`."""
     return (
-        sum(one.attained[which].good for one in judged),
-        sum(one.attained[which].count for one in judged),
+        sum(judgement.attained[which].good for judgement in judged),
+        sum(judgement.attained[which].count for judgement in judged),
     )

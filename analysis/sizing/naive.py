@@ -1,6 +1,6 @@
 """Compute GPU counts by the usual formulas, to compare with the simulation. Pure.
 
-All formulas take each request as alone on its GPU; each result states what that leaves out.
+All formulas take each request as alone on its GPU. Each result states what that leaves out.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Naive:
-    """The result of one formula; `gpus` is None if it has no solution."""
+    """The result of one formula. `gpus` is None if it has no solution."""
 
     name: str
     gpus: int | None
@@ -47,8 +47,8 @@ class Naive:
 
 
 def demands(config: EngineConfig, users: Users) -> list[Demand]:
-    """The demand of each class; shared documents count as cached on every engine."""
-    found = []
+    """The demand of each class. Shared documents count as cached on every engine."""
+    costs = []
     for kind, rate in users.rates_per_s().items():
         mean, output = users.mean_tokens(kind)
         prompt = max(1, round(mean))
@@ -65,8 +65,8 @@ def demands(config: EngineConfig, users: Users) -> list[Demand]:
         context = prompt + output / 2
         batch = _batch(config, context)
         decode_s = output * decode_step_s(config, batch, context) / batch
-        found.append(Demand(kind, rate, mean, output, cold, prefill_s, decode_s))
-    return found
+        costs.append(Demand(kind, rate, mean, output, cold, prefill_s, decode_s))
+    return costs
 
 
 def _batch(config: EngineConfig, context: float) -> int:
@@ -77,7 +77,7 @@ def _batch(config: EngineConfig, context: float) -> int:
 
 def erlangs(classes: Sequence[Demand]) -> float:
     """Mean number of busy GPUs (Little's law on GPU time)."""
-    return sum(one.rate_per_s * one.gpu_s for one in classes)
+    return sum(demand.rate_per_s * demand.gpu_s for demand in classes)
 
 
 def formulas(
@@ -113,7 +113,10 @@ def formulas(
 
 def _kv_only(config: EngineConfig, classes: Sequence[Demand]) -> int:
     """Tokens in use at once (Little's law: rate x time alone x tokens) over the KV cache."""
-    tokens = sum(one.rate_per_s * one.alone.end_s * (one.prompt + one.output) for one in classes)
+    tokens = sum(
+        demand.rate_per_s * demand.alone.end_s * (demand.prompt + demand.output)
+        for demand in classes
+    )
     return max(1, ceil(tokens / ((config.num_blocks() - 1) * config.block_size)))
 
 
@@ -129,7 +132,7 @@ def _why_kv(simulated: int, config: EngineConfig, classes: Sequence[Demand]) -> 
 
 
 def erlang_c(servers: int, offered: float) -> float:
-    """Probability that an arrival waits in M/M/c (A. K. Erlang, 1917); 1 under overload.
+    """Probability that an arrival waits in M/M/c (A. K. Erlang, 1917), 1 under overload.
 
     Uses Erlang B's recursion, which does not overflow.
     """
@@ -146,13 +149,13 @@ def _mmc(classes: Sequence[Demand], targets: Sequence[LatencyTarget]) -> int | N
 
     P(wait > t) = C(c, a) exp(-(c - a) t / s), s the mean service time, a the offered load.
     """
-    rate, offered = sum(one.rate_per_s for one in classes), erlangs(classes)
+    rate, offered = sum(demand.rate_per_s for demand in classes), erlangs(classes)
     service_s = offered / rate
     waits = [
-        (target.limit_s - one.alone.ttft_s, 1 - target.share)
+        (target.limit_s - demand.alone.ttft_s, 1 - target.share)
         for target in targets
-        for one in classes
-        if target.metric == "ttft" and target.concerns(one.kind)
+        for demand in classes
+        if target.metric == "ttft" and target.concerns(demand.kind)
     ]
     if not waits or min(wait_s for wait_s, _ in waits) < 0:
         return None

@@ -145,7 +145,7 @@ class SizeArguments:
         )
 
     def plot_sizes(self, users: "Users") -> list[int]:
-        """Document sizes of the plot's curves; raises InputError."""
+        """Document sizes of the plot's curves. Raises InputError."""
         from forebay.traces.synth.lengths import Fixed
 
         if self.plot_tokens is None:
@@ -164,7 +164,7 @@ class SizeArguments:
         return sizes
 
     def check_memory(self, users: "Users", sizes: list[int], placement: PlacementFlags) -> None:
-        """Raise InputError if the longest request, or one of the plot, does not fit a server."""
+        """Raise InputError if the longest request, or one in the plot, does not fit a server."""
         from forebay.analysis.sizing.floor import check_memory
         from forebay.traces.synth.lengths import Fixed
 
@@ -176,7 +176,7 @@ class SizeArguments:
             check_memory(longer, named=f"--plot-tokens {tokens}", **options)
 
     def scenario(self, placement: PlacementFlags) -> "Scenario":
-        """One engine behind the proxy; the search sets the number of engines."""
+        """One engine behind the proxy. The search sets the number of engines."""
         from forebay.proxy.config.schema import Config
         from forebay.proxy.config.sources import load_config
         from forebay.replay.engine.config import EngineConfig

@@ -52,15 +52,15 @@ def provenance(answer: SizingAnswer, command: str) -> dict[str, Any]:
 def cost(
     answer: SizingAnswer, price_per_gpu_hour: float | None, gpu_watts: float | None = None
 ) -> dict[str, float] | None:
-    """Price and energy of the GPUs, one spare included; None without a price and watts."""
-    found: dict[str, float] = {}
+    """Price and energy of the GPUs, one spare included. None without a price and watts."""
+    figures: dict[str, float] = {}
     if price_per_gpu_hour is not None:
-        found |= _price(answer, price_per_gpu_hour)
+        figures |= _price(answer, price_per_gpu_hour)
     if gpu_watts is not None:
         tokens_per_s = answer.question.users.output_tokens_per_s()
-        found["gpu_watts"] = gpu_watts
-        found["joules_per_output_token"] = gpu_watts * paid_gpus(answer) / tokens_per_s
-    return found or None
+        figures["gpu_watts"] = gpu_watts
+        figures["joules_per_output_token"] = gpu_watts * paid_gpus(answer) / tokens_per_s
+    return figures or None
 
 
 def _price(answer: SizingAnswer, price_per_gpu_hour: float) -> dict[str, float]:
@@ -76,7 +76,7 @@ def _price(answer: SizingAnswer, price_per_gpu_hour: float) -> dict[str, float]:
 
 
 def gpus_per_server(answer: SizingAnswer) -> int:
-    """Return the GPUs of one engine; the counts of an answer are engines."""
+    """Return the GPUs of one engine. The counts of an answer are engines."""
     return answer.question.scenario.engine.tensor_parallel_size
 
 
@@ -86,7 +86,7 @@ def paid_gpus(answer: SizingAnswer) -> int:
 
 
 def unit(answer: SizingAnswer) -> str:
-    """Return the word for what an answer counts."""
+    """Return the word for the units that an answer counts."""
     return "GPUs" if gpus_per_server(answer) == 1 else "servers"
 
 
@@ -109,7 +109,7 @@ def as_json(
     price: dict[str, float] | None,
     check: Validation | None,
 ) -> dict[str, Any]:
-    """All figures of the terminal as plain data; null stands for 'never'."""
+    """All figures of the terminal as plain data. null stands for 'never'."""
     return {
         "recommended_gpus": answer.gpus * gpus_per_server(answer),
         "with_one_spare": paid_gpus(answer),
@@ -124,7 +124,7 @@ def as_json(
         "sensitivity": {
             "seed": answer.seeds[0],
             "nothing_changed": answer.base,
-            "gpus": {one.what: one.gpus for one in answer.variants},
+            "gpus": {variant.what: variant.gpus for variant in answer.variants},
         },
         "window_s": {
             "warmup": answer.question.window.warmup_s,
@@ -135,20 +135,20 @@ def as_json(
         "validation": check
         and {
             "judged_s": check.window.judged_s,
-            "one_fewer": [_judged(one) for one in check.fewer],
-            "recommended": [_judged(one) for one in check.recommended],
+            "one_fewer": [_judged(judgement) for judgement in check.fewer],
+            "recommended": [_judged(judgement) for judgement in check.recommended],
         },
         **origin,
     }
 
 
-def _judged(one: FleetJudgement) -> dict[str, Any]:
+def _judged(judgement: FleetJudgement) -> dict[str, Any]:
     return {
-        "seed": one.seed,
-        "met": one.met,
+        "seed": judgement.seed,
+        "met": judgement.met,
         "targets": {
             str(a.target): {"share": a.share, "count": a.count, "percentile_s": _finite(a.value_s)}
-            for a in one.attained
+            for a in judgement.attained
         },
         "classes": {
             kind: {
@@ -158,16 +158,16 @@ def _judged(one: FleetJudgement) -> dict[str, Any]:
                 "ttft_p95_s": _finite(c.p95_s),
                 "ttft_p99_s": _finite(c.p99_s),
             }
-            for kind, c in one.classes.items()
+            for kind, c in judgement.classes.items()
         },
-        "tpot_p95_s": _finite(one.tpot_p95_s),
-        "busy": one.busy,
-        "prefill_part": one.usage.prefill_part,
-        "kv_mean": one.usage.kv_mean,
-        "kv_peak": one.usage.kv_peak,
-        "slots_peak": one.usage.seats_peak,
-        "hit_ratio": one.hit_ratio,
-        "preemptions": one.preemptions,
+        "tpot_p95_s": _finite(judgement.tpot_p95_s),
+        "busy": judgement.busy,
+        "prefill_part": judgement.usage.prefill_part,
+        "kv_mean": judgement.usage.kv_mean,
+        "kv_peak": judgement.usage.kv_peak,
+        "slots_peak": judgement.usage.seats_peak,
+        "hit_ratio": judgement.hit_ratio,
+        "preemptions": judgement.preemptions,
     }
 
 
@@ -212,10 +212,11 @@ def print_answer(
             style="bold",
         )
     )
+    # The answer's terms: traffic, targets, certainty and the scarce resource.
     lines = [
         f"{users.users:,} users, each with a question every {users.think_s:g} s, "
         f"{users.document_share:.0%} with a document, {users.shared:.0%} of those shared",
-        f"targets: {', '.join(str(one) for one in targets)}",
+        f"targets: {', '.join(str(target) for target in targets)}",
         f"least count by seed: {spread} ({len(answer.seeds)} seeds); the worst seed decides; "
         f"if one of {answer.gpus + 1} fails, the other {answer.gpus} still meet the targets",
     ]
@@ -235,6 +236,7 @@ def print_answer(
     if check:
         for line in validation_lines(check):
             console.print(Text(line))
+    # The last lines repeat the answer, and name the source of its step times.
     calibration = origin["calibration"]
     remark = f"; {calibration['remark']}" if calibration["remark"] else ""
     for line in (
@@ -273,10 +275,11 @@ def _around_rows(answer: SizingAnswer) -> Iterator[list[str]]:
             f"within {target}",
             lambda js, which=which: (
                 min(  # type: ignore[misc]
-                    (j.attained[which] for j in js), key=lambda one: one.share or 0.0
+                    (j.attained[which] for j in js), key=lambda attained: attained.share or 0.0
                 ).shown
             ),
         )
+    # The worst seed decides, so percentiles are the maximum over the seeds.
     for kind in columns[0][0].classes:
         for mark in ("p50_s", "p95_s", "p99_s"):
             yield row(
@@ -320,8 +323,8 @@ def _naive_table(answer: SizingAnswer) -> "Table":
     table.add_column("formula", no_wrap=True)
     table.add_column(unit(answer), justify="right")
     table.add_column("why it differs from the simulation", overflow="fold")
-    for one in answer.naive:
-        table.add_row(one.name, "-" if one.gpus is None else str(one.gpus), one.why)
+    for formula in answer.naive:
+        table.add_row(formula.name, "-" if formula.gpus is None else str(formula.gpus), formula.why)
     return table
 
 
@@ -333,9 +336,11 @@ def _variants_table(answer: SizingAnswer) -> "Table":
     table.add_column(f"what if (seed {answer.seeds[0]} only; unchanged: {answer.base})")
     table.add_column(unit(answer), justify="right")
     table.add_column("change", justify="right")
-    for one in answer.variants:
-        change = "" if one.gpus is None else f"{one.gpus - answer.base:+d}"
-        table.add_row(one.what, "not met" if one.gpus is None else str(one.gpus), change)
+    for variant in answer.variants:
+        change = "" if variant.gpus is None else f"{variant.gpus - answer.base:+d}"
+        table.add_row(
+            variant.what, "not met" if variant.gpus is None else str(variant.gpus), change
+        )
     return table
 
 
@@ -346,16 +351,16 @@ def validation_lines(check: Validation) -> list[str]:
         if not judged:
             continue
         each = "; ".join(
-            f"seed {one.seed} {'met' if one.met else 'missed'} ("
-            + ", ".join(f"{a.target.name} {a.shown}" for a in one.attained)
+            f"seed {judgement.seed} {'met' if judgement.met else 'missed'} ("
+            + ", ".join(f"{a.target.name} {a.shown}" for a in judgement.attained)
             + ")"
-            for one in judged
+            for judgement in judged
         )
         lines.append(f"validation, {judged[0].gpus} GPUs: {each}")
     doubt = ""
-    if not all(one.met for one in check.recommended):
+    if not all(judgement.met for judgement in check.recommended):
         doubt = "; a new seed misses the targets: take one GPU more"
-    elif any(one.met for one in check.fewer):
+    elif any(judgement.met for judgement in check.fewer):
         doubt = "; one GPU fewer is enough for some of them: the answer is on the safe side"
     lines.append(f"validation: new seeds, {check.window.judged_s:,.0f} s judged{doubt}")
     return lines

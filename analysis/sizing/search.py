@@ -2,7 +2,7 @@
 
 A search belongs to one seed. It starts at a guess, doubles its stride until one count fails and a
 larger one meets the targets, and then halves the distance between them. Searches run in parallel
-processes; each is deterministic, so its result does not depend on the process.
+processes. Each is deterministic, so its result does not depend on the process.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from forebay.traces.schema import TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class JudgedWindow:
-    """Seconds of arrivals; only requests of `judged_s` count, and load continues after them."""
+    """Seconds of arrivals. Only requests of `judged_s` count, and load continues after them."""
 
     warmup_s: float
     judged_s: float
@@ -41,7 +41,7 @@ class Question:
     seed: int
 
     def ask(self, gpus: int) -> FleetJudgement:
-        """Simulate `gpus` GPUs; raises InputError if a target has no request to judge."""
+        """Simulate `gpus` GPUs. Raises InputError if a target has no request to judge."""
         window = self.window
         simulated = simulate(
             _trace(self.users, self.seed, window.total_s), replace(self.scenario, gpus=gpus)
@@ -54,11 +54,11 @@ class Question:
             to_s=window.warmup_s + window.judged_s,
             until_s=window.total_s,
         )
-        for one in judged.attained:
-            if not one.count:
+        for attained in judged.attained:
+            if not attained.count:
                 raise InputError(
-                    f"--slo {one.target}: not one request of seed {self.seed} to judge it by in"
-                    f" {window.judged_s:g} s; give a longer --window (an answer of one token has"
+                    f"--slo {attained.target}: not one request of seed {self.seed} to judge it by"
+                    f" in {window.judged_s:g} s; give a longer --window (an answer of one token has"
                     " no tpot), or omit the target"
                 )
         return judged
@@ -79,13 +79,14 @@ class LeastCount:
 
 
 def least_gpus(question: Question, guess: int, most: int) -> LeastCount:
-    """Search from `guess`; raises NotMet if `most` GPUs do not meet the targets."""
-    asked: dict[int, FleetJudgement] = {}
+    """Search from `guess`. Raises NotMet if `most` GPUs do not meet the targets."""
+    judgements: dict[int, FleetJudgement] = {}
 
     def meets(gpus: int) -> bool:
-        asked[gpus] = question.ask(gpus)
-        return asked[gpus].met
+        judgements[gpus] = question.ask(gpus)
+        return judgements[gpus].met
 
+    # Stride from the guess until one count fails and a larger one meets the targets.
     at = min(max(1, guess), most)
     stride = max(1, round(guess / 16))
     if meets(at):
@@ -100,24 +101,25 @@ def least_gpus(question: Question, guess: int, most: int) -> LeastCount:
         low, high = at, 0
         while not high:
             if low >= most:
-                raise NotMet(_unmet(asked[low]))
+                raise NotMet(_unmet(judgements[low]))
             at = min(most, low + stride)
             if meets(at):
                 high = at
             else:
                 low, stride = at, stride * 2
+    # Halve the distance between both.
     while high - low > 1:
         at = (low + high) // 2
         if meets(at):
             high = at
         else:
             low = at
-    return LeastCount(question, high, asked)
+    return LeastCount(question, high, judgements)
 
 
 def _unmet(judged: FleetJudgement) -> str:
-    missed = [one for one in judged.attained if not one.met]
-    shares = ", ".join(f"{one.target}: met by {one.shown}" for one in missed)
+    missed = [attained for attained in judged.attained if not attained.met]
+    shares = ", ".join(f"{attained.target}: met by {attained.shown}" for attained in missed)
     return (
         f"--slo: not met with {judged.gpus} GPUs either ({shares}, GPUs {judged.busy:.0%} busy):"
         " more GPUs do not help; smaller chunks (--max-num-batched-tokens) shorten the stalls that"

@@ -12,7 +12,7 @@ _NAME = re.compile(r"(?:([a-z]+)\.)?([a-z0-9]+)_p([0-9]+(?:\.[0-9]+)?)")
 
 
 class NotMet(InputError):
-    """No number of GPUs meets a target; any other bad input is a plain InputError."""
+    """No number of GPUs meets a target. Any other bad input is a plain InputError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +39,31 @@ class LatencyTarget:
 def default_targets(users: Users) -> tuple[LatencyTarget, ...]:
     """The targets of `DEFAULT_SLO` for the kinds of requests that `users` send."""
     rates = users.rates_per_s()
-    return tuple(one for one in parse_targets(DEFAULT_SLO) if one.kind is None or one.kind in rates)
+    return tuple(slo for slo in parse_targets(DEFAULT_SLO) if slo.kind is None or slo.kind in rates)
 
 
 def parse_targets(text: str) -> tuple[LatencyTarget, ...]:
-    """Read `chat.ttft_p95=2s,tpot_p95=100ms`; raises InputError.
+    """Read `chat.ttft_p95=2s,tpot_p95=100ms`. Raises InputError.
 
     `itl` is judged as `stall`, the longest gap in an answer, which is stricter than all gaps.
     """
     targets = []
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
-        found = _NAME.fullmatch(name)
-        if not found and value and name.rpartition(".")[2] in (*METRICS, "itl"):
+        match = _NAME.fullmatch(name)
+        if not match and value and name.rpartition(".")[2] in (*METRICS, "itl"):
             raise InputError(
                 f"--slo: {part.strip()!r} names no percentile; for 95 % of the requests write "
                 f"{name}_p95={value}"
             )
-        if not found or not value or not 0 < float(found[3]) < 100:
+        if not match or not value or not 0 < float(match[3]) < 100:
             raise InputError(
                 f"--slo: {part.strip()!r} is not [CLASS.]METRIC_pNN=TIME; e.g. {DEFAULT_SLO}"
             )
-        kind, metric = found[1], "stall" if found[2] == "itl" else found[2]
+        kind, metric = match[1], "stall" if match[2] == "itl" else match[2]
         if metric not in METRICS:
             raise InputError(f"--slo: no metric {metric!r}; one of: {', '.join(METRICS)}, itl")
         bucket = f"{kind}." if kind else ""
         (slo,) = parse_slos(f"{bucket}{metric}={value}", CLASSES)
-        targets.append(LatencyTarget(kind, metric, float(found[3]) / 100, slo.limit_s))
+        targets.append(LatencyTarget(kind, metric, float(match[3]) / 100, slo.limit_s))
     return tuple(targets)

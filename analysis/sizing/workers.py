@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class JobRunner:
-    """Runs jobs in a pool, or in this process without one; the results are equal."""
+    """Runs jobs in a pool, or in this process without a pool. The results are equal."""
 
     def __init__(self, pool: ProcessPoolExecutor | None) -> None:
         self._pool = pool
@@ -25,7 +25,7 @@ class JobRunner:
         return done
 
     def all(self, work: Callable[..., T], jobs: Sequence[object]) -> list[T]:
-        return [one.result() for one in [self.start(work, job) for job in jobs]]
+        return [future.result() for future in [self.start(work, job) for job in jobs]]
 
 
 @contextmanager

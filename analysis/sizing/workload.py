@@ -20,14 +20,14 @@ SAMPLED = 2_000  # draws that represent a distribution of lengths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Users:
-    """A population of users; raises InputError for invalid values.
+    """A population of users. Raises InputError for invalid values.
 
     Attributes:
         think_s: mean seconds between two questions of one user.
         document_share: share of the questions that carry a document; the others are chat.
-        shared: share of those about one of `documents` common documents, with Zipf popularity of
-            exponent `zipf_s`; each other question brings a document of its own.
-        cv: coefficient of variation of the gamma-distributed arrival gaps; 1: Poisson.
+        shared: share of document questions about one of `documents` common documents, with Zipf
+            popularity of exponent `zipf_s`. Each other question brings a document of its own.
+        cv: coefficient of variation of the gamma-distributed arrival gaps. 1: Poisson.
     """
 
     users: int = 100
@@ -75,12 +75,14 @@ class Users:
 
         The mean rate and the shares of the kinds are exact over the whole duration: arrivals are
         conditioned on their number, kinds are drawn without replacement. So seeds differ in how
-        requests bunch, not in how many arrive; otherwise a window of minutes would measure luck.
+        requests bunch, not in their number. Otherwise a window of minutes would measure luck.
         """
+        # Every choice has dice of its own, so that one option changes no other draw.
         dice = {name: Random(f"{seed}:{name}") for name in ("gaps", "kinds", "lengths", "choices")}
         sizes = Random(f"{seed}:documents")
         library = _Library(self, sizes) if self.shared else None
         lengths = dice["lengths"]
+        # The number of arrivals and the shares of kinds are exact, only their order is drawn.
         count = max(1, round(self.rate_per_s * duration_s))
         shape = 1 / (self.cv * self.cv)
         gaps = [dice["gaps"].gammavariate(shape, 1.0) for _ in range(count + 1)]
@@ -97,12 +99,12 @@ class Users:
                 output = self.chat_output_tokens.draw(lengths)
                 rows.append(TraceRequest(f"c{number}", at, tokens, output))
                 continue
-            asked = self.question_tokens.draw(lengths)
+            question = self.question_tokens.draw(lengths)
             output = self.document_output_tokens.draw(lengths)
             if next(commons) and library:
-                rows.append(library.question(f"d{number}", at, asked, output, dice["choices"]))
+                rows.append(library.question(f"d{number}", at, question, output, dice["choices"]))
             else:
-                tokens = self.document_tokens.draw(lengths) + asked
+                tokens = self.document_tokens.draw(lengths) + question
                 rows.append(
                     TraceRequest(f"d{number}", at, tokens, output, document=f"own-{number}")
                 )
@@ -131,10 +133,10 @@ class Users:
     def _sample(self, kind: str) -> tuple[list[int], list[int]]:
         if kind == CHAT:
             return _drawn(self.chat_tokens), _drawn(self.chat_output_tokens)
-        # Adds sorted lengths: nearly the same sums, because questions are short beside documents.
+        # Adds sorted lengths: nearly the same sums, because questions are short next to documents.
         questions = _drawn(self.question_tokens)
-        asked = [a + b for a, b in zip(_drawn(self.document_tokens), questions, strict=True)]
-        return asked, _drawn(self.document_output_tokens)
+        lengths = [a + b for a, b in zip(_drawn(self.document_tokens), questions, strict=True)]
+        return lengths, _drawn(self.document_output_tokens)
 
 
 def dealt(count: int, share: float, dice: Random) -> list[bool]:
@@ -153,8 +155,8 @@ def _drawn(length: Length) -> list[int]:
 class _Library:
     """The common documents, each made of whole blocks, because engines share whole blocks.
 
-    Lengths are rounded down, and none exceeds the longest sample, which was checked against the
-    context. A document shorter than one block is part of every question instead.
+    Lengths are rounded down, so no length exceeds the longest sample, which was checked against
+    the context. A document shorter than one block is part of every question instead.
     """
 
     def __init__(self, users: Users, sizes: Random) -> None:
@@ -171,17 +173,17 @@ class _Library:
         self._next_own = next_block
 
     def question(
-        self, name: str, at: float, asked: int, output: int, choices: Random
+        self, name: str, at: float, tokens: int, output: int, choices: Random
     ) -> TraceRequest:
         which = self._popularity.draw(choices)
         blocks = self._blocks[which]
-        asked += self._rest[which]
-        own = range(self._next_own, self._next_own - (-asked // BLOCK_TOKENS))
+        tokens += self._rest[which]
+        own = range(self._next_own, self._next_own - (-tokens // BLOCK_TOKENS))
         self._next_own = own.stop
         return TraceRequest(
             name,
             at,
-            len(blocks) * BLOCK_TOKENS + asked,
+            len(blocks) * BLOCK_TOKENS + tokens,
             output,
             blocks=(*blocks, *own),
             document=f"library-{which}",

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 def fit_terms(
     xs: Sequence[float], times_s: Sequence[float], powers: Sequence[int]
 ) -> tuple[list[float], float]:
-    """Fit `times_s` by `sum c*x^power` with c >= 0; return the coefficients and the worst error.
+    """Fit `times_s` by `sum c*x^power` with c >= 0. Return the coefficients and the worst error.
 
     Tries every subset of the terms, which finds the best fit without a negative coefficient.
     Errors are relative to the measured times.
@@ -22,11 +22,11 @@ def fit_terms(
     for size in range(1, min(len(powers), len(x)) + 1):
         for chosen in combinations(range(len(powers)), size):
             part = table[:, chosen]
-            found, *_ = np.linalg.lstsq(part, np.ones(len(x)), rcond=None)
-            missed = float(np.sum((part @ found - 1) ** 2))
-            if (found >= 0).all() and missed < least:
+            coefficients, *_ = np.linalg.lstsq(part, np.ones(len(x)), rcond=None)
+            missed = float(np.sum((part @ coefficients - 1) ** 2))
+            if (coefficients >= 0).all() and missed < least:
                 least, best = missed, [0.0] * len(powers)
-                for place, value in zip(chosen, found.tolist(), strict=True):
+                for place, value in zip(chosen, coefficients.tolist(), strict=True):
                     best[place] = value / scale ** powers[place]
     fitted = sum(c * x**power for c, power in zip(best, powers, strict=True))
     return best, float(np.max(np.abs(fitted / t - 1)))

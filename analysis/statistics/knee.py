@@ -1,9 +1,9 @@
 """Find the knee of a curve of throughput against load. Pure.
 
-Two rules; the result states which one was used:
+There are two rules, and the result names the rule that was used:
 
     kneedle        for a concurrency sweep: the point furthest above the chord from the first to
-                   the last one, both axes scaled to 0..1 (Satopää, Albrecht, Irwin, Raghavan:
+                   the last point, both axes scaled to 0..1 (Satopää, Albrecht, Irwin, Raghavan:
                    "Finding a Kneedle in a Haystack", ICDCS Workshops 2011; the offline case
                    without smoothing, because the points are measured means)
     last_followed  for a rate sweep: the last rate of which at least `FOLLOWED` was completed,
@@ -24,7 +24,7 @@ FLAT_THROUGHOUT = f"no load had {FLAT:.0%} more throughput than the first"
 
 
 def kneedle(loads: Sequence[float], throughputs: Sequence[float]) -> int | None:
-    """Index of the knee of a rising curve; None with fewer than 3 points or no bend."""
+    """Index of the knee of a rising curve. None with fewer than 3 points or no bend."""
     if len(loads) < 3:
         return None
     low_x, high_x = loads[0], loads[-1]
@@ -40,7 +40,7 @@ def kneedle(loads: Sequence[float], throughputs: Sequence[float]) -> int | None:
 
 
 def gain_of_last_doubling(loads: Sequence[float], throughputs: Sequence[float]) -> float:
-    """Relative gain of throughput from half the largest load to all of it; inf with one load."""
+    """Relative gain of throughput from half the largest load to all of it, inf with one load."""
     half = [y for x, y in zip(loads, throughputs, strict=True) if x <= loads[-1] / 2 + 1e-9]
     if not half or half[-1] <= 0:
         return float("inf")
@@ -48,12 +48,12 @@ def gain_of_last_doubling(loads: Sequence[float], throughputs: Sequence[float]) 
 
 
 def is_flat(throughputs: Sequence[float]) -> bool:
-    """Whether the sweep starts on the plateau: no load gains `FLAT` over the first."""
+    """True if the sweep starts on the plateau: no load gains `FLAT` over the first."""
     return max(throughputs) < throughputs[0] * (1 + FLAT)
 
 
 def last_followed(offered: Sequence[float], achieved: Sequence[float]) -> int | None:
-    """Index of the last rate that was followed; None if the first was not."""
+    """Index of the last rate that was followed, or None if the first was not."""
     last = None
     for index, (rate, completed) in enumerate(zip(offered, achieved, strict=True)):
         if completed < FOLLOWED * rate:

@@ -5,12 +5,12 @@ cut into ten batches of consecutive requests, and their differences tell how sur
 requests above a threshold is (batch means: G. S. Fishman, Discrete-Event Simulation, 2001, 6.6).
 
     separate runs   a value may be a run's percentile if the share above it is as it should be
-                    (inversion of a t test); both intervals together give that of the ratio
+                    (inversion of a t test); both intervals together give the ratio's
                     (G. Y. Zou and A. Donner, Stat. Med. 27, 2008). A second test compares the
                     shares above one threshold, and the wider interval stands: in a short run of a
                     busy queue the first alone is wrong in one case of eight
-    paired runs     the same requests at the same times: what both runs share falls out of the
-                    difference, so the interval is far narrower
+    paired runs     the same requests at the same times: the common part of both runs falls out of
+                    the difference, so the interval is far narrower
 
 `tests/bench/compare_verdicts.py` measures both on queues. A bootstrap of blocks found a difference
 in half of the pairs of equal runs there.
@@ -28,7 +28,7 @@ from forebay.analysis.statistics.quantiles import Floats, finite, order_statisti
 FEWEST_SAMPLES = 20  # with fewer, even the median is noise
 BATCHES = 10
 T_95 = 2.262  # quantile of Student's t for 95 % on both sides, with BATCHES - 1 degrees of freedom
-LEAST_STEP, WIDEN, WIDEST = 0.01, 1.6, 7.0  # of the search for a limit, in the log of the ratio
+LEAST_STEP, WIDEN, WIDEST = 0.01, 1.6, 7.0  # steps to a limit, in the log of the ratio
 HALVINGS = 10
 
 
@@ -41,7 +41,7 @@ class ConfidenceInterval:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval excludes 1, that is, equality."""
+        """True if the interval excludes 1, that is, equality."""
         return self.low > 1 or self.high < 1
 
 
@@ -71,7 +71,7 @@ def ratio_interval(
 
 
 def _scale_limits(a: Floats, b: Floats, of_a: float, of_b: float) -> tuple[float, float]:
-    """Return how far the ratio may be below and above that of the percentiles, in its log.
+    """Return the distances in logs down and up from the ratio of the percentiles to its limits.
 
     A factor may be the ratio if as many requests of A as of B, times the factor, are above a
     threshold between both percentiles.
@@ -89,7 +89,7 @@ def _scale_limits(a: Floats, b: Floats, of_a: float, of_b: float) -> tuple[float
 
 
 def _limits(values: Floats, middle: float, share: float) -> tuple[float, float]:
-    """Return how far the quantile may be below and above `middle`, in its log."""
+    """Return the distances in logs down and up from `middle` to the limits of the quantile."""
 
     def may_be(value: float) -> bool:
         """True if as many requests are above the value as would be, were it the quantile."""
@@ -103,9 +103,9 @@ def _limits(values: Floats, middle: float, share: float) -> tuple[float, float]:
 
 
 def _paired_half(a: Floats, b: Floats, share: float) -> float:
-    """Return half the width of the interval, in the log of the ratio; inf if it is not known.
+    """Return half the width of the interval, in the log of the ratio, inf if it is not known.
 
-    The requests above the percentile of their own run are mostly the same ones. How far the rest
+    The requests above the percentile of their own run are mostly the same. How far the rest
     differs is a share of requests, and the slope of either run's distribution turns it into time.
     """
     ordered = np.sort(a), np.sort(b)
@@ -124,14 +124,14 @@ def _paired_half(a: Floats, b: Floats, share: float) -> float:
 
 
 def _batches(above: NDArray[np.bool_]) -> Floats:
-    """Return the share of requests above a threshold in each batch; the last few are left out."""
+    """Return the share of requests above a threshold in each batch. The last few are left out."""
     size = len(above) // BATCHES
     means: Floats = above[: size * BATCHES].reshape(BATCHES, size).mean(axis=1)
     return means
 
 
 def _limit(may_be: Callable[[float], bool]) -> float:
-    """Return how far from 0 `may_be` holds, or inf beyond `WIDEST`."""
+    """Return the distance from 0 up to which `may_be` holds, or inf beyond `WIDEST`."""
     near, far = 0.0, LEAST_STEP
     while may_be(far):
         near, far = far, far * WIDEN

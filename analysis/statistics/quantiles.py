@@ -47,7 +47,7 @@ def order_statistic(ordered: Floats, share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Percentiles by name in the unit of the samples; None if too few samples are beyond."""
+    """Percentiles by name in the unit of the samples. None if too few samples are beyond."""
 
     count: int
     values: dict[str, float | None]

@@ -1,6 +1,6 @@
 """Confidence intervals of a share, and of the ratio of two shares, from counts. Pure.
 
-Requests are taken as independent. Those of one burst are not, so the true intervals are somewhat
+Requests are taken as independent. Requests of one burst are not, so the true intervals are somewhat
 wider.
 """
 
@@ -12,7 +12,7 @@ Z_95 = 1.96  # quantile of the normal distribution for 95 % intervals
 
 
 def wilson(good: float, count: float, z: float = Z_95) -> tuple[float, float]:
-    """Score interval of a share (E. B. Wilson, JASA 22, 1927); (0, 1) without samples.
+    """Score interval of a share (E. B. Wilson, JASA 22, 1927), or (0, 1) without samples.
 
     `z` is the quantile of the normal distribution on each side; the default makes it 95 % wide.
     """

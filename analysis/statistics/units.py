@@ -1,6 +1,6 @@
 """Format numbers: one unit per row, the same number of decimals, a dash for None.
 
-Every function takes base units (seconds, tokens, shares) and returns text; only rounding is
+Every function takes base units (seconds, tokens, shares) and returns text. Only rounding is
 computed here.
 """
 
@@ -47,7 +47,7 @@ def counts(values: Sequence[float | None]) -> list[str]:
 
 
 def rates(values: Sequence[float | None]) -> list[str]:
-    """Format events per second; the smallest value other than 0 sets the decimals."""
+    """Format events per second. The smallest value other than 0 sets the decimals."""
     smallest = min((v for v in values if v), default=1.0)
     decimals = min(3, max(1, 2 - math.floor(math.log10(abs(smallest)))))
     return [NONE if v is None else f"{v:,.{decimals}f} /s" for v in values]
@@ -69,7 +69,7 @@ def ratios(values: Sequence[float | None]) -> list[str]:
 
 
 def ratio(value: float | None) -> str:
-    """`4.5×`, `0.22×`, `120×`; `∞` for infinite and a dash for undefined ratios."""
+    """`4.5×`, `0.22×`, `120×`, `∞` for infinite and a dash for undefined ratios."""
     if value is None or math.isnan(value):
         return NONE
     if math.isinf(value):
@@ -82,5 +82,5 @@ def ratio(value: float | None) -> str:
 
 
 def is_text(words: str) -> bool:
-    """Whether a command-line word was valid UTF-8; otherwise no page or JSON can hold it."""
+    """True if a command-line word was valid UTF-8. Otherwise no page or JSON can hold it."""
     return words.isascii() or not any("\ud800" <= c <= "\udfff" for c in words)

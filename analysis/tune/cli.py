@@ -68,7 +68,7 @@ class TuneArguments:
 
 @app.command(help=EXAMPLE)
 @takes_options
-def tune_command(given: TuneArguments, flags: EngineFlags) -> None:
+def tune_command(arguments: TuneArguments, flags: EngineFlags) -> None:
     from forebay.analysis.tune.tune import Tuner
     from forebay.replay.engine.config import EngineConfig
     from forebay.replay.plan.schedule import parse_arrivals
@@ -76,27 +76,35 @@ def tune_command(given: TuneArguments, flags: EngineFlags) -> None:
     from forebay.replay.sim.scenario import Scenario
     from forebay.replay.sim.workload import SimWorkload
 
-    engine = EngineConfig(given.model, given.gpu, **flags.values())
-    servers, left = divmod(given.gpus, engine.tensor_parallel_size)
+    engine = EngineConfig(arguments.model, arguments.gpu, **flags.values())
+    servers, left = divmod(arguments.gpus, engine.tensor_parallel_size)
     if left:
         raise InputError(
-            f"--gpus {given.gpus}: not a multiple of --tensor-parallel-size "
+            f"--gpus {arguments.gpus}: not a multiple of --tensor-parallel-size "
             f"{engine.tensor_parallel_size}; change one of them"
         )
-    scenario = Scenario(engine, servers, given.policy)
+    scenario = Scenario(engine, servers, arguments.policy)
+    # Step times without a calibration are guesses, and the user is told so.
     for remark in scenario.constants_remarks():
         print(f"forebay tune: {remark}", file=sys.stderr)
     names = [bucket.name for bucket in scenario.buckets()]
-    slos = default_slos(names) if given.slo is None else parse_slos(given.slo, names)
-    whole = SimWorkload(given.trace, given.trace_format, given.skip_bad, given.too_long)
-    rows = whole.source(engine.context)[: given.requests]
+    slos = default_slos(names) if arguments.slo is None else parse_slos(arguments.slo, names)
+    whole = SimWorkload(
+        arguments.trace, arguments.trace_format, arguments.skip_bad, arguments.too_long
+    )
+    rows = whole.source(engine.context)[: arguments.requests]
     workload = SimWorkload(
-        rows, too_long=given.too_long, arrivals=parse_arrivals(given.arrivals), rate=given.rate,
-        speed=given.speed, duration=given.duration, seed=given.seed,
-    )  # fmt: skip
-    with _Runs(given.jobs) as run:
-        found = Tuner(scenario, workload, slos, run).tune()
-    _show(found, slos, len(rows), as_json=given.as_json)
+        rows,
+        too_long=arguments.too_long,
+        arrivals=parse_arrivals(arguments.arrivals),
+        rate=arguments.rate,
+        speed=arguments.speed,
+        duration=arguments.duration,
+        seed=arguments.seed,
+    )
+    with _Runs(arguments.jobs) as run:
+        result = Tuner(scenario, workload, slos, run).tune()
+    _show(result, slos, len(rows), as_json=arguments.as_json)
 
 
 class _Runs:
@@ -130,38 +138,38 @@ def summary_of(case: "SweepCase") -> dict[str, Any]:
     return describe(case, *simulate_case(case), bounded=False)
 
 
-def _show(found: "Tuned", slos: "tuple[Slo, ...]", requests: int, *, as_json: bool) -> None:
+def _show(result: "Tuned", slos: "tuple[Slo, ...]", requests: int, *, as_json: bool) -> None:
     import shlex
 
     from forebay.analysis.tune.tune import serve_words
 
-    line = shlex.join(serve_words(found.engine))
+    line = shlex.join(serve_words(result.engine))
     if as_json:
         import orjson
 
         data = {
             "requests": requests,
             "slos": [str(slo) for slo in slos],
-            "servers": found.servers,
-            "start": asdict(found.start),
-            "best": asdict(found.best),
-            "gains": [asdict(gain) for gain in found.gains],
-            "impossible": found.impossible,
-            "simulated": found.simulated,
+            "servers": result.servers,
+            "start": asdict(result.start),
+            "best": asdict(result.best),
+            "gains": [asdict(gain) for gain in result.gains],
+            "impossible": result.impossible,
+            "simulated": result.simulated,
             "command": line,
         }
         sys.stdout.write(orjson.dumps(data, option=orjson.OPT_INDENT_2).decode() + "\n")
         return
-    _print(found, slos, requests)
-    print(f"\n{found.servers} server{'s' * (found.servers > 1)}, each:\n  {line}")
-    if found.engine.long_prefill_token_threshold:
+    _print(result, slos, requests)
+    print(f"\n{result.servers} server{'s' * (result.servers > 1)}, each:\n  {line}")
+    if result.engine.long_prefill_token_threshold:
         print(
             "In the proxy's file, give each backend long_prefill_token_threshold: "
-            f"{found.engine.long_prefill_token_threshold}."
+            f"{result.engine.long_prefill_token_threshold}."
         )
 
 
-def _print(found: "Tuned", slos: "tuple[Slo, ...]", requests: int) -> None:
+def _print(result: "Tuned", slos: "tuple[Slo, ...]", requests: int) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -172,24 +180,25 @@ def _print(found: "Tuned", slos: "tuple[Slo, ...]", requests: int) -> None:
         table.add_column(name, justify="right")
     for slo in slos:
         table.add_column(f"{str(slo).partition('=')[0]}\np95 without", justify="right")
-    for gain in found.gains:
+    for gain in result.gains:
         table.add_row(
             "--" + gain.flag.replace("_", "-"), str(gain.before), str(gain.value),
             f"{gain.without.attainment:.1%}",
-            f"{(found.best.attainment - gain.without.attainment) * 100:+.1f} points",
+            f"{(result.best.attainment - gain.without.attainment) * 100:+.1f} points",
             *_seconds(gain.without),
         )  # fmt: skip
-    for name, one in (("none of them", found.start), ("all of them", found.best)):
-        points = (found.best.attainment - one.attainment) * 100
-        told = f"{points:+.1f} points" if one is found.start else ""
-        table.add_row(name, "", "", f"{one.attainment:.1%}", told, *_seconds(one))
+    # The last two rows show the gain of all flags together.
+    for name, figures in (("none of them", result.start), ("all of them", result.best)):
+        points = (result.best.attainment - figures.attainment) * 100
+        difference = f"{points:+.1f} points" if figures is result.start else ""
+        table.add_row(name, "", "", f"{figures.attainment:.1%}", difference, *_seconds(figures))
     console = Console(highlight=False)
     console.print(table)
     limits = ", ".join(map(str, slos))
     console.print(
-        f"{requests:,} requests, {found.simulated} settings simulated; met: share of the requests "
+        f"{requests:,} requests, {result.simulated} settings simulated; met: share of the requests "
         f"that met {limits}."
-        + ("" if found.gains else " No flag gains anything here: keep those that you have.")
+        + ("" if result.gains else " No flag gains anything here: keep those that you have.")
     )
 
 

@@ -1,8 +1,8 @@
-"""Search vLLM's flags one after another, and say what each of them gains on one trace.
+"""Search vLLM's flags in turn, and report the gain of each on one trace.
 
-One flag is changed at a time, all of its values are simulated, and the best one stays. This repeats
-until no flag gains anything. Then each changed flag is taken back alone: one that is not missed is
-left out, and for the others this is their gain.
+One flag is changed at a time, all of its values are simulated, and the best value stays. This
+repeats until no flag gains anything. Then each changed flag is taken back alone. A flag without an
+effect is left out. For the others the loss is their gain.
 
 A setting is better if more requests meet their targets. Settings with equally many are compared by
 how near the 95th percentiles are to their limits. Small differences do not count, because a
@@ -41,11 +41,11 @@ Run = Callable[[Sequence[SweepCase]], Sequence[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class TuneFigures:
-    """How one setting serves the trace.
+    """The figures of one setting on the trace.
 
     Attributes:
         attainment: share of the requests that met all targets.
-        p95_s: for each target the 95th percentile of its quantity, in seconds; None: no sample.
+        p95_s: the 95th percentile of each target's quantity, in seconds. None: no sample.
         strain: mean of these as shares of their limits.
     """
 
@@ -55,7 +55,7 @@ class TuneFigures:
     strain: float
 
     def beats(self, other: "TuneFigures") -> bool:
-        """Return True if this is better by more than chance."""
+        """True if this is better by more than chance."""
         if abs(self.attainment - other.attainment) > LEAST_SHARE:
             return self.attainment > other.attainment
         return self.strain < other.strain * (1 - LEAST_NEARER)
@@ -63,8 +63,8 @@ class TuneFigures:
 
 def served(summary: Mapping[str, Any], slos: Sequence[Slo]) -> TuneFigures:
     """Read a summary of the simulator."""
-    found = [summary[f"{slo.metric}_ms"][slo.bucket or "all"]["p95"] for slo in slos]
-    p95_s = tuple(None if ms is None else ms / 1e3 for ms in found)
+    p95s = [summary[f"{slo.metric}_ms"][slo.bucket or "all"]["p95"] for slo in slos]
+    p95_s = tuple(None if ms is None else ms / 1e3 for ms in p95s)
     shares = [s / slo.limit_s for s, slo in zip(p95_s, slos, strict=True) if s is not None]
     strain = sum(shares) / len(shares) if shares else 0.0
     return TuneFigures(summary["attainment"], summary["goodput_per_s"], p95_s, strain)
@@ -104,10 +104,10 @@ class Tuned:
 
 
 class Tuner:
-    """One search; `tune` once.
+    """One search. Call `tune` once.
 
     Args:
-        base: the scenario at the start. Its GPUs stay as many: more ranks mean fewer servers.
+        base: the scenario at the start. The number of GPUs stays: more ranks mean fewer servers.
         run: simulates cases and returns their summaries, in their order.
     """
 
@@ -116,7 +116,7 @@ class Tuner:
     ) -> None:
         self._base, self._workload, self._slos, self._run = base, workload, slos, run
         self._gpus = base.gpus * base.engine.tensor_parallel_size
-        self._known: dict[tuple[int, ...], TuneFigures] = {}
+        self._figures: dict[tuple[int, ...], TuneFigures] = {}
         self._impossible: dict[str, str] = {}
 
     def tune(self) -> Tuned:
@@ -131,40 +131,44 @@ class Tuner:
         now, gains = self._without_idle(start, now)
         scenario = self._scenario(now)
         return Tuned(
-            self._known[start], self._known[now], scenario.engine, scenario.gpus,
-            gains, self._impossible, len(self._known),
+            self._figures[start], self._figures[now], scenario.engine, scenario.gpus,
+            gains, self._impossible, len(self._figures),
         )  # fmt: skip
 
     def _best_of(self, at: int, now: tuple[int, ...]) -> tuple[int, ...]:
         flag = list(AXES)[at]
         tried = [(*now[:at], value, *now[at + 1 :]) for value in AXES[flag]]
-        possible = [one for one in tried if one != now and self._is_possible(flag, one[at], one)]
+        possible = [
+            values
+            for values in tried
+            if values != now and self._is_possible(flag, values[at], values)
+        ]
         self._serve(possible)
         best = now
-        for one in possible:
-            if self._known[one].beats(self._known[best]):
-                best = one
+        for values in possible:
+            if self._figures[values].beats(self._figures[best]):
+                best = values
         return best
 
     def _without_idle(
         self, start: tuple[int, ...], now: tuple[int, ...]
     ) -> tuple[tuple[int, ...], list[Gain]]:
-        """Take each changed flag back alone; returns the values without those nobody misses."""
+        """Take each changed flag back alone. Returns the values without flags of no effect."""
         while True:
             changed = [at for at in range(len(AXES)) if now[at] != start[at]]
             back = {at: (*now[:at], start[at], *now[at + 1 :]) for at in changed}
             back = {
-                at: one
-                for at, one in back.items()
-                if self._is_possible(list(AXES)[at], start[at], one)
+                at: values
+                for at, values in back.items()
+                if self._is_possible(list(AXES)[at], start[at], values)
             }
             self._serve(list(back.values()))
-            idle = [at for at in back if not self._known[now].beats(self._known[back[at]])]
+            idle = [at for at in back if not self._figures[now].beats(self._figures[back[at]])]
             if not idle:
                 names = list(AXES)
                 return now, [
-                    Gain(names[at], start[at], now[at], self._known[one])
-                    for at, one in back.items()
+                    Gain(names[at], start[at], now[at], self._figures[values])
+                    for at, values in back.items()
                 ]
             now = back[idle[0]]
 
@@ -173,15 +177,15 @@ class Tuner:
         return tuple(in_effect.get(flag) or getattr(engine, flag) for flag in AXES)
 
     def _scenario(self, values: Sequence[int]) -> Scenario:
-        """Return the scenario with these values; raises InputError for one that cannot be."""
-        given = dict(zip(AXES, values, strict=True))
-        ranks = given["tensor_parallel_size"]
+        """Return the scenario with these values. Raises InputError if it is impossible."""
+        flags = dict(zip(AXES, values, strict=True))
+        ranks = flags["tensor_parallel_size"]
         if self._gpus % ranks:
             raise InputError(f"--gpus {self._gpus}: not a multiple of {ranks}")
         defaults = self._values(self._base.engine)
         changed = {
             flag: value
-            for (flag, value), default in zip(given.items(), defaults, strict=True)
+            for (flag, value), default in zip(flags.items(), defaults, strict=True)
             if value != default
         }
         engine = replace(self._base.engine, **changed)  # type: ignore[arg-type]
@@ -195,16 +199,18 @@ class Tuner:
             return False
         return True
 
-    def _serve(self, wanted: Sequence[tuple[int, ...]]) -> None:
-        new = [one for one in dict.fromkeys(wanted) if one not in self._known]
-        cases = [SweepCase({}, self._scenario(one), self._workload, self._slos) for one in new]
-        for one, summary in zip(new, self._run(cases) if cases else (), strict=True):
-            self._known[one] = served(summary, self._slos)
+    def _serve(self, settings: Sequence[tuple[int, ...]]) -> None:
+        new = [values for values in dict.fromkeys(settings) if values not in self._figures]
+        cases = [
+            SweepCase({}, self._scenario(values), self._workload, self._slos) for values in new
+        ]
+        for values, summary in zip(new, self._run(cases) if cases else (), strict=True):
+            self._figures[values] = served(summary, self._slos)
 
 
 def serve_words(engine: EngineConfig) -> Iterator[str]:
     """Yield the words of the `vllm serve` command: the model, and each flag that is not default."""
-    plain = {one.name: one.default for one in fields(EngineConfig)}
+    plain = {option.name: option.default for option in fields(EngineConfig)}
     yield from ("vllm", "serve", engine.model_name)
     for flag in fields(EngineFlags):
         value, word = getattr(engine, flag.name), flag.name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""Traces whose admissions are judged in hindsight, each at a share of what two engines complete."""
+"""Traces whose admissions are judged in hindsight, each at a share of two engines' capacity."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ Rows = Sequence[TraceRequest]
 
 
 def rows(name: str, folder: Path | None, seed: int = 1) -> Rows:
-    """The first rows of a trace, with the times that it has."""
+    """The first rows of a trace, with the trace's times."""
     if name == MADE:
         spec = ChatBesideDocuments(
             chat_rate_per_s=4.0, document_rate_per_s=0.2, duration_s=400.0, seed=seed
@@ -46,7 +46,7 @@ def names(folder: Path | None) -> Iterator[str]:
 
 
 def judged(trace: Rows, load: float, sample: int) -> RejectionHindsight:
-    """The trace at a share of capacity; a first token of a chat in 2 s, of a document in 15 s."""
+    """The trace at a share of capacity, for first tokens of chats in 2 s, of documents in 15 s."""
     capacity = capacity_per_s(trace, SCENARIO.engine, SCENARIO.gpus)
     workload = replace(SimWorkload(trace), load=load, arrivals=TRACE_ARRIVALS)
     paced, _ = workload.requests(SCENARIO.engine.context, lambda _: capacity)

@@ -20,7 +20,7 @@ HOT = "hot"
 def about(
     number: int, at: float, document: str, tokens: int, system: int = 0, output: int = 50
 ) -> TraceRequest:
-    """A question of 100 tokens about a document, behind a system prompt of so many tokens."""
+    """A question of 100 tokens about a document, behind a system prompt of `system` tokens."""
     system_ids = range(1, 1 + system // BLOCK)
     first = 10**6 * (1 + Random(document).randrange(10**6))
     ids = (*system_ids, *range(first, first + tokens // BLOCK), 10**12 + number)
@@ -38,8 +38,7 @@ class Spread:
     """Where the requests of documents ran.
 
     Attributes:
-        cold: share of the requests of documents other than the hot one on the backend that had
-            most of those of the same document.
+        cold: share of the requests of each cold document on the backend that had most of them.
         hot: share of the hot document's requests on the first backend.
         backends: share of all on the first backend.
         whole: times each document was computed whole.
@@ -78,7 +77,7 @@ def spread(rows: Sequence[TraceRequest]) -> Spread:
 
 
 def uniform(seed: int, gap_s: float = 0.25, documents: int = 16) -> list[TraceRequest]:
-    """160 questions about 16 documents of 20,000 tokens, each as likely as the other."""
+    """160 questions about 16 documents of 20,000 tokens, all equally likely."""
     dice = Random(seed)
     return [about(i, i * gap_s, f"d{dice.randrange(documents)}", 20_000) for i in range(160)]
 
@@ -91,13 +90,13 @@ def hot_alone(rounds: int = 10) -> list[TraceRequest]:
 def hot_beside_cold(seed: int, documents: int = 16) -> list[TraceRequest]:
     """32 at once about the hot document every 4 s, and four questions about others between."""
     dice = Random(seed)
-    asked = [(4.0 * k, HOT) for k in range(12) for _ in range(32)]
-    asked += [
+    arrivals = [(4.0 * k, HOT) for k in range(12) for _ in range(32)]
+    arrivals += [
         (4.0 * k + dice.uniform(0.0, 4.0), f"d{dice.randrange(documents)}")
         for k in range(12)
         for _ in range(4)
     ]
-    return [about(i, at, name, 20_000) for i, (at, name) in enumerate(sorted(asked))]
+    return [about(i, at, name, 20_000) for i, (at, name) in enumerate(sorted(arrivals))]
 
 
 @dataclass(frozen=True)
@@ -107,10 +106,10 @@ class Fifty:
     Attributes:
         whole: prefills of the whole document.
         first_s: until the document was computed the first time.
-        others_s: first tokens of those that found it cached: seconds after it was there, or after
-            they came if that was later; ascending.
-        ttft_s: of those, from arrival; ascending.
-        refused: of the fifty.
+        others_s: first tokens of requests that found it cached: seconds after it was cached, or
+            after the request arrived if that was later. Ascending.
+        ttft_s: the same first tokens, from arrival. Ascending.
+        refused: number of the fifty that were rejected.
     """
 
     whole: int
@@ -125,7 +124,7 @@ def fifty(over_s: float = 0.0, system: int = 0, cached: bool = False, seed: int 
 
     Args:
         system: tokens of a system prompt before the document, which others have used already.
-        cached: one has asked before, and they find the document cached: what a hit takes.
+        cached: True if a user has asked before, so that the others find the document cached.
     """
     dice, start = Random(seed), 30.0
     rows = [about(1_000 + i, 0.5 * i, f"d{i}", BLOCK, system) for i in range(8 if system else 0)]

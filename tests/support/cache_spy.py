@@ -29,7 +29,7 @@ def ks_p(a: list[float], b: list[float]) -> float:
 
 
 class Spy:
-    """One tenant that asks, another that measures, one engine cache or two between them."""
+    """A tenant that asks, a tenant that measures, and one engine cache or two between them."""
 
     WORDS = 6_000  # about 8k tokens
 

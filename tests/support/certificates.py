@@ -14,7 +14,7 @@ CA = trustme.CA()
 
 
 def write(folder: Path, certificate: trustme.LeafCert) -> dict[str, str]:
-    """The files of a certificate, as `tls` of the configuration."""
+    """The files of a certificate, as the configuration's `tls`."""
     cert, key = folder / "cert.pem", folder / "key.pem"
     cert.unlink(missing_ok=True)
     for blob in certificate.cert_chain_pems:

@@ -1,4 +1,4 @@
-"""A copy of what git tracks here, as a clone would have it, with changes not yet committed."""
+"""A copy of the files that git tracks here, as in a clone, with changes not yet committed."""
 
 import shutil
 import subprocess

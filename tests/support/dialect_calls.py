@@ -1,4 +1,4 @@
-"""One request to a fresh simulated server, in virtual time: what comes back, and its events."""
+"""One request to a fresh simulated server, in virtual time: its answer and events."""
 
 from typing import Any
 
@@ -29,8 +29,8 @@ def told_events(
 ) -> list[tuple[str, dict[str, Any]]]:
     """The events of a stream: name and data of each."""
     _, data = ask(path, {**body, "stream": True}, **options)
-    found = []
+    events = []
     for block in data.decode().split("\n\n")[:-1]:
         name, line = block.split("\n")
-        found.append((name.removeprefix("event: "), orjson.loads(line.removeprefix("data: "))))
-    return found
+        events.append((name.removeprefix("event: "), orjson.loads(line.removeprefix("data: "))))
+    return events

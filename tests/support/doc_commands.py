@@ -20,16 +20,16 @@ def _folder() -> Path:
 
 
 def output_of(command: str) -> str:
-    """Return a block with a command and what it prints; raises CalledProcessError.
+    """Return a block with a command and its output. Raises CalledProcessError.
 
     `COMMAND | first N` keeps the first N lines.
     """
     shown, _, first = command.partition(" | first ")
     lines = _run(shown, _folder()).splitlines()
-    kept = [line.rstrip() for line in lines]
+    rows = [line.rstrip() for line in lines]
     if first:
-        kept = [*kept[: int(first)], "..."]
-    text = "\n".join(kept).strip("\n")
+        rows = [*rows[: int(first)], "..."]
+    text = "\n".join(rows).strip("\n")
     return f"```console\n$ {shown}\n{text}\n```"
 
 
@@ -37,7 +37,7 @@ def output_of(command: str) -> str:
 def _run(command: str, folder: Path) -> str:
     words = shlex.split(command)
     assert words[0] == "forebay", command
-    paths = os.pathsep.join(str(Path(one).resolve()) for one in sys.path if one)
+    paths = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
     environment = {**os.environ, "COLUMNS": str(WIDTH), "NO_COLOR": "1", "PYTHONPATH": paths}
     done = subprocess.run(
         [sys.executable, "-c", "import sys; from forebay.proxy.cli import main; sys.exit(main())",

@@ -1,4 +1,4 @@
-"""The generated parts of README.md and docs/: which block comes from which function."""
+"""The generated parts of README.md and docs/: the function of each block."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -51,23 +51,23 @@ BLOCKS: Mapping[str, Maker] = {
 
 def pages() -> list[Path]:
     """Every Markdown file with generated blocks of this kind."""
-    found: list[Path] = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [path for path in found if BLOCK.search(path.read_text(encoding="utf-8"))]
+    files: list[Path] = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [path for path in files if BLOCK.search(path.read_text(encoding="utf-8"))]
 
 
 def renewed(text: str) -> str:
-    """Return a page with every generated block made anew; raises KeyError for an unknown name."""
+    """Return a page with every generated block renewed. Raises KeyError for an unknown name."""
     return BLOCK.sub(_made, text)
 
 
-def _made(found: re.Match[str]) -> str:
-    name = found["name"]
+def _made(match: re.Match[str]) -> str:
+    name = match["name"]
     if name.startswith(OTHERS) and name not in BLOCKS:
-        return found[0]
+        return match[0]
     shown = name.removeprefix("output: ")
-    made = BLOCKS[name]() if shown == name else output_of(shown)
+    content = BLOCKS[name]() if shown == name else output_of(shown)
     gap = "" if shown != name else "\n"  # a table needs an empty line in front of it
-    return f"<!-- generated: {name} -->\n{gap}{made}\n{gap}<!-- end -->"
+    return f"<!-- generated: {name} -->\n{gap}{content}\n{gap}<!-- end -->"
 
 
 def write_all() -> None:

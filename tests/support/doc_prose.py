@@ -39,13 +39,13 @@ def _plain(line: str) -> str:
 
 def sentences(text: str) -> list[str]:
     """Return the sentences of a page."""
-    found = []
+    texts = []
     for paragraph in prose(text).splitlines():
         parts = re.split(r"(?<=[.!?:])\s+(?=[\"'(A-Z0-9])", paragraph)
-        found += [part for part in parts if len(part.split()) > 1]
-    return found
+        texts += [part for part in parts if len(part.split()) > 1]
+    return texts
 
 
 def median_words(text: str) -> float:
-    """Return the median number of words in a sentence; 0 for a page without sentences."""
-    return median([len(one.split()) for one in sentences(text)] or [0])
+    """Return the median number of words in a sentence, 0 for a page without sentences."""
+    return median([len(sentence.split()) for sentence in sentences(text)] or [0])

@@ -75,17 +75,17 @@ class Code:
 
 def meanings(documented: type) -> dict[str, str]:
     """Return the `key, key: meaning` lines of a class's docstring, by key."""
-    found: dict[str, str] = {}
+    by_key: dict[str, str] = {}
     keys: list[str] = []
     text = inspect.cleandoc(inspect.getdoc(documented) or "").partition("\n\n")[2]
     for line in text.splitlines():
         entry = re.match(r"(\w+(?:, \w+)*): (.+)", line)
         if entry and set(entry[1].split(", ")) <= set(documented.__annotations__):
             keys = entry[1].split(", ")
-            found.update(dict.fromkeys(keys, entry[2]))
+            by_key.update(dict.fromkeys(keys, entry[2]))
         elif keys:
-            found.update({key: f"{found[key]} {line.strip()}".strip() for key in keys})
-    return found
+            by_key.update({key: f"{by_key[key]} {line.strip()}".strip() for key in keys})
+    return by_key
 
 
 def model_of(annotation: Any) -> type[BaseModel] | None:
@@ -93,8 +93,8 @@ def model_of(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for part in getattr(annotation, "__args__", ()):
-        if (found := model_of(part)) is not None:
-            return found
+        if (model := model_of(part)) is not None:
+            return model
     return None
 
 
@@ -149,7 +149,7 @@ def _default(field: Any) -> str:
     kind = repr(field.annotation) + repr(field.metadata)
     if "size_bytes" in kind and isinstance(value, int):
         shift, unit = next(
-            one for one in ((30, "GiB"), (20, "MiB"), (10, "KiB")) if value % (1 << one[0]) == 0
+            size for size in ((30, "GiB"), (20, "MiB"), (10, "KiB")) if value % (1 << size[0]) == 0
         )
         return f"`{value >> shift}{unit}`"
     if "seconds" in kind and isinstance(value, float):
@@ -174,9 +174,9 @@ def config_schema() -> str:
     for name, part in [("Config", schema), *schema["$defs"].items()]:
         about = meanings(described[name])
         part["description"] = (inspect.getdoc(described[name]) or "").partition("\n\n")[0]
-        for key, one in part.get("properties", {}).items():
+        for key, entry in part.get("properties", {}).items():
             if key in about:
-                one["description"] = about[key]
+                entry["description"] = about[key]
     schema["title"] = "Forebay proxy configuration"
     return json.dumps(schema, indent=1) + "\n"
 
@@ -184,37 +184,37 @@ def config_schema() -> str:
 @cache
 def error_codes() -> dict[str, Code]:
     """Every error code that the proxy can send, read from its source."""
-    found: dict[str, Code] = {}
+    codes: dict[str, Code] = {}
     for path in sorted((ROOT / "proxy").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "ApiError":
-                _add_code(found, node)
+                _add_code(codes, node)
     reasons = {
         "queue_full": "429", "deadline_unattainable": "429", "tenant_quota": "429",
         "no_backend_available": "503", "context_length_exceeded": "400",
     }  # fmt: skip
     for code, status in reasons.items():
-        known = found.get(code)
-        found[code] = Code(tuple(sorted({status, *(known.statuses if known else ())})), "")
-    found["upstream_stream_error"] = Code(("200",), "")
-    return dict(sorted(found.items()))
+        earlier = codes.get(code)
+        codes[code] = Code(tuple(sorted({status, *(earlier.statuses if earlier else ())})), "")
+    codes["upstream_stream_error"] = Code(("200",), "")
+    return dict(sorted(codes.items()))
 
 
-def _add_code(found: dict[str, Code], call: ast.Call) -> None:
-    values = [ast.unparse(one) for one in call.args[:2]]
+def _add_code(codes: dict[str, Code], call: ast.Call) -> None:
+    values = [ast.unparse(argument) for argument in call.args[:2]]
     if len(values) < 2 or not values[1].startswith("'"):
         return
     status = values[0] if values[0].isdigit() else {"load_status": "429"}.get(values[0], "400")
     code = values[1].strip("'")
-    known = found.get(code, Code((), ""))
-    found[code] = Code(tuple(sorted({*known.statuses, status})), "")
+    earlier = codes.get(code, Code((), ""))
+    codes[code] = Code(tuple(sorted({*earlier.statuses, status})), "")
 
 
 def error_table() -> str:
-    """Error codes with their status and what to do."""
+    """Error codes with their status and remedy."""
     rows = [
-        f"| `{code}` | {', '.join(one.statuses)} | {WHAT_TO_DO[code]} |"
-        for code, one in error_codes().items()
+        f"| `{code}` | {', '.join(entry.statuses)} | {WHAT_TO_DO[code]} |"
+        for code, entry in error_codes().items()
     ]
     return "\n".join(["| code | status | what to do |", "| --- | --- | --- |", *rows])
 
@@ -234,13 +234,13 @@ def _kind(annotation: Any) -> str:
 
 
 def definition_table() -> str:
-    """What each measured quantity means, as run.json says it."""
+    """The meaning of each measured quantity, as in run.json."""
     rows = [f"| {name} | {_escaped(text)} |" for name, text in DEFINITIONS.items()]
     return "\n".join(["| quantity | definition |", "| --- | --- |", *rows])
 
 
 def tag_table() -> str:
-    """Tags of latency.hlog and the keys of summary.json that hold the same."""
+    """Tags of latency.hlog, and the keys of summary.json with the same figures."""
     rows = [f"| `{tag}.BUCKET` | `{key}` |" for key, tag in METRICS.items()]
     rows.append("| `sched_lag.BUCKET` | `schedule_lag_ms` |")
     return "\n".join(["| tag in latency.hlog | key in summary.json |", "| --- | --- |", *rows])
@@ -279,7 +279,10 @@ def _help(*words: str) -> str:
 
 def format_table() -> str:
     """Make the table of trace formats from their registry."""
-    rows = [(f"`{one.name}`", one.what, one.keeps) for one in formats().values()]
+    rows = [
+        (f"`{trace_format.name}`", trace_format.what, trace_format.keeps)
+        for trace_format in formats().values()
+    ]
     return _table(("format", "file", "keeps, beside times and lengths"), rows)
 
 
@@ -289,13 +292,13 @@ def target_table() -> str:
 
 
 def version_table() -> str:
-    """What differs between vLLM versions in the simulated engine."""
+    """The differences between vLLM versions in the simulated engine."""
     said = inspect.getdoc(VllmRelease) or ""
     rows = [(f"`--{o.replace('_', '-')}` exists", f"from {v} on") for o, v in SINCE.items()]
     for rule, version in (RULES | ENDED).items():
-        found = re.search(rf"^    {rule}: (.+(?:\n {{8}}.+)*)", said, re.MULTILINE)
-        assert found, rule
-        meaning = " ".join(found[1].split()).rstrip(".")
+        match = re.search(rf"^    {rule}: (.+(?:\n {{8}}.+)*)", said, re.MULTILINE)
+        assert match, rule
+        meaning = " ".join(match[1].split()).rstrip(".")
         bound = f"from {version} on" if rule in RULES else f"before {version}"
         rows.append((meaning[0].upper() + meaning[1:], bound))
     return _table(("what", "vLLM"), rows)

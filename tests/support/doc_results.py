@@ -71,19 +71,19 @@ class Results:
     records: Sequence[Record]
 
     def p99_s(self, workload: str, router: str, bucket: str) -> float | None:
-        """The 99th percentile of the time to first token; None without a valid run."""
+        """The 99th percentile of the time to first token, or None without a valid run."""
         entry = self.entries.get((workload, router))
         estimate = entry.ttft(bucket, 0.99) if entry and len(entry.valid) >= FEWEST else None
         return estimate.value if estimate else None
 
     def mean(self, workload: str, router: str, figure: str) -> float | None:
-        """The mean over seeds; None without a valid run."""
+        """The mean over seeds, or None without a valid run."""
         entry = self.entries.get((workload, router))
         estimate = entry.mean(figure) if entry and len(entry.valid) >= FEWEST else None
         return estimate.value if estimate else None
 
     def comparable(self, workload: str, router: str) -> bool:
-        """True unless it rejected or delayed so many requests that its latency says little."""
+        """True unless it rejected or delayed too many requests for its latency to count."""
         ours, theirs = (self.mean(workload, name, "attainment") for name in (OURS, router))
         return theirs is not None and theirs >= COMPARABLE * (ours or 0.0)
 
@@ -99,7 +99,7 @@ class Results:
         return max((value for value in values if value is not None), default=None)
 
     def dates(self) -> str:
-        days = sorted(one["date"][:10] for one in self.records)
+        days = sorted(record["date"][:10] for record in self.records)
         return days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
 
     def seeds(self) -> str:
@@ -113,36 +113,38 @@ class Results:
 
 @cache
 def results() -> Results:
-    """The results as they are committed: of each workload the seeds that all its routers have."""
+    """The committed results: of each workload the seeds that all its routers have."""
     return results_of(tuple(LABELS))
 
 
 @cache
 def results_of(routers: Collection[str]) -> Results:
     """The results of these routers, of each workload the seeds that all of them have."""
-    found = groups(read_records(RESULTS / "bench-routers.jsonl.gz"))[GROUP]
-    entries = [one for one in found if one.workload in WORKLOADS and one.router in routers]
-    seeds: dict[str, set[int]] = {}
-    for one in entries:
-        if valid := {record["seed"] for record in one.valid}:
-            seeds[one.workload] = seeds.get(one.workload, valid) & valid
+    everything = groups(read_records(RESULTS / "bench-routers.jsonl.gz"))[GROUP]
     entries = [
-        replace(one, records=[r for r in one.records if r["seed"] in seeds[one.workload]])
-        for one in entries
+        entry for entry in everything if entry.workload in WORKLOADS and entry.router in routers
+    ]
+    seeds: dict[str, set[int]] = {}
+    for entry in entries:
+        if valid := {record["seed"] for record in entry.valid}:
+            seeds[entry.workload] = seeds.get(entry.workload, valid) & valid
+    entries = [
+        replace(entry, records=[r for r in entry.records if r["seed"] in seeds[entry.workload]])
+        for entry in entries
     ]
     records = [record for entry in entries for record in entry.valid]
-    return Results({(one.workload, one.router): one for one in entries}, records)
+    return Results({(entry.workload, entry.router): entry for entry in entries}, records)
 
 
 def seconds(value: float | None) -> str:
-    """Two decimal places below one second, else one; `-` where nothing was measured."""
+    """Two decimal places below one second, else one. `-` where nothing was measured."""
     if value is None:
         return "-"
     return f"{value:.2f}{GAP}s" if value < 1 else f"{value:.1f}{GAP}s"
 
 
 def percent(share: float | None) -> str:
-    """A share in percent, with one decimal place above 99 %; `-` where nothing was measured."""
+    """A share in percent, with one decimal place above 99 %. `-` where nothing was measured."""
     if share is None:
         return "-"
     places = 1 if 0.99 <= share < 1 else 0
@@ -151,7 +153,7 @@ def percent(share: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A bar chart of one figure by router; `least` is whether less is better."""
+    """A bar chart of one figure by router. `least` is True if less is better."""
 
     workload: str
     title: str
@@ -161,16 +163,16 @@ class Chart:
     least: bool
 
     def bars(self) -> list[tuple[str, float]]:
-        """Router and value, the best one first."""
+        """Router and value, the best router first."""
         names = [name for name in LABELS if results().comparable(self.workload, name)]
-        found = [(name, self.figure(self.workload, name)) for name in names]
-        known = [(name, value) for name, value in found if value is not None]
-        return sorted(known, key=lambda bar: bar[1] if self.least else -bar[1])
+        pairs = [(name, self.figure(self.workload, name)) for name in names]
+        figures = [(name, value) for name, value in pairs if value is not None]
+        return sorted(figures, key=lambda bar: bar[1] if self.least else -bar[1])
 
     def text(self) -> str:
         """The chart in words, for readers who cannot see it."""
-        told = (f"{LABELS[name]} {self.spoken(value)}" for name, value in self.bars())
-        return f"{self.title}. {'; '.join(told)}. {self.about}"
+        phrases = (f"{LABELS[name]} {self.spoken(value)}" for name, value in self.bars())
+        return f"{self.title}. {'; '.join(phrases)}. {self.about}"
 
 
 def charts() -> dict[str, Chart]:
@@ -262,13 +264,13 @@ def _both(workload: str) -> str:
 
 def _in_time(chunk: int) -> str:
     """Return the shares in time at twice the capacity, ours and the best model's."""
-    found = {
+    shares = {
         record["policy"]: _share_of(record["at_2x"])
         for record in highest_loads(RESULTS / "bench-policies.jsonl.gz")
         if (record["workload"], record["chunk"]) == (OVERLOADED, chunk) and record["at_2x"]
     }
-    models = [share for policy, share in found.items() if policy in MODELS]
-    return f"**{percent(found[FOREBAY])}** / {percent(max(models))}"
+    models = [share for policy, share in shares.items() if policy in MODELS]
+    return f"**{percent(shares[FOREBAY])}** / {percent(max(models))}"
 
 
 def _share_of(kinds: Mapping[str, Mapping[str, int]]) -> float:
@@ -277,14 +279,14 @@ def _share_of(kinds: Mapping[str, Mapping[str, int]]) -> float:
 
 
 def compare(ours: float | None, theirs: float | None) -> float | None:
-    """How many times theirs is ours; 1 where they are level, None where one is unknown."""
+    """Their figure as a multiple of ours. 1 where they are level, None where either is unknown."""
     if not ours or theirs is None:
         return None
     return 1.0 if abs(theirs / ours - 1) < LEVEL else theirs / ours
 
 
 def words() -> str:
-    """Forebay beside the best other router of each figure, as a table and a sentence."""
+    """Forebay and the best other router of each figure, as a table and a sentence."""
     rows = ["| traffic | chats' p99 | documents' p99 | within target |", "| --- " * 4 + "|"]
     behind = []
     for workload, label in WORKLOADS.items():
@@ -304,7 +306,7 @@ def words() -> str:
 
 
 def _times(compared: float | None) -> str:
-    """Put our latency in words; `compared` is the best other router's over ours."""
+    """Put our latency in words. `compared` is the best other router's over ours."""
     if compared is None:
         return "not comparable"
     if compared == 1:
@@ -369,7 +371,7 @@ def against_direct() -> str:
 
 
 def since_correction() -> str:
-    """The live results before the simulator was corrected, and those of today."""
+    """The live results before the simulator was corrected, and today's."""
     heads = ["traffic", "", "chats' p99", "documents' p99", "in time"]
     rows = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
     for workload, label in WORKLOADS.items():
@@ -389,8 +391,8 @@ def since_correction() -> str:
 def picture() -> str:
     """The chart in README.md, in the reader's colours."""
     dark, light = (f"docs/assets/chat-p99-{theme}.svg" for theme in ("dark", "light"))
-    told = escape(charts()["chat-p99"].text())
+    description = escape(charts()["chat-p99"].text())
     return (
         f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">\n'
-        f'  <img src="{light}" alt="{told}"></picture>'
+        f'  <img src="{light}" alt="{description}"></picture>'
     )

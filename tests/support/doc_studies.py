@@ -31,7 +31,7 @@ OWN_OPTIONS = re.compile(r" --(out \S+|force|time-scale \S+)")
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A figure of the course beside ours: the cell `key` of the row where `row` holds."""
+    """A figure of the course to compare with ours: the cell `key` of the row that `row` matches."""
 
     what: str
     course: str
@@ -124,7 +124,9 @@ def block(name: str) -> str:
     data = results().get(name)
     if data is None:
         return "No results yet: `make studies` writes them."
-    columns = [Column(one["key"], one["heading"], one["kind"]) for one in data["columns"]]
+    columns = [
+        Column(column["key"], column["heading"], column["kind"]) for column in data["columns"]
+    ]
     parts = [f"```\n{data['command']}\n```", markdown_table(columns, data["rows"])]
     if name in COURSE:
         parts.append(beside_the_course(name, data))
@@ -137,26 +139,26 @@ def block(name: str) -> str:
 
 
 def beside_the_course(name: str, data: Mapping[str, Any]) -> str:
-    """The course's figures of a study beside ours, and why they differ."""
-    kinds = {one["key"]: one["kind"] for one in data["columns"]}
+    """The course's figures of a study next to ours, and why they differ."""
+    kinds = {column["key"]: column["kind"] for column in data["columns"]}
     lines = ["| figure | course | here | why |", "| --- | --: | --: | --- |"]
-    for one in COURSE[name]:
-        (row,) = [r for r in data["rows"] if all(r.get(k) == v for k, v in one.row.items())]
-        (ours,) = cells_of(Column(one.key, "", kinds[one.key]), [row[one.key]])
-        lines.append(f"| {one.what} | {one.course} | {ours} | {one.why} |")
+    for figure in COURSE[name]:
+        (row,) = [r for r in data["rows"] if all(r.get(k) == v for k, v in figure.row.items())]
+        (ours,) = cells_of(Column(figure.key, "", kinds[figure.key]), [row[figure.key]])
+        lines.append(f"| {figure.what} | {figure.course} | {ours} | {figure.why} |")
     return "\n".join(lines)
 
 
 @cache
 def results() -> dict[str, Any]:
     """The committed results of all studies by name."""
-    found: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
-    return found
+    studies: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
+    return studies
 
 
 def kept(study: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs of a results.json: no dates, no columns that are not shown."""
-    keys = [one["key"] for one in study["columns"]]
+    """The parts of a results.json that the page needs: no dates, no hidden columns."""
+    keys = [column["key"] for column in study["columns"]]
     return {
         "command": OWN_OPTIONS.sub("", study["command"]),
         "sentence": study["sentence"],
@@ -176,16 +178,16 @@ def collect(folder: Path) -> None:
     A study without a folder keeps the results that it has.
     """
     PLOTS.mkdir(exist_ok=True)
-    found = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}
+    studies = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}
     for name in ORDER:
-        made = folder / name / "results.json"
-        if not made.exists():
+        source = folder / name / "results.json"
+        if not source.exists():
             continue
-        found[name] = kept(json.loads(made.read_text(encoding="utf-8")))
+        studies[name] = kept(json.loads(source.read_text(encoding="utf-8")))
         shutil.copyfile(folder / name / "plot.svg", PLOTS / f"{name}.svg")
     lines = []
-    for name in (one for one in ORDER if one in found):
-        study = found[name]
+    for name in (study_name for study_name in ORDER if study_name in studies):
+        study = studies[name]
         rows = ",\n   ".join(json.dumps(row, ensure_ascii=False) for row in study.pop("rows"))
         head = json.dumps(study, ensure_ascii=False)[1:-1]
         lines.append(f' "{name}": {{{head},\n  "rows": [\n   {rows}]}}')
@@ -194,7 +196,7 @@ def collect(folder: Path) -> None:
 
 
 def renew_page() -> None:
-    """Write the blocks of the page anew."""
+    """Renew the blocks of the page."""
     text = BLOCK.sub(
         lambda m: f"<!-- generated: study {m['name']} -->\n\n{block(m['name'])}\n\n<!-- end -->",
         PAGE.read_text(encoding="utf-8"),

@@ -53,7 +53,7 @@ def on_server(
     options: ServerOptions | None = None,
     **engine: Any,
 ) -> Any:
-    """`scene` in virtual time with a server set up as the recorded one was."""
+    """`scene` in virtual time with a server set up as the recorded server was."""
 
     async def main() -> Any:
         settings = {"max_model_len": 16_384, "block_size": 32, "enable_request_id_headers": True}

@@ -56,7 +56,7 @@ os.execv({python!r}, [*engine, "--model", "llama-3-8b", "--gpu", "h200", *words]
 def install_gpus(
     folder: Path, *, gpus: int = 2, time_scale: float = 1.0, lacks: Collection[str] = ()
 ) -> Path:
-    """Write both commands into `folder`; return the vllm command.
+    """Write both commands into `folder`, and return the vllm command.
 
     Args:
         lacks: flags that this vLLM does not have.

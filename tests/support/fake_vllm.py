@@ -1,8 +1,8 @@
 """A stand-in for `vllm` in tests: serves /health and /metrics, and dies on command.
 
 Written by `install`, which makes it a command. Its behaviour comes from the environment:
-FAKE_DIES=NAME: that server's starts end with an error; FAKE_ONCE=1: all but the first start do;
-FAKE_HELP: what `serve --help` prints; FAKE_DEAF=1: SIGTERM does nothing; FAKE_SILENT=1: /health
+FAKE_DIES=NAME: that server's starts end with an error. FAKE_ONCE=1: all but the first start do.
+FAKE_HELP: the output of `serve --help`. FAKE_DEAF=1: SIGTERM does nothing. FAKE_SILENT=1: /health
 never answers. FAKE_LOG gets a line for every start, FAKE_LOG.children the number of the process
 that each has in its group.
 """

@@ -103,7 +103,7 @@ async def busy(call: Call) -> None:
 
 
 def malformed() -> dict[str, Serve]:
-    """Answers that are no HTTP, or none that may be passed on."""
+    """Answers that are not HTTP, or that must not be passed on."""
     ok = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
     framed = chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n"
 

@@ -26,7 +26,7 @@ def forebay(*words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
 
 @dataclass(slots=True)
 class Fleet:
-    """One that is up; `folder` is its --dir."""
+    """A fleet that is up. `folder` is its --dir."""
 
     folder: Path
     process: "subprocess.Popen[str]"
@@ -53,7 +53,7 @@ class Fleet:
 
 @contextmanager
 def fleet_up(words: Sequence[str], folder: Path, **environ: str) -> Iterator[Fleet]:
-    """`forebay fleet up WORDS` until the block ends; up when it says so on its standard output."""
+    """`forebay fleet up WORDS` until the block ends. It starts once the output reports it up."""
     log = folder.parent / f"{folder.name}.err"
     with log.open("w") as err:
         process = subprocess.Popen(
@@ -73,7 +73,7 @@ def fleet_up(words: Sequence[str], folder: Path, **environ: str) -> Iterator[Fle
 
 @contextmanager
 def real_fleet(python: str, folder: Path) -> Iterator[Fleet]:
-    """Two servers of a small random model on the CPU, by the vLLM beside `python`."""
+    """Two servers of a small random model on the CPU, by the vLLM next to `python`."""
     model = folder.parent / "model"
     write_model(model, ModelSize())
     words = (

@@ -1,4 +1,4 @@
-"""What mode observe forecasts for a trace, and what mode shape does with it, in virtual time."""
+"""The forecast of mode observe for a trace, and the outcome of mode shape, in virtual time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ CHAT_MOST, SLO_S = 5_000, (2.0, 30.0)
 
 
 def limit_s(prompt: int) -> float:
-    """Target of the TTFT of a prompt of so many tokens: the arena's."""
+    """The arena's target of the TTFT of a prompt of `prompt` tokens."""
     return 0.005 + 2.2e-5 * prompt + 0.5e-9 * prompt**2 + SLO_S[prompt > CHAT_MOST]
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Results of one run, one value a request; infinite where it was or would be rejected."""
+    """Results of one run, one value a request, infinite where it was or would be rejected."""
 
     ttft_s: list[float]
     in_time: list[bool]
@@ -47,7 +47,7 @@ def served(rows: Sequence[TraceRequest], ttft_s: list[float]) -> Served:
 def play(
     rows: Sequence[TraceRequest], engine: EngineConfig, *, observe: bool, gpus: int = 2
 ) -> tuple[Served, Served | None, ObservingShaper]:
-    """Play a trace; return what clients saw, and in mode observe the forecast for mode shape."""
+    """Play a trace. Return the clients' results, and in mode observe the forecast too."""
     chunk = float(engine.long_prefill_token_threshold or "inf")
     names = [f"gpu{number}" for number in range(gpus)]
     recorder = DecisionRecorder(len(rows))

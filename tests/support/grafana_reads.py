@@ -1,6 +1,6 @@
 """Print a dashboard as Grafana's own types read it: run by the Python of `make deploy-tools`.
 
-What they do not know is lost, so a mistyped key shows as a difference.
+Unknown keys are lost, so a mistyped key shows as a difference.
 """
 
 import json

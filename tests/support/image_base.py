@@ -17,7 +17,7 @@ def write_base(root: Path) -> None:
         (root / name).mkdir(parents=True)
     (root / "tmp").chmod(0o1777)
     (root / "etc" / "passwd").write_text(PASSWD)
-    programs = [Path(found) for name in PROGRAMS if (found := shutil.which(name))]
+    programs = [Path(place) for name in PROGRAMS if (place := shutil.which(name))]
     for program in programs:
         shutil.copy2(program, root / "bin" / program.name)
     python = Path(sys.base_prefix, "bin", f"python{sysconfig.get_python_version()}").resolve()
@@ -29,17 +29,17 @@ def write_base(root: Path) -> None:
     modules = [*(standard / "lib-dynload").glob("*.so")]
     for library in _libraries([*programs, python, *modules]):
         _copy(root, library)
-    for made in root.rglob("*/"):
-        made.chmod(made.stat().st_mode | 0o755)  # a parent such as /root may be closed
+    for path in root.rglob("*/"):
+        path.chmod(path.stat().st_mode | 0o755)  # a parent such as /root may be closed
 
 
 def _libraries(files: list[Path]) -> set[Path]:
-    listed = subprocess.run(["ldd", *map(str, files)], capture_output=True, text=True).stdout
+    output = subprocess.run(["ldd", *map(str, files)], capture_output=True, text=True).stdout
     # Wheels may count on these (PEP 600), and python:3.12-slim has them.
     every = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
     names = r"lib(?:stdc\+\+|gcc_s|pthread|rt|dl|util|m|c)\.so\.\d+"
-    wanted = re.findall(rf"=> (/\S+/{names})$", every, re.MULTILINE)
-    return {Path(name) for name in [*re.findall(r"(/\S+\.so\S*)(?= \(0x)", listed), *wanted]}
+    extra = re.findall(rf"=> (/\S+/{names})$", every, re.MULTILINE)
+    return {Path(name) for name in [*re.findall(r"(/\S+\.so\S*)(?= \(0x)", output), *extra]}
 
 
 def _inside(root: Path, path: Path) -> Path:

@@ -57,7 +57,7 @@ def answered(number: int, bucket: str, intended_s: float, ttft_s: float, **other
 
 
 def refused(number: int, bucket: str, intended_s: float, **others: Any) -> Row:
-    """A request that was turned away."""
+    """A request that was rejected."""
     row: Row = {
         "id": f"r{number}",
         "bucket": bucket,
@@ -76,11 +76,11 @@ def refused(number: int, bucket: str, intended_s: float, **others: Any) -> Row:
 def write_run(
     folder: Path, rows: Sequence[Row], summary: Row | None = None, info: Row | None = None
 ) -> Path:
-    """A run folder of those requests, as `forebay replay` leaves one."""
+    """A run folder of these requests, as `forebay replay` leaves it."""
     folder.mkdir(parents=True)
     full = [dict.fromkeys(SCHEMA.names) | row for row in rows]
     pq.write_table(pa.Table.from_pylist(full, schema=SCHEMA), folder / "requests.parquet")
-    told: Row = {
+    outcome: Row = {
         "requests": len(rows),
         "completed": sum(row["outcome"] == "ok" for row in rows),
         "duration_s": 200.0,
@@ -93,7 +93,7 @@ def write_run(
         "slos": [str(slo) for slo in SLOS],
         "ended": "complete",
     }
-    (folder / "summary.json").write_bytes(orjson.dumps(told | (summary or {})))
+    (folder / "summary.json").write_bytes(orjson.dumps(outcome | (summary or {})))
     how: Row = {
         "started_at": "2026-11-21T10:00:00+00:00",
         "ended": "complete",
@@ -116,10 +116,10 @@ def write_run(
 
 
 def realistic_rows(kind: str, seed: int = 1, chats: int = 1600, documents: int = 160) -> list[Row]:
-    """Chat beside long documents on two engines, straight to them or shaped; made up, not measured.
+    """Chats and long documents on two engines, straight to them or shaped. Made up, not measured.
 
     Round-robin: a chat that meets a document's prefill waits for the rest of it. Shaped: few do,
-    documents wait in the queue and hit the cache more often, some are refused.
+    documents wait in the queue and hit the cache more often, some are rejected.
     """
     random = np.random.default_rng([seed, kind == "forebay"])
     rows: list[Row] = []

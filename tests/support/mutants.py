@@ -1,4 +1,4 @@
-"""A request's framing, and how it goes wrong."""
+"""A request's framing, and its faults."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ _BASES = (
 
 
 def mutant(choose: Callable[[int], int]) -> list[bytes]:
-    """A damaged request in the segments in which it is sent; `choose(n)` gives 0 to n-1."""
+    """A damaged request in the segments in which it is sent. `choose(n)` gives 0 to n-1."""
     data = _BASES[choose(len(_BASES))]
     for _ in range(1 + choose(4)):
         at = choose(len(data) + 1)

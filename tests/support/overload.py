@@ -1,7 +1,7 @@
 """Overload in virtual time: workloads, measures and the scenarios behind docs/research/goals.md.
 
-Two engines (Llama-3-8B on H200) unless said otherwise. Load is in shares of what the engines
-complete when everything is there at once.
+Two engines (Llama-3-8B on H200) unless said otherwise. Load is in shares of the engines'
+throughput when the whole trace is queued at once.
 """
 
 import random
@@ -32,7 +32,7 @@ def chat(rng: random.Random, number: int, at: float, tenant: str | None = None) 
 
 
 def document(rng: random.Random, number: int, at: float, tenant: str | None = None) -> TraceRequest:
-    """A prompt of 10,000 to 40,000 tokens; one in three was seen before."""
+    """A prompt of 10,000 to 40,000 tokens. One in three was seen before."""
     prompt, output = rng.randint(10_000, 40_000), rng.randint(10, 50)
     first = 10**9 * (1 + (rng.randrange(30) if rng.random() < 1 / 3 else 1_000 + number))
     ids = tuple(range(first, first + -(-prompt // 512)))
@@ -173,7 +173,7 @@ def target_s(outcome: SimOutcome) -> float:
 
 
 def work_s(outcome: SimOutcome) -> float:
-    """Prefill of the request, with what was cached taken off; the prior of an 8B on an H200."""
+    """Prefill of the request without its cached tokens, by the prior of an 8B on an H200."""
     prompt = outcome.request.input_tokens
     uncached = prompt - outcome.cached_tokens
     return 0.005 + 2.2e-5 * uncached + 1e-9 * uncached * (prompt - uncached / 2)
@@ -221,12 +221,12 @@ def classed(rows: Iterable[TraceRequest], service_class: ServiceClass) -> list[T
 def come_back(
     trace: Sequence[TraceRequest], seed: int, share: float = 0.1, tries: int = 1
 ) -> Played:
-    """Play the trace; this share of the rejected clients come back, each time at its Retry-After.
+    """Play the trace. This share of the rejected clients come back, each time at its Retry-After.
 
     Args:
         tries: how often a client comes back at most.
 
-    Returns all requests; the id of one that comes back begins with `again-`.
+    Returns all requests. The id of a request that comes back begins with `again-`.
     """
     rng, back = random.Random(seed), list[TraceRequest]()
     rows, tried = {row.id: row for row in trace}, dict[str, int]()
@@ -275,7 +275,7 @@ def curve(
 def step(make: Make, deadline_s: float, seed: int, spike_s: float = 20.0) -> tuple[float, float]:
     """0.5x, then 5x, then 0.5x: the p95 of TTFT from two deadlines after the spike on, seconds.
 
-    And what the same requests see without the spike.
+    And the same requests' p95 without the spike.
     """
     rate, before_s, after_s = capacity(make), 10.0, 2 * deadline_s + 30.0
     end = before_s + spike_s
@@ -299,9 +299,9 @@ def shares(
     make: Make = chat,
     through: Callable[[Sequence[TraceRequest]], Played] | None = None,
 ) -> dict[str, float]:
-    """Seconds of work that each tenant got, over what a fair division would have given it.
+    """Seconds of work that each tenant got, as a multiple of its fair share.
 
-    `through`: what plays the trace; one shaper unless said otherwise.
+    `through`: plays the trace, with one shaper by default.
     """
     rate = load * capacity(make)
     total = sum(offered)
@@ -319,7 +319,7 @@ def shares(
 
 
 def _water_filled(asked_s: dict[str, float], total: float) -> dict[str, float]:
-    """Equal parts, but no tenant gets more than it asked for."""
+    """Equal parts, but no tenant gets more than its demand."""
     fair = dict[str, float]()
     for name in sorted(asked_s, key=lambda n: asked_s[n]):
         fair[name] = min(asked_s[name], total / (len(asked_s) - len(fair)))

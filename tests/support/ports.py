@@ -10,7 +10,7 @@ PORTS = range(10_000, 32_768)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing uses, on any address."""
+    """Ports that are unused on every address."""
     ports: list[int] = []
     with ExitStack() as stack:
         for port in random.SystemRandom().sample(PORTS, 1_000):

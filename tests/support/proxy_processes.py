@@ -52,7 +52,7 @@ class Proxies:
         self.running: list[Process] = []
 
     async def start(self, *words: str, **environ: str) -> tuple[Process, str, str]:
-        """One more, once it is listening; its process, URL and admin URL."""
+        """Start one more proxy. Returns its process, URL and admin URL once it is listening."""
         process = await asyncio.create_subprocess_exec(
             *(
                 sys.executable,
@@ -74,20 +74,20 @@ async def addresses(process: Process) -> tuple[str, str]:
     """Return a proxy's URL and admin URL, once it says that it listens."""
     assert process.stdout is not None
     said = ""
-    while not (found := re.search(r"listening on (\S+), admin on ([^\s\",]+)", said)):
+    while not (match := re.search(r"listening on (\S+), admin on ([^\s\",]+)", said)):
         line = await process.stdout.readline()
         assert line, said
         said += line.decode()
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 @asynccontextmanager
 async def proxies(config: Path) -> AsyncIterator[Proxies]:
-    made = Proxies(config)
+    group = Proxies(config)
     try:
-        yield made
+        yield group
     finally:
-        for process in made.running:
+        for process in group.running:
             if process.returncode is None:
                 process.kill()
             await process.communicate()
@@ -109,7 +109,7 @@ def write(path: Path, backend: str, **keys: object) -> None:
 
 
 async def client(url: str, kind: str, over: asyncio.Event, counts: Counter[str]) -> None:
-    """Ask again and again; count what came of it."""
+    """Ask again and again, and count the outcomes."""
     connector = aiohttp.TCPConnector(force_close=kind == "new")
     async with aiohttp.ClientSession(connector=connector) as session:
         while not over.is_set():

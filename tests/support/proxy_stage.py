@@ -1,4 +1,4 @@
-"""A proxy in front of backends of our making, for tests: real sockets, virtual time."""
+"""A proxy in front of scripted backends, for tests: real sockets, virtual time."""
 
 import asyncio
 import json
@@ -96,10 +96,10 @@ class RawBackend:
     """A backend that answers with the bytes that `serve` sends.
 
     Attributes:
-        healthy: what /health says; None: it takes the connection and says nothing.
-        metrics: what /metrics says; None: nothing, as above.
-        openapi, version: what /openapi.json and /version say to the proxy itself; None: 404.
-        models: entries of /v1/models for the proxy, by name; empty: it has no such path.
+        healthy: the answer of /health. None: it accepts the connection and stays silent.
+        metrics: the answer of /metrics. None: silence, as above.
+        openapi, version: the answers of /openapi.json and /version to the proxy itself. None: 404.
+        models: entries of /v1/models for the proxy, by name. Empty: it has no such path.
     """
 
     serve: Serve = by_request
@@ -133,8 +133,8 @@ class RawBackend:
                 if text.startswith("GET /v1/models ") and "\r\nx-request-id:" not in text.lower():
                     self.models_asked += 1
                     page = {"data": [{"id": name} | self.models[name] for name in self.models]}
-                    found = answer(200, json.dumps(page).encode())
-                    writer.write(found if self.models else answer(404, b"{}"))
+                    listing = answer(200, json.dumps(page).encode())
+                    writer.write(listing if self.models else answer(404, b"{}"))
                     continue
                 if text.startswith(("GET /openapi.json ", "GET /version ")) and (
                     "\r\nx-request-id:" not in text.lower()  # not a client's question
@@ -193,7 +193,7 @@ class Stage:
         return self.proxy.url
 
     def post(self, body: Any = None, path: str = "/v1/completions", **options: Any) -> Any:
-        """POST a completion; use in `async with`."""
+        """POST a completion. Use in `async with`."""
         body = {"prompt": "hello", "max_tokens": 3} if body is None else body
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"content-type": "application/json", **options.pop("headers", {})}
@@ -229,7 +229,7 @@ async def stage(
 ) -> AsyncIterator[Stage]:
     """A proxy in front of `urls`, once `wait_up` of them (default: all) are up.
 
-    `slots`: how many each takes, or the same for all; `each`: more keys of every backend.
+    `slots`: number for each backend, or one number for all. `each`: more keys of every backend.
     """
     limits = [slots] * len(urls) if isinstance(slots, int) else slots
     config = load_config(
@@ -254,14 +254,14 @@ async def stage(
         client = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         )
-        wanted = len(urls) if wait_up is None else wait_up
-        while sum(u.up for u in proxy.backends.upstreams.values()) < wanted:  # noqa: ASYNC110
+        needed = len(urls) if wait_up is None else wait_up
+        while sum(u.up for u in proxy.backends.upstreams.values()) < needed:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         yield Stage(proxy, client, said)
 
 
 def note_a_chat(on: Stage) -> None:
-    """A chat has arrived, of which no backend knows; from the second one on, chats flow."""
+    """A chat has arrived that no backend has received. From the second chat on, chats flow."""
     forecast = on.proxy.driver.shaper._dispatcher.forecast
     forecast.long_prefills.arrived("chat", "", asyncio.get_running_loop().time())
 
@@ -287,7 +287,7 @@ def on_stage(
     *serves: Serve | None,
     **keys: Any,
 ) -> None:
-    """Play `scene` with one backend for each of `serves`; afterwards all must be released."""
+    """Play `scene` with one backend for each of `serves`. Afterwards all must be released."""
 
     async def main() -> None:
         async with AsyncExitStack() as stack:

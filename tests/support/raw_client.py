@@ -55,7 +55,7 @@ class Received:
 
 @dataclass(slots=True)
 class Oracle:
-    """A backend that answers clean requests and keeps whatever else it was sent in `dirty`.
+    """A backend that answers clean requests and keeps everything else that it was sent in `dirty`.
 
     Clean: one spelling of the request line, header lines of allowed names, each once, a body of
     exactly Content-Length bytes, nothing after it before it was answered.
@@ -120,7 +120,7 @@ class Oracle:
 
 
 def before_oracle(scene: Callable[[Stage, Oracle], Awaitable[None]], **keys: Any) -> None:
-    """Play `scene` in virtual time; afterwards all is released and nothing dirty has arrived."""
+    """Play `scene` in virtual time. Afterwards all is released and nothing dirty has arrived."""
     keys.setdefault("timeouts", {"client_headers": "10s", "client_body": "10s"})
     keys.setdefault("health", {"interval": "1000s"})  # time jumps: no need to probe on the way
 
@@ -150,7 +150,7 @@ async def connected(
 
 
 class _Wire(asyncio.Protocol):
-    """Keeps what came also when the connection is reset, which a StreamReader does not."""
+    """Keeps the received bytes even when the connection is reset, unlike a StreamReader."""
 
     def __init__(self) -> None:
         self.got = bytearray()
@@ -164,7 +164,7 @@ class _Wire(asyncio.Protocol):
 
 
 async def raw(on: Stage, *parts: bytes, pause_s: float = 0.0, patience_s: float = 1e6) -> bytes:
-    """Everything that comes back for these bytes on one connection, until the proxy closes it."""
+    """The whole answer to these bytes on one connection, until the proxy closes it."""
     host, port = on.url.removeprefix("http://").split(":")
     transport, wire = await asyncio.get_running_loop().create_connection(_Wire, host, int(port))
     try:
@@ -189,7 +189,7 @@ class Response:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object, checked for its shape and for what every answer has."""
+        """The error object, checked for its shape and for the fields of every answer."""
         assert self.headers["content-type"].startswith("application/json")
         assert self.headers["x-request-id"]
         assert self.headers["server"] == "forebay"
@@ -205,15 +205,15 @@ class Response:
 
 
 def responses(data: bytes, *methods: str) -> list[Response]:
-    """Whole responses, one after the other, and nothing else; `methods`: of their requests."""
-    found: list[Response] = []
+    """Whole responses in turn, and nothing else. `methods`: methods of their requests."""
+    parsed: list[Response] = []
     while data:
         head, end, data = data.partition(b"\r\n\r\n")
         assert end, head
         first, *lines = head.decode().split("\r\n")
         version, status = first.removeprefix("HTTP/").split(" ")[:2]
         headers = dict(line.lower().split(": ", 1) for line in lines)
-        method = methods[len(found)] if len(found) < len(methods) else ""
+        method = methods[len(parsed)] if len(parsed) < len(methods) else ""
         if int(status) < 200 or int(status) == 204 or method == "HEAD":
             body = b""
         elif headers.get("transfer-encoding") == "chunked":
@@ -224,8 +224,8 @@ def responses(data: bytes, *methods: str) -> list[Response]:
             assert len(body) == length
         else:
             body, data = data, b""
-        found.append(Response(int(status), headers, body, version))
-    return found
+        parsed.append(Response(int(status), headers, body, version))
+    return parsed
 
 
 def _dechunked(data: bytes) -> tuple[bytes, bytes]:
@@ -288,7 +288,7 @@ class Raw:
 
 
 async def little_room(on: Stage) -> None:
-    """The kernel holds next to nothing for the connections that are open: it stays with us."""
+    """The kernel buffers next to nothing for the open connections, so bytes stay with us."""
     await settle()
     for connection in on.proxy.listeners[0][1].connections:
         assert connection.transport is not None

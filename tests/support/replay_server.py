@@ -48,7 +48,7 @@ async def stream(request: web.Request, **headers: str) -> web.StreamResponse:
 async def answer(
     server: "Server", request: web.Request, body: dict[str, Any]
 ) -> web.StreamResponse:
-    """A well-behaved answer: first token after `first_s`, then one every `gap_s`."""
+    """A well-behaved answer: first token after `first_s`, then a token every `gap_s`."""
     await server.thaw()
     await asyncio.sleep(server.first_s)
     response = await stream(request)
@@ -118,8 +118,8 @@ async def serve(server: Server | None = None, **settings: Any) -> AsyncIterator[
 
 
 def rows(count: int, gap_s: float = 0.01, **more: Any) -> list[TraceRequest]:
-    wanted = {"input_tokens": 32, "output_tokens": 4, **more}
-    return [TraceRequest(f"r{at}", at * gap_s, **wanted) for at in range(count)]
+    lengths = {"input_tokens": 32, "output_tokens": 4, **more}
+    return [TraceRequest(f"r{at}", at * gap_s, **lengths) for at in range(count)]
 
 
 def table(folder: Path) -> list[dict[str, Any]]:
@@ -134,7 +134,7 @@ def run_one(
     stop_at_s: tuple[float, ...] = (),
     **options: Any,
 ) -> tuple[Summary, Server]:
-    """One replay against one server in virtual time; `stop_at_s`: when Ctrl-C is pressed."""
+    """One replay against one server in virtual time. `stop_at_s`: when Ctrl-C is pressed."""
 
     async def main() -> tuple[Summary, Server]:
         stop = Stop()
@@ -142,7 +142,7 @@ def run_one(
         async with serve(server) as up:
             for when in stop_at_s:
                 loop.call_later(when, stop.request)
-            asked = ReplayOptions(trace, [up.url], out, quiet=True, **options)
-            return await replay(asked, stop), up
+            plan = ReplayOptions(trace, [up.url], out, quiet=True, **options)
+            return await replay(plan, stop), up
 
     return run(main())

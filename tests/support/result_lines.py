@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def read_lines(path: Path) -> list[bytes]:
-    """Return the lines, or none where there is no file."""
+    """Return the lines, or an empty list without a file."""
     if not path.exists():
         return []
     data = path.read_bytes()
@@ -21,7 +21,7 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """Write the file anew; equal lines make equal files."""
+    """Write the file again from its start. Equal lines make equal files."""
     path.write_bytes(_packed(path, b"".join(line + b"\n" for line in lines)))
 
 

@@ -1,10 +1,10 @@
-"""What the proxy has logged, as a list of lines with their events."""
+"""The proxy's log, as a list of lines with their events."""
 
 from forebay.proxy.telemetry.log_events import LogEvent
 
 
 class Said(list[str]):
-    """The messages; `events` has the event, backend and reason of each. Call it to add one."""
+    """The messages. `events` has each one's event, backend and reason. Call it to add a message."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ class Talk:
 def sessions(
     count: int, turns: int = 5, gap_s: float = 0.5, output: int = 16
 ) -> Iterator[TraceRequest]:
-    """Make sessions that all share an instruction; every second one starts two sub-agents."""
+    """Make sessions that all share an instruction. Every second session starts two sub-agents."""
     rows: list[TraceRequest] = []
     root = tuple(range(10))
     for number in range(count):
@@ -53,13 +53,13 @@ def sessions(
         for turn in range(turns):
             more: dict[str, Any] = {"think_s": 0.2 * turn} if turn else {}
             if turn == 3 and number % 2:
-                more["waits_for"] = tuple(f"s{number}-helper{one}-1" for one in (0, 1))
+                more["waits_for"] = tuple(f"s{number}-helper{index}-1" for index in (0, 1))
             rows.append(talk.turn(at_s, output, **more))
             at_s += 1.0
             if turn == 2 and number % 2:
-                for one in (0, 1):
-                    first = 1_000_000 * (number + 1) + 100_000 * (one + 1)
-                    helper = Talk(f"s{number}", f"s{number}-helper{one}", root, 100, first)
+                for index in (0, 1):
+                    first = 1_000_000 * (number + 1) + 100_000 * (index + 1)
+                    helper = Talk(f"s{number}", f"s{number}-helper{index}", root, 100, first)
                     waits = {"waits_for": (f"s{number}-2",), "think_s": 0.1}
                     rows += [helper.turn(at_s, 8, **waits), helper.turn(at_s, 8, think_s=0.3)]
     return iter(sorted(rows, key=lambda row: row.arrival_s))

@@ -105,7 +105,7 @@ class ShaperMachine(RuleBasedStateMachine):
     def note_patience(self, request: Request) -> None:
         """Note the bounds of the wait before a rejection.
 
-        The longest: what its bucket allows, or what is left of the client's timeout. The
+        The longest: its bucket's limit, or the unspent rest of the client's timeout. The
         shortest: the same, if the whole prompt has to be computed within that timeout. A
         reconfiguration changes neither.
         """
@@ -117,7 +117,7 @@ class ShaperMachine(RuleBasedStateMachine):
         self.patience_s[request.id] = least_s, most_s
 
     def apply(self, actions: list[Action], newcomer: str | None = None) -> None:
-        """Check what the shaper decided; `newcomer` is the request that it was asked about."""
+        """Check the shaper's decisions. `newcomer` is the request that has just arrived."""
         if newcomer is not None:
             self.note_patience(self.waiting[newcomer])
         for action in actions:
@@ -135,7 +135,7 @@ class ShaperMachine(RuleBasedStateMachine):
                 self.check(action, newcomer == request.id)
 
     def tokenize(self, request: Request, backend: str) -> None:
-        """Let an API server read a text, behind those that were sent before."""
+        """Let an API server read a text, behind the earlier texts."""
         least, most = self.texts.get(backend, (-inf, -inf))
         assert least - self.now <= TEXTS_S + ROUNDING_S
         after = self.shaper.backends[backend].api_server.model.token_s
@@ -154,11 +154,11 @@ class ShaperMachine(RuleBasedStateMachine):
         self.texts[backend] = least, most - max(0.0, early - self.now)
 
     def tokenizes(self) -> bool:
-        """Return whether an API server is busy, perhaps with the text of a client that left."""
+        """True if an API server is busy, perhaps with the text of a client that left."""
         return any(most > self.now + TEXTS_S - ROUNDING_S for _, most in self.texts.values())
 
     def restarted(self, backend: str) -> None:
-        """Forget the texts of an API server that is another one now."""
+        """Forget the texts of an API server that was replaced."""
         self.texts.pop(backend, None)
         for request_id, (_, name, _) in self.running.items():
             if name == backend:

@@ -1,6 +1,6 @@
 """Several shapers in front of the same simulated engines, in virtual time.
 
-Each publishes its books every 0.1 s, as real proxies do through the wire's encoding; arrivals are
+Each publishes its books every 0.1 s, as real proxies do through the wire's encoding. Arrivals are
 spread over them by dice, as SO_REUSEPORT spreads connections.
 """
 
@@ -23,7 +23,7 @@ from forebay.traces.schema import TraceRequest
 
 @dataclass
 class Several:
-    """A policy of the simulator made of several shapers; `exchange` False keeps them strangers."""
+    """A policy of the simulator made of several shapers. `exchange` False keeps them strangers."""
 
     shapers: Sequence[Shaper]
     limits: dict[str, int]
@@ -143,7 +143,7 @@ class Result:
         return sum(o.reject is not None for o in self.outcomes) / len(self.outcomes)
 
     def ttft_s(self, share: float, least_tokens: int = 0, most_tokens: float = inf) -> float:
-        """A quantile of those of a size."""
+        """A quantile of the TTFT of requests of a size."""
         times = sorted(
             o.ttft_s
             for o in self.outcomes
@@ -163,7 +163,7 @@ def play(
     config: EngineConfig | None = None,
     pinned: Mapping[str, int] | None = None,
 ) -> Result:
-    """`trace` through so many proxies in front of so many engines."""
+    """Play `trace` through several proxies in front of several engines."""
     served = {f"gpu{i}": served_engine(config or EngineConfig()) for i in range(engines)}
     shapers = [new_shaper(list(served)) for _ in range(proxies)]
     limits = {name: b.spec.max_concurrency for name, b in shapers[0].backends.items()}

@@ -1,4 +1,4 @@
-"""Code blocks of a page: find them, put free ports into them, compare what was printed."""
+"""Code blocks of a page: find them, put free ports into them, compare their output."""
 
 import re
 from collections.abc import Sequence
@@ -16,14 +16,15 @@ def blocks(text: str) -> list[tuple[str, str]]:
 
 def block(text: str, holds: str) -> str:
     """The code block with a given text."""
-    (found,) = [content for _, content in blocks(text) if holds in content]
-    return found
+    (match,) = [content for _, content in blocks(text) if holds in content]
+    return match
 
 
 def masked(line: str) -> str:
     """A line without its numbers and its widths.
 
-    Where a percentile has too few samples, the highest allowed one stands in its place, as `p50 9`.
+    Where a percentile has too few samples, the highest allowed percentile stands in its
+    place, as `p50 9`.
     """
     return " ".join(
         re.sub(r"\bp\d[\d.]* (?=\d)|\d[\d,.]*|–|\bno?ne\b|\b(?:ms|s)\b", "", line).split()
@@ -31,7 +32,7 @@ def masked(line: str) -> str:
 
 
 class Ports:
-    """The ports that the pages name, and others in their places: free ones if none are given."""
+    """The ports that the pages name, and others in their places: free ports by default."""
 
     def __init__(self, ports: Sequence[str] = ()) -> None:
         self.free = ports or [str(port) for port in free_ports(len(SHOWN_PORTS))]
@@ -39,4 +40,4 @@ class Ports:
     def __call__(self, text: str) -> str:
         free = dict(zip(SHOWN_PORTS, self.free, strict=True))
         # In one pass: a free port may have a shown one in it, as 18002 has 8002.
-        return re.sub(rf"\b(?:{'|'.join(SHOWN_PORTS)})\b", lambda found: free[found[0]], text)
+        return re.sub(rf"\b(?:{'|'.join(SHOWN_PORTS)})\b", lambda match: free[match[0]], text)

@@ -1,7 +1,7 @@
 """A hook of MkDocs: links to files outside docs/ lead to the repository's page of that file.
 
 In a checkout, and where Git hosts show Markdown, the same links are relative paths. On the site
-they begin with the address in FOREBAY_REPOSITORY; without it they are plain text.
+they begin with the address in FOREBAY_REPOSITORY. Without it they are plain text.
 """
 
 import os

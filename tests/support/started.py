@@ -15,7 +15,7 @@ FOREBAY = (sys.executable, "-m", "forebay.proxy")
 
 
 def eventually(what: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """Return the first true answer of `what`, which is asked five times a second."""
+    """Return the first true answer of `what`, which is called five times a second."""
     until = time.monotonic() + patience_s
     while not (answer := what()):
         assert time.monotonic() < until, f"{what} did not become true in {patience_s:g} s"
@@ -24,14 +24,14 @@ def eventually(what: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
 
 
 def answers(url: str) -> bool:
-    """Whether `url` answers with success."""
+    """True if `url` answers with success."""
     with suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
         return bool(answer.status == 200)
     return False
 
 
 def printed_with_two_hash_seeds(program: str) -> set[str]:
-    """Return what the Python program prints in two processes that hash strings differently."""
+    """Return the output of the Python program in two processes that hash strings differently."""
     return {
         subprocess.run(
             [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed},

@@ -26,9 +26,9 @@ class Stranger:
         self.home, self.files, self.logs = home, files, files.parent
         for name in ("clone", "work"):
             (files / name).mkdir(parents=True)
-        kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+        pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
         path = f"{home}/.local/bin:{os.environ['PATH']}"
-        self.environ = {**kept, "HOME": str(home), "PATH": path, "NO_COLOR": "1"}
+        self.environ = {**pip, "HOME": str(home), "PATH": path, "NO_COLOR": "1"}
 
     def words(self, line: str) -> list[str]:
         """The command that runs `line` in the user's home."""
@@ -52,7 +52,7 @@ class Stranger:
         running.enter_context(started(words, log, ready, **self.environ))
 
     def installs(self) -> "subprocess.CompletedProcess[str]":
-        """Do what `Install` says; the two lines where pipx is not installed.
+        """Follow `Install`, by the two lines where pipx is not installed.
 
         Not compiled, which takes minutes: tests/deploy/test_bare_machine.py does that.
         """

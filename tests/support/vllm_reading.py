@@ -1,7 +1,7 @@
-"""Say how a real vLLM reads request bodies; run by the interpreter that has vLLM.
+"""Print a real vLLM's reading of request bodies. Run by the interpreter that has vLLM.
 
 A line of standard input is `{"chat": ..., "body": ...}`. For each, a line of output is null if vLLM
-rejects the body, else what it reads: stream, n, number of prompts and the limit of output tokens.
+rejects the body, else its reading: stream, n, number of prompts and the limit of output tokens.
 """
 
 import json
@@ -15,7 +15,7 @@ def _protocol(api: str) -> Any:
 
 
 def reading(chat: bool, body: str) -> dict[str, Any] | None:
-    """Return what vLLM reads in a body; None if it rejects it."""
+    """Return vLLM's reading of a body, or None if it rejects the body."""
     try:
         name = "ChatCompletionRequest" if chat else "CompletionRequest"
         model = getattr(_protocol("chat_completion" if chat else "completion"), name)

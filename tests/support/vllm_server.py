@@ -1,8 +1,8 @@
-"""A real vLLM on this machine's CPU for tests: its model, its process, and what it is called.
+"""A real vLLM on this machine's CPU for tests: its model, its process, and its name.
 
 The model is a small Llama with random weights (vLLM makes them: `--load-format dummy`). Its
 tokenizer cuts text into tokens of four bytes, as the simulated engine does, so the two count
-alike; outside the words of traces every token is the unknown one.
+alike; outside the words of traces every token is the unknown token.
 """
 
 import json
@@ -47,22 +47,22 @@ class ModelSize:
 
 
 def vllm_python() -> str | None:
-    """The interpreter that has vLLM; None where there is none."""
-    if given := os.environ.get("FOREBAY_VLLM_PYTHON"):
-        return given
+    """The interpreter that has vLLM, or None."""
+    if path := os.environ.get("FOREBAY_VLLM_PYTHON"):
+        return path
     return str(BUILT.parent / "bin" / "python") if BUILT.exists() else None
 
 
 def needed_vllm_python() -> str:
-    """The same; skips the test where there is none."""
-    found = vllm_python()
-    if found is None:
+    """The interpreter that has vLLM. Skips the test without it."""
+    python = vllm_python()
+    if python is None:
         pytest.skip(MISSING)
-    return found
+    return python
 
 
 def write_model(folder: Path, size: ModelSize) -> None:
-    """A model directory without weights; equal sizes make equal files."""
+    """A model directory without weights. Equal sizes make equal files."""
     marks = b"".join(ROLE_MARKS.values()).decode()
     tokens = [END, UNKNOWN, *(marks[at : at + 4] for at in range(0, len(marks), 4))]
     vocabulary = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
@@ -121,7 +121,7 @@ def write_model(folder: Path, size: ModelSize) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server; `pid` is its API server's, whose child the engine is."""
+    """A server. `pid` is its API server's, whose child the engine is."""
 
     url: str
     pid: int
@@ -136,7 +136,7 @@ def vllm_server(python: str, model: Path, log: Path, *flags: str) -> Iterator[st
 
 @contextmanager
 def vllm_process(python: str, model: Path, log: Path, *flags: str) -> Iterator[Running]:
-    """A vLLM that serves `model` as `tiny`; its whole process group ends with it.
+    """A vLLM that serves `model` as `tiny`. Its whole process group ends with it.
 
     Raises RuntimeError with the end of its log when it is not up within START_S.
     """
@@ -191,18 +191,18 @@ def _wait_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path) -> No
 
 def engine_core(pid: int) -> int:
     """The process that computes, of the API server `pid`."""
-    found = []
+    pids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended meanwhile
             name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
             if int(rest.split()[1]) == pid and "EngineCor" in name:  # cut to 15 characters
-                found.append(int(stat.parent.name))
-    (engine,) = found
+                pids.append(int(stat.parent.name))
+    (engine,) = pids
     return engine
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:
-    """SIGTERM, and SIGKILL to what is left: a dead API server leaves its engine behind."""
+    """SIGTERM, then SIGKILL to the survivors: a dead API server leaves its engine behind."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sign)

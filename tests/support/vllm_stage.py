@@ -19,7 +19,7 @@ LOOK_S = 0.05  # other processes give no sign
 
 
 def words(name: str, tokens: int) -> str:
-    """Text of so many tokens that no other name's text shares."""
+    """Text of `tokens` tokens that no other name's text shares."""
     return prompt_text(TraceRequest(name, 0.0, tokens, 1), "")
 
 
@@ -39,7 +39,7 @@ async def answered(client: Client, url: str) -> float:
 
 
 async def waits(client: Client, url: str, count: int) -> bool:
-    """Whether so many requests wait in the engine, by its metrics."""
+    """True if `count` requests wait in the engine, by its metrics."""
     return await _told(client, url, "vllm:num_requests_waiting{") == count
 
 
@@ -51,14 +51,14 @@ async def _told(client: Client, url: str, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-async def until(wanted: Callable[[], Awaitable[bool]]) -> None:
-    while not await wanted():  # noqa: ASYNC110
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    while not await condition():  # noqa: ASYNC110
         await asyncio.sleep(LOOK_S)
 
 
-async def is_up(scene: Stage, name: str, wanted: bool = True) -> None:
+async def is_up(scene: Stage, name: str, up: bool = True) -> None:
     upstream = scene.proxy.backends.upstreams[name]
-    while upstream.up != wanted:  # noqa: ASYNC110
+    while upstream.up != up:  # noqa: ASYNC110
         await asyncio.sleep(LOOK_S)
 
 
@@ -66,24 +66,24 @@ async def failures(scene: Stage) -> dict[str, float]:
     """Failures of the first backend by kind."""
     async with scene.client.get(f"{scene.proxy.admin_url}/metrics") as answer:
         families = text_string_to_metric_families(await answer.text())
-    samples = [one for family in families for one in family.samples]
+    samples = [sample for family in families for sample in family.samples]
     return {
-        one.labels["kind"]: one.value
-        for one in samples
-        if one.name == "forebay_upstream_errors_total" and one.labels["backend"] == "b0"
+        sample.labels["kind"]: sample.value
+        for sample in samples
+        if sample.name == "forebay_upstream_errors_total" and sample.labels["backend"] == "b0"
     }
 
 
 async def nothing_held(scene: Stage) -> None:
     """A client has all of a stream a moment before the slot is free."""
-    while not all(one.idle for one in scene.proxy.driver.shaper.backends.values()):  # noqa: ASYNC110
+    while not all(backend.idle for backend in scene.proxy.driver.shaper.backends.values()):  # noqa: ASYNC110
         await asyncio.sleep(LOOK_S)
     await settle()
     scene.assert_nothing_held()
 
 
 def payloads(data: bytes) -> list[Any]:
-    """The events of a stream; the mark of its end is left out."""
+    """The events of a stream, without the mark of its end."""
     lines = [line[6:] for line in data.splitlines() if line.startswith(b"data: ")]
     return [json.loads(line) for line in lines if line != b"[DONE]"]
 
@@ -108,10 +108,10 @@ def assert_said_to_be_cut(seen: bytes) -> None:
 
 @asynccontextmanager
 async def ended_amid_answers(url: str, body: Any, end: Callable[[], None]) -> AsyncIterator[Stage]:
-    """A proxy before a real server, "b0", and a healthy one of ours; `end` ends the former's engine
-    while it streams one answer to `body` and computes another that is no stream.
+    """A proxy before a real server, "b0", and a healthy server of ours. `end` ends the former's
+    engine while it streams one answer to `body` and computes another that is no stream.
 
-    The stream was cut, the other request answered whole elsewhere, and what comes now is, too.
+    The stream was cut, the other request answered whole elsewhere, as are all later ones.
     """
     async with RawBackend(healthy=False).running() as other, \
             stage([url, other.url], wait_up=1) as scene:  # fmt: skip

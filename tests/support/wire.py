@@ -1,4 +1,4 @@
-"""HTTP answers with what differs from run to run masked, and recordings of real ones to compare."""
+"""HTTP answers with their varying parts masked, and recordings of real answers to compare."""
 
 import json
 import re
@@ -17,7 +17,7 @@ GENERATED = {"text", "content"}
 
 @dataclass(frozen=True)
 class Question:
-    """One request; `body` is sent as it stands."""
+    """One request. `body` is sent as it stands."""
 
     method: str
     path: str
@@ -27,7 +27,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """One response; header names are lower-case."""
+    """One response. Header names are lower-case."""
 
     status: str
     headers: dict[str, str]
@@ -47,7 +47,7 @@ async def ask(client: aiohttp.ClientSession, question: Question) -> Answer:
 
 
 def read_question(line: str, files: Mapping[str, object]) -> Question:
-    """The request of a `### request: curl ...` line; `files` are bodies named with @."""
+    """The request of a `### request: curl ...` line. `files` are bodies named with @."""
     words = shlex.split(line.partition("curl ")[2])
     url, headers, body = words[0], {}, None
     for flag, value in zip(words[1::2], words[2::2], strict=True):
@@ -76,7 +76,7 @@ def read_answer(text: str) -> Answer:
 def masked(answer: Answer, exact: bool = True) -> list[str]:
     """Status, headers and body, one line each, as far as clients may rely on them.
 
-    `exact`: how many tokens are generated is known beforehand.
+    `exact`: the number of generated tokens is known beforehand.
     """
     headers = dict(answer.headers)
     for name in ("date", "content-length"):
@@ -91,7 +91,7 @@ def masked(answer: Answer, exact: bool = True) -> list[str]:
 
 
 def masked_events(body: bytes, exact: bool = True) -> list[str]:
-    """Events in order; token events count once, because chunks are not tokens."""
+    """Events in order. Token events count once, because chunks are not tokens."""
     events: list[str] = []
     for event in body.decode().strip("\n").split("\n\n"):
         kind, _, data = event.partition(": ")
@@ -102,7 +102,7 @@ def masked_events(body: bytes, exact: bool = True) -> list[str]:
 
 
 def without_tokens(events: list[str]) -> list[str]:
-    """The same less the plain token events, for an answer that had none."""
+    """The same without plain token events, for an answer that had none."""
     plain = ('"delta": {"content": "*"}', '"text": "*"')
     is_plain = [any(p in e for p in plain) and '"finish_reason": null' in e for e in events]
     return [event for event, drop in zip(events, is_plain, strict=True) if not drop]
@@ -120,7 +120,7 @@ def masked_json(text: str, exact: bool = True) -> str:
 
 
 def ends_by_length(answer: dict[str, Any]) -> bool:
-    """True if the number of tokens is known; after a "stop" or of a single event it is not."""
+    """True if the number of tokens is known. After a "stop" or for a single event it is not."""
     choices = answer.get("choices") or []
     return all(choice.get("finish_reason") == "length" for choice in choices)
 
@@ -142,5 +142,5 @@ def mask(value: Any, exact: bool, key: str = "", role: bool = False) -> Any:
     if key == "finish_reason" and value == "stop":
         return "length"  # which of the two it is depends on the model
     if isinstance(value, list):
-        return [mask(one, exact, key) for one in value]
+        return [mask(item, exact, key) for item in value]
     return value

@@ -2,7 +2,7 @@
 
 - One server: `prefill` and `decode` fit step times, `phases` puts both on a roofline, `hol` shows
   head-of-line blocking, `saturation` finds the knee, `kv_study` fills the KV cache, `memory` counts
-  what pages save, `needle` scores answers by depth and length.
+  the bytes that pages save, `needle` scores answers by depth and length.
 - A fleet: `hol_fleet` is the part of `hol` that has a proxy, `shared_document` has many users of
   one document, `flood` has a tenant that sends too much (`flood_setup` is its stage).
 

@@ -38,7 +38,7 @@ COLUMNS = (
 
 @study("decode")
 def command(
-    asked: Study,
+    options: Study,
     lengths: Annotated[
         str, typer.Option(help="Output tokens of a single request; k is 1,024.")
     ] = "128,256,512,1k,2k",
@@ -60,14 +60,14 @@ def command(
     loads += [(b, batch_output_tokens) for b in integers(batches, "--batches")]
 
     async def work() -> Result:
-        async with asked.open(batched=max_num_batched_tokens) as server:
-            settings = asked.settings(server, repeats=repeats)
+        async with options.open(batched=max_num_batched_tokens) as server:
+            settings = options.settings(server, repeats=repeats)
             return await decode(
                 server, list(dict.fromkeys(loads)), prompt_tokens, batch_output_tokens, repeats,
                 settings,
             )  # fmt: skip
 
-    asked.finish(work())
+    options.finish(work())
 
 
 async def decode(
@@ -78,7 +78,7 @@ async def decode(
     repeats: int,
     settings: dict[str, Any],
 ) -> Result:
-    """Run every (batch, output tokens) of `loads`; a batch is sent at once."""
+    """Run every (batch, output tokens) of `loads`. A batch is sent at once."""
     rows = []
     for batch, output in sorted(loads):
         seen = []
@@ -89,7 +89,7 @@ async def decode(
             seen.append(_measured(await server.run(asks)))
         row: dict[str, Any] = {"batch": batch, "output_tokens": output}
         for key in ("tpot_s", "steady_itl_s", "e2e_s"):
-            values = [value for one in seen if (value := one[key]) is not None]
+            values = [value for measured in seen if (value := measured[key]) is not None]
             row[key] = median(values) if values else None
         itl = row["steady_itl_s"] or row["tpot_s"]
         row["tokens_per_s"] = batch / itl
@@ -98,7 +98,7 @@ async def decode(
 
 
 def _measured(answers: list[MeasuredAnswer]) -> dict[str, float | None]:
-    """Medians over the requests of a load; ITL only while all of them decode."""
+    """Medians over the requests of a load. ITL counts only while all of them decode."""
     tpots, e2es, gaps = [], [], list[float]()
     for answer in answers:
         _ = answer.ttft_s  # raises StudyFailed if it was not answered
@@ -149,7 +149,7 @@ def _result(
 
 
 def _cost_alone(alone: list[dict[str, Any]], facts: dict[str, Any]) -> list[str]:
-    """Describe one request alone; add its fitted costs to `facts`."""
+    """Describe one request alone, and add its fitted costs to `facts`."""
     words = []
     if len(alone) > 1:
         outputs = [float(row["output_tokens"]) for row in alone]
@@ -168,7 +168,7 @@ def _cost_alone(alone: list[dict[str, Any]], facts: dict[str, Any]) -> list[str]
 
 
 def _gain_of_batches(batches: list[dict[str, Any]], facts: dict[str, Any]) -> list[str]:
-    """Compare the largest batch with the smallest; add the gain to `facts`."""
+    """Compare the largest batch with the smallest, and add the gain to `facts`."""
     if len(batches) < 2:
         return []
     few, many = batches[0], batches[-1]

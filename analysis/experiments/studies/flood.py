@@ -47,7 +47,7 @@ Example:  forebay experiment flood --target sim:llama-3-8b@h200 --out runs/flood
 NO_FAIL_FAST = "proxy, no limits"
 CAPACITY_REQUESTS, IN_FLIGHT = 200, 64  # per engine, to measure the capacity of a URL
 QUEUED_SECONDS = 2000.0  # requests that are queued from the start, to measure simulated engines
-SEARCH_SECONDS = 120.0  # of each load, to measure the proxy in front of them
+SEARCH_SECONDS = 120.0  # seconds of each load that measures the proxy's capacity
 AT_ONCE_S = 0.5  # a request that is rejected later than this was admitted before
 CHAT_SHARE, USERS, DOCUMENTS = 0.7, 200, 40
 NAMES = [bucket.name for bucket in DEFAULT_BUCKETS]
@@ -72,7 +72,7 @@ COLUMNS = (
 
 @study("flood")
 def command(
-    asked: Study,
+    options: Study,
     engine: Engines = None,
     loads: Annotated[
         str, typer.Option(help="Offered loads, as multiples of capacity.")
@@ -96,22 +96,22 @@ def command(
     async def work() -> Result:
         batched = max_num_batched_tokens
         max_wait_s = {}
-        if asked.targets[0].startswith(SIM):
+        if options.targets[0].startswith(SIM):
             longest = requests(QUEUED_SECONDS, 1.0, seed)
-            config = asked.engine(asked.targets[0], batched)
+            config = options.engine(options.targets[0], batched)
             max_wait_s = max_waits_s(slos, longest, config)
-        ways = await _ways(asked, engine, gpus, batched, max_wait_s)
-        limit = capacity or await _capacity(asked, ways, gpus, batched, seed)
+        ways = await _ways(options, engine, gpus, batched, max_wait_s)
+        limit = capacity or await _capacity(options, ways, gpus, batched, seed)
         limits = limit, await _proxy_capacity(ways, limit, capacity is None, seed)
         return await flooded(
-            asked, ways, factors, limits, capacity is None, slos, duration, seed, max_wait_s
+            options, ways, factors, limits, capacity is None, slos, duration, seed, max_wait_s
         )
 
-    asked.finish(work())
+    options.finish(work())
 
 
 async def flooded(
-    asked: Study, ways: Sequence[Way], factors: Sequence[float],
+    options: Study, ways: Sequence[Way], factors: Sequence[float],
     limits: float | tuple[float, float | None], measured: bool,
     slos: Sequence[Slo], seconds: float, seed: int, max_wait_s: Mapping[str, float] | None = None,
 ) -> Result:  # fmt: skip
@@ -119,7 +119,7 @@ async def flooded(
 
     Args:
         limits: capacity in requests per second without the proxy, and through it if known.
-        max_wait_s: of the proxy's buckets, where the study has set it.
+        max_wait_s: longest wait in the proxy's buckets, where the study has set it.
     """
     limit, proxied = limits if isinstance(limits, tuple) else (limits, None)
     rows = []
@@ -130,23 +130,23 @@ async def flooded(
             row = table_row(way.name, factor, load, slos)
             row["load_of_proxy"] = factor * limit / proxied if proxied else None
             rows.append(row)
-    settings = asked.settings(seed=seed, slos=[str(one) for one in slos], seconds=seconds)
+    settings = options.settings(seed=seed, slos=[str(slo) for slo in slos], seconds=seconds)
     settings["max_wait_s"] = dict(max_wait_s or {})
     target = ", ".join(dict.fromkeys(way.about.name for way in ways))
     return result(target, rows, limit, measured, settings, proxied)
 
 
 async def _ways(
-    asked: Study,
+    options: Study,
     engines: Sequence[str] | None,
     gpus: int,
     batched: int | None,
     max_wait_s: Mapping[str, float] | None = None,
 ) -> Sequence[Way]:
-    (target,) = asked.targets
+    (target,) = options.targets
     if engines or not target.startswith(SIM):
-        return await ways_of(asked, engines, gpus, batched)
-    proxied = Scenario(asked.engine(target, batched), gpus)
+        return await ways_of(options, engines, gpus, batched)
+    proxied = Scenario(options.engine(target, batched), gpus)
     patient = replace(proxied, proxy=patient_config())
     proxied = replace(proxied, proxy=config_with(max_wait_s or {}))
     named = (
@@ -158,12 +158,12 @@ async def _ways(
 
 
 async def _capacity(
-    asked: Study, ways: Sequence[Way], gpus: int, batched: int | None, seed: int
+    options: Study, ways: Sequence[Way], gpus: int, batched: int | None, seed: int
 ) -> float:
     """Requests per second that engines in turn complete with the whole trace queued at once."""
-    (target,) = asked.targets
+    (target,) = options.targets
     if target.startswith(SIM):
-        config = asked.engine(target, batched)
+        config = options.engine(target, batched)
         return capacity_per_s(requests(1.0, QUEUED_SECONDS, seed), config, gpus)
     return await _closed_capacity(ways[0], len(ways[0].pools), seed)
 
@@ -171,9 +171,9 @@ async def _capacity(
 async def _proxy_capacity(
     ways: Sequence[Way], limit: float, measured: bool, seed: int
 ) -> float | None:
-    """Requests per second that the proxy completes at most; None if not measured.
+    """The most requests per second that the proxy completes, or None if not measured.
 
-    The proxy changes the order of what is queued, so the whole trace at once would tell little.
+    The proxy changes the order of its queue, so the whole trace at once would tell little.
     """
     named = {way.name: way for way in ways}
     if NO_FAIL_FAST in named:
@@ -190,14 +190,14 @@ async def _closed_capacity(way: Way, engines: int, seed: int) -> float:
     engines = max(1, engines)
     rows = requests(1.0, float(CAPACITY_REQUESTS * engines), seed)
     load = await way.closed("capacity", rows, IN_FLIGHT * engines)
-    done = sorted(one.done_s for one in load.seen if one.ok and one.done_s is not None)
+    done = sorted(reply.done_s for reply in load.seen if reply.ok and reply.done_s is not None)
     if len(done) < 2 or done[-1] <= 0:
         raise StudyFailed(f"{way.name}: too few answers to measure capacity; give --capacity")
     return len(done) / done[-1]
 
 
 def requests(rate_per_s: float, seconds: float, seed: int) -> list[TraceRequest]:
-    """Chats and questions about shared documents; a seed gives the same requests at any rate."""
+    """Chats and questions about shared documents. A seed gives the same requests at any rate."""
     count = max(2, round(rate_per_s * seconds))
     spec = Workload(
         users=USERS,
@@ -216,7 +216,9 @@ def requests(rate_per_s: float, seconds: float, seed: int) -> list[TraceRequest]
 def table_row(way: str, factor: float, load: PlayedLoad, slos: Sequence[Slo]) -> dict[str, Any]:
     seen, length = load.seen, window_s(load.seen)
     met = good(seen, slos)
-    at_once = sum(one.outcome == "rejected" and (one.waited_s or 0.0) <= AT_ONCE_S for one in seen)
+    at_once = sum(
+        reply.outcome == "rejected" and (reply.waited_s or 0.0) <= AT_ONCE_S for reply in seen
+    )
     admitted = len(seen) - at_once
     row = {
         "load": factor,
@@ -227,13 +229,13 @@ def table_row(way: str, factor: float, load: PlayedLoad, slos: Sequence[Slo]) ->
         "attainment": met / len(seen),
         "ttft_p50_s": percentile(ttfts(seen), 50),
         "ttft_p99_s": percentile(ttfts(seen), 99),
-        "rejected_share": sum(one.outcome == "rejected" for one in seen) / len(seen),
+        "rejected_share": sum(reply.outcome == "rejected" for reply in seen) / len(seen),
         "late_share": (admitted - met) / admitted if admitted else 0.0,
-        "failed": sum(one.outcome == "failed" for one in seen),
+        "failed": sum(reply.outcome == "failed" for reply in seen),
         "verdict": load.verdict,
     }
     for name in NAMES:
-        of = [one for one in seen if bucket_of(one.request.input_tokens) == name]
+        of = [reply for reply in seen if bucket_of(reply.request.input_tokens) == name]
         row[f"{name}_ttft_p99_s"] = percentile(ttfts(of), 99)
     return row
 
@@ -319,9 +321,11 @@ def _proxy_notes(
             "an admitted request is in time only if max_wait is at most its target less the "
             "longest prefill"
         )
-    knee, kept = (facts[key].get(PROXY) for key in ("knee_load", "kept_from_knee"))
+    knee, kept_share = (facts[key].get(PROXY) for key in ("knee_load", "kept_from_knee"))
     if knee is not None:
-        notes.append(f"the proxy's knee is at {knee:g}x; beyond it goodput is at least {kept:.0%}")
+        notes.append(
+            f"the proxy's knee is at {knee:g}x; beyond it goodput is at least {kept_share:.0%}"
+        )
     return notes
 
 
@@ -330,10 +334,10 @@ def _sentence(
 ) -> str:
     def of(name: str) -> str:
         row = last[name]
-        kept = row["goodput_per_s"] / best[name] if best[name] else 0.0
+        share = row["goodput_per_s"] / best[name] if best[name] else 0.0
         p99 = row["ttft_p99_s"]
         tail = f" at a p99 TTFT of {duration(p99)}" if p99 is not None else ""
-        return f"goodput {row['goodput_per_s']:.2f}/s ({kept:.0%} of its best){tail}"
+        return f"goodput {row['goodput_per_s']:.2f}/s ({share:.0%} of its best){tail}"
 
     if PROXY not in names:
         (name,) = names
@@ -350,12 +354,12 @@ def _sentence(
 
 def _plot(rows: list[dict[str, Any]], names: Sequence[str]) -> str:
     def of(key: str) -> list[Series]:
-        found = []
+        series = []
         for name in names:
             mine = [r for r in rows if r["way"] == name and r[key] is not None]
             points = [(r["load"], r[key]) for r in mine]
-            found.append(Series(name, points, points))
-        return found
+            series.append(Series(name, points, points))
+        return series
 
     x = Axis("offered load, multiple of capacity", count_label, log=False)
     goodput = Axis("goodput, requests per second within their targets", count_label, log=False)

@@ -15,7 +15,7 @@ from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
 from forebay.traces.schema import TraceRequest
 
 UNBOUNDED, FOREVER_S = 1_000_000, 3600.0
-LEAST_WAIT_SHARE = 0.1  # of a target: max_wait where the longest prefill takes nearly all of it
+LEAST_WAIT_SHARE = 0.1  # share of a target: max_wait if the longest prefill takes nearly all of it
 SEARCHED, SEARCH_STEPS = (0.5, 4.0), 7  # multiples of the engines' capacity, found within 2 %
 
 
@@ -27,7 +27,7 @@ def max_waits_s(
     The prefill of the bucket's longest prompt, cold and alone, must fit into the target too.
     Buckets without a target are left out.
     """
-    found = {}
+    waits = {}
     for name in (bucket.name for bucket in DEFAULT_BUCKETS):
         targets = [s.limit_s for s in slos if s.metric == "ttft" and s.bucket in (None, name)]
         of = [row for row in rows if bucket_of(row.input_tokens) == name]
@@ -35,15 +35,15 @@ def max_waits_s(
             continue
         longest = replace(max(of, key=lambda row: row.input_tokens), output_tokens=1)
         left_s = min(targets) - drain_s([longest], engine)
-        found[name] = round(max(LEAST_WAIT_SHARE * min(targets), left_s), 3)
-    return found
+        waits[name] = round(max(LEAST_WAIT_SHARE * min(targets), left_s), 3)
+    return waits
 
 
 def config_with(max_wait_s: Mapping[str, float]) -> Config:
     """The default configuration with these waits, by bucket."""
     buckets = (
-        one.model_copy(update={"max_wait": max_wait_s.get(one.name, one.max_wait)})
-        for one in Config().buckets
+        bucket.model_copy(update={"max_wait": max_wait_s.get(bucket.name, bucket.max_wait)})
+        for bucket in Config().buckets
     )
     return Config(buckets=tuple(buckets))
 
@@ -52,34 +52,34 @@ def patient_config() -> Config:
     """The default configuration without limits: every request waits, none is rejected."""
     buckets = [
         BucketConfig(
-            name=one.name,
-            up_to=one.up_to,
+            name=bucket.name,
+            up_to=bucket.up_to,
             max_queue=UNBOUNDED,
             max_wait=FOREVER_S,
-            prefills_per_backend=one.prefills_per_backend,
+            prefills_per_backend=bucket.prefills_per_backend,
         )
-        for one in Config().buckets
+        for bucket in Config().buckets
     ]
     return Config(buckets=tuple(buckets))
 
 
 async def highest_followed(
-    way: Way, limit: float, made: Callable[[float], Sequence[TraceRequest]]
+    way: Way, limit: float, make: Callable[[float], Sequence[TraceRequest]]
 ) -> float | None:
-    """Return the highest rate of which 95 % is completed while it lasts; None if none was.
+    """Return the highest rate of which 95 % is completed while it lasts, or None.
 
     Args:
-        limit: capacity of the engines without the proxy; the search is around it.
-        made: makes the requests of a rate.
+        limit: capacity of the engines without the proxy. The search is around it.
+        make: makes the requests of a rate.
     """
     low, high = (factor * limit for factor in SEARCHED)
-    found = None
+    best = None
     for _ in range(SEARCH_STEPS):
         rate = sqrt(low * high)
-        (load,) = await way.play("capacity", made(rate))
-        done = [one.done_s for one in load.seen if one.done_s is not None]
-        if middle_rate(done) >= FOLLOWED * middle_rate([one.due_s for one in load.seen]):
-            low = found = rate
+        (load,) = await way.play("capacity", make(rate))
+        done = [reply.done_s for reply in load.seen if reply.done_s is not None]
+        if middle_rate(done) >= FOLLOWED * middle_rate([reply.due_s for reply in load.seen]):
+            low = best = rate
         else:
             high = rate
-    return found
+    return best

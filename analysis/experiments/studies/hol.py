@@ -45,7 +45,7 @@ COLUMNS = (
 
 @study("hol", several=True)
 def command(
-    asked: Study,
+    options: Study,
     chunks: Annotated[
         str, typer.Option(help="Values of max_num_batched_tokens to try on a sim: target.")
     ] = CHUNKS,
@@ -68,45 +68,45 @@ def command(
 ) -> None:
     def of_fleet() -> Work:
         trace = requests(prompt_tokens, chat_rate, document_rate, duration, seed)
-        settings = asked.settings(seed=seed)
-        return fleet_study(asked, engine, gpus, trace, prompt_tokens, settings)
+        settings = options.settings(seed=seed)
+        return fleet_study(options, engine, gpus, trace, prompt_tokens, settings)
 
     if fleet:
-        if len(asked.targets) > 1:
+        if len(options.targets) > 1:
             raise InputError("--fleet: give one --target, and the engines with --engine")
-        asked.finish(of_fleet())
+        options.finish(of_fleet())
         return
     if engine:
         raise InputError("--engine: only with --fleet; otherwise give each URL with --target")
     sizes = integers(chunks, "--chunks")[::-1]
-    tries = [(t, s) for t in asked.targets for s in (sizes if t.startswith(SIM) else [None])]
+    tries = [(t, s) for t in options.targets for s in (sizes if t.startswith(SIM) else [None])]
 
     async def work() -> Result:
         rows = []
         for text, size in tries:
-            async with asked.open(text, size) as server:
+            async with options.open(text, size) as server:
                 row = await beside_a_chat(server, prompt_tokens)
                 rows.append(row | {"max_num_batched_tokens": size})
-        found = result(rows, prompt_tokens, asked.settings())
-        if len(asked.targets) > 1 or not asked.targets[0].startswith(SIM):
-            return found
+        sweep = result(rows, prompt_tokens, options.settings())
+        if len(options.targets) > 1 or not options.targets[0].startswith(SIM):
+            return sweep
         try:
             beside = await of_fleet()
         except (InputError, StudyFailed) as error:  # the sweep is still valid
-            return replace(found, notes=[f"not measured, with and without the proxy: {error}"])
-        return with_fleet(found, beside, f"{gpus} engines, {duration:g} s")
+            return replace(sweep, notes=[f"not measured, with and without the proxy: {error}"])
+        return with_fleet(sweep, beside, f"{gpus} engines, {duration:g} s")
 
-    asked.finish(work())
+    options.finish(work())
 
 
-def with_fleet(found: Result, fleet: Result, what: str) -> Result:
+def with_fleet(sweep: Result, fleet: Result, what: str) -> Result:
     """The sweep of one engine, with the sentence and facts of the fleet added."""
     return replace(
-        found,
-        sentence=f"{found.sentence} {fleet.sentence}",
-        facts={**found.facts, **fleet.facts, "fleet": list(fleet.rows)},
+        sweep,
+        sentence=f"{sweep.sentence} {fleet.sentence}",
+        facts={**sweep.facts, **fleet.facts, "fleet": list(fleet.rows)},
         notes=[f"with and without the proxy: {what}; all figures: --fleet", *fleet.notes],
-        settings={**found.settings, **fleet.settings},
+        settings={**sweep.settings, **fleet.settings},
     )
 
 
@@ -117,6 +117,7 @@ async def beside_a_chat(server: StudyTarget, prompt_tokens: int) -> dict[str, An
         raise InputError(
             f"--prompt-tokens {prompt_tokens}: {server.about.name} takes at most {context} tokens"
         )
+    # The chat must still decode when the upload arrives, so it answers as long as it can.
     room = CHAT_OUTPUT if context is None else min(CHAT_OUTPUT, context - CHAT_TOKENS)
     chat, upload = await server.run(
         [
@@ -127,6 +128,7 @@ async def beside_a_chat(server: StudyTarget, prompt_tokens: int) -> dict[str, An
     )
     sent_s = UPLOAD_AT_S
     _ = chat.ttft_s  # raises StudyFailed if the chat was not answered
+    # Gaps before the upload are the measure for the gaps during it.
     gaps = list(pairwise(chat.events_s))
     quiet = [b - a for a, b in gaps if b <= sent_s]
     beside = [b - a for a, b in gaps if b > sent_s]
@@ -182,11 +184,11 @@ def _base(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The row to compare with: the same engine's largest chunk, or the first URL."""
     if not row["max_num_batched_tokens"]:
         return rows[0]
-    return next(one for one in rows if one["server"] == row["server"])
+    return next(candidate for candidate in rows if candidate["server"] == row["server"])
 
 
 def _cheapest(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The row with the shortest upload TTFT among those without a noticeable pause."""
+    """The row with the shortest upload TTFT among the rows without a noticeable pause."""
     smooth = [row for row in rows if row["worst_gap_s"] <= UNNOTICED_S]
     if smooth:
         return min(smooth, key=lambda row: float(row["upload_ttft_s"]))
@@ -200,10 +202,10 @@ def _named(row: dict[str, Any]) -> str:
 
 def _plot(rows: Sequence[dict[str, Any]]) -> str:
     sized = [row["max_num_batched_tokens"] or i + 1 for i, row in enumerate(rows)]
-    known = all(row["max_num_batched_tokens"] for row in rows)
+    simulated = all(row["max_num_batched_tokens"] for row in rows)
     keys = (("worst gap of the chat", "worst_gap_s"), ("TTFT of the upload", "upload_ttft_s"))
     series = [
         Series(name, points := [(x, row[key]) for x, row in zip(sized, rows, strict=True)], points)
         for name, key in keys
     ]
-    return xy_plot(series, "max_num_batched_tokens" if known else "server", "time")
+    return xy_plot(series, "max_num_batched_tokens" if simulated else "server", "time")

@@ -1,4 +1,4 @@
-"""`hol --fleet`: chats beside long documents, with and without the proxy and chunked prefill."""
+"""`hol --fleet`: chats next to long documents, with and without the proxy and chunked prefill."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -46,7 +46,7 @@ COLUMNS = (
 def requests(
     prompt_tokens: int, chat_rate: float, document_rate: float, seconds: float, seed: int
 ) -> list[TraceRequest]:
-    """Chats with Azure's lengths beside documents of `prompt_tokens`, five questions each."""
+    """Chats with Azure's lengths, and documents of `prompt_tokens` with five questions each."""
     spec = ChatBesideDocuments(
         chat_rate_per_s=chat_rate,
         document_rate_per_s=document_rate,
@@ -61,12 +61,12 @@ def requests(
 
 
 async def fleet_study(
-    asked: Study, engines: Sequence[str] | None, gpus: int, rows: Sequence[TraceRequest],
+    options: Study, engines: Sequence[str] | None, gpus: int, rows: Sequence[TraceRequest],
     prompt_tokens: int, settings: dict[str, Any],
 ) -> Result:  # fmt: skip
-    """Run the trace `rows` on every way; raises InputError if a request does not fit."""
-    found, loads = [], {}
-    for prefill, way in await _ways(asked, engines, gpus):
+    """Run the trace `rows` on every way. Raises InputError if a request does not fit."""
+    table, loads = [], {}
+    for prefill, way in await _ways(options, engines, gpus):
         room = way.about.context
         longest = max(row.input_tokens + row.output_tokens for row in rows)
         if room is not None and longest > room:
@@ -74,30 +74,30 @@ async def fleet_study(
                 f"--prompt-tokens {prompt_tokens}: {way.about.name} takes at most {room} tokens"
             )
         (load,) = await way.play(f"hol-{prefill}", rows)
-        found.append(_table_row(way, prefill, load))
+        table.append(_table_row(way, prefill, load))
         loads[f"{way.name}, {prefill}" if prefill != THEIRS else way.name] = load
-    return _result(asked, found, loads, prompt_tokens, settings)
+    return _result(options, table, loads, prompt_tokens, settings)
 
 
 async def _ways(
-    asked: Study, engines: Sequence[str] | None, gpus: int
+    options: Study, engines: Sequence[str] | None, gpus: int
 ) -> Sequence[tuple[str, Way]]:
-    (target,) = asked.targets
+    (target,) = options.targets
     if not target.startswith(SIM):
         if not engines:
             raise InputError("--fleet: give the URL of each engine behind the proxy with --engine")
-        ways = await http_ways(asked, [(IN_TURN, engines), (PROXY, [target])], engines)
+        ways = await http_ways(options, [(IN_TURN, engines), (PROXY, [target])], engines)
         return [(THEIRS, way) for way in ways]
     if engines:
         raise InputError("--engine: not with a sim: target, which brings its own engines")
-    chunked = asked.engine(target)
-    found: list[tuple[str, Way]] = []
+    chunked = options.engine(target)
+    pairs: list[tuple[str, Way]] = []
     for prefill, config in ((WHOLE, whole_prompts(chunked)), (CHUNKED, chunked)):
         scenario = Scenario(config, gpus)
         direct = replace(scenario, policy=DIRECT)
-        found.append((prefill, SimWay(IN_TURN, direct, target, watched=False)))
-        found.append((prefill, SimWay(PROXY, scenario, target, watched=False)))
-    return found
+        pairs.append((prefill, SimWay(IN_TURN, direct, target, watched=False)))
+        pairs.append((prefill, SimWay(PROXY, scenario, target, watched=False)))
+    return pairs
 
 
 def whole_prompts(config: EngineConfig) -> EngineConfig:
@@ -106,9 +106,9 @@ def whole_prompts(config: EngineConfig) -> EngineConfig:
 
 
 def _table_row(way: Way, prefill: str, load: PlayedLoad) -> dict[str, Any]:
-    chats = [one for one in load.seen if one.request.document is None]
-    documents = [one for one in load.seen if one.request.document is not None]
-    stalls = [one.stall_s for one in chats if one.ok and one.stall_s is not None]
+    chats = [reply for reply in load.seen if reply.request.document is None]
+    documents = [reply for reply in load.seen if reply.request.document is not None]
+    stalls = [reply.stall_s for reply in chats if reply.ok and reply.stall_s is not None]
     waits = ttfts(documents)
     if not stalls or not waits:
         raise StudyFailed(f"{way.name}: no chat or no document was answered")
@@ -121,16 +121,16 @@ def _table_row(way: Way, prefill: str, load: PlayedLoad) -> dict[str, Any]:
         "ttft_p50_s": percentile(ttfts(chats), 50),
         "ttft_p99_s": percentile(ttfts(chats), 99),
         "document_ttft_s": median(waits),
-        "rejected": sum(one.outcome == "rejected" for one in load.seen),
+        "rejected": sum(reply.outcome == "rejected" for reply in load.seen),
         "chats": len(chats),
         "documents": len(documents),
-        "failed": sum(one.outcome == "failed" for one in load.seen),
+        "failed": sum(reply.outcome == "failed" for reply in load.seen),
         "verdict": load.verdict,
     }
 
 
 def _result(
-    asked: Study, rows: list[dict[str, Any]], loads: dict[str, PlayedLoad], prompt_tokens: int,
+    options: Study, rows: list[dict[str, Any]], loads: dict[str, PlayedLoad], prompt_tokens: int,
     settings: dict[str, Any],
 ) -> Result:  # fmt: skip
     several = len({row["prefill"] for row in rows}) > 1
@@ -153,7 +153,7 @@ def _result(
     }
     columns = [c for c in COLUMNS if several or c.key != "prefill"]
     plot = _plot(loads)
-    return Result("hol", asked.targets[0], words, columns, rows, facts, plot, notes, settings)
+    return Result("hol", options.targets[0], words, columns, rows, facts, plot, notes, settings)
 
 
 def _order(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -194,8 +194,10 @@ def _plot(loads: dict[str, PlayedLoad]) -> str:
     for title, key in (("worst gap between two tokens", "stall_s"), ("TTFT", "ttft_s")):
         series = []
         for name, load in loads.items():
-            chats = [one for one in load.seen if one.request.document is None and one.ok]
-            values = sorted(v for one in chats if (v := getattr(one, key)) is not None and v > 0)
+            chats = [reply for reply in load.seen if reply.request.document is None and reply.ok]
+            values = sorted(
+                v for reply in chats if (v := getattr(reply, key)) is not None and v > 0
+            )
             series.append(Series(name, (), _tail(values)))
         x, y = Axis(f"{title} of a chat"), Axis("share of chats at least as long", share_label)
         panels.append(Panel(series, x, y, key_left=True, keyed=not panels))
@@ -205,6 +207,6 @@ def _plot(loads: dict[str, PlayedLoad]) -> str:
 def _tail(values: Sequence[float]) -> list[tuple[float, float]]:
     """(value, share of values at or above it), thinned to the points that a plot needs."""
     count = len(values)
-    kept = sorted({round(count * (1 - (1 / count) ** (i / CURVE_POINTS))) for i in
+    places = sorted({round(count * (1 - (1 / count) ** (i / CURVE_POINTS))) for i in
                    range(CURVE_POINTS + 1)} | {0, count - 1})  # fmt: skip
-    return [(values[i], (count - i) / count) for i in kept if i < count]
+    return [(values[i], (count - i) / count) for i in places if i < count]

@@ -1,4 +1,4 @@
-"""The study `kv`: predicted KV-cache use against what the engine reports, until it is full.
+"""The study `kv`: predicted KV-cache use against the reported use, until it is full.
 
 A full cache does not run out of memory: vLLM queues requests, or preempts and recomputes them.
 """
@@ -56,7 +56,7 @@ COLUMNS = (
 
 @study("kv")
 def command(
-    asked: Study,
+    options: Study,
     prompt_tokens: Annotated[
         int, typer.Option(min=16, help="Prompt tokens of every request.")
     ] = 32_000,
@@ -78,14 +78,15 @@ def command(
     )
 
     async def work() -> Result:
-        way = await _way(asked, choices)
+        way = await _way(options, choices)
         pool, length = way.pools[0], prompt_tokens + output_tokens
         room = way.about.context
+        # Reject loads that cannot fill the cache before anything is measured.
         if room is not None and length > room:
             raise InputError(
                 f"--prompt-tokens {prompt_tokens}: longer than {room} tokens with its output"
             )
-        plan = predicted_plan(asked, way, choices)
+        plan = predicted_plan(options, way, choices)
         fit = requests_that_fit(pool, length)
         if not fit:
             raise InputError(
@@ -96,6 +97,7 @@ def command(
                 f"--prompt-tokens {prompt_tokens}: {fit} requests of that length fit, more than "
                 f"may run at once ({way.max_num_seqs or MOST}); give longer prompts"
             )
+        # Every count of requests is a load of its own, up to a few beyond the full cache.
         rows = []
         for count in counts(fit):
             trace = [
@@ -106,15 +108,15 @@ def command(
             rows.append(table_row(load, pool, prompt_tokens, length))
         needed = tokens_needed(fit, prompt_tokens, max_num_batched_tokens)
         more = needed if output_tokens < needed else None
-        return result(way, plan, pool, rows, length, asked.settings(), more)
+        return result(way, plan, pool, rows, length, options.settings(), more)
 
-    asked.finish(work())
+    options.finish(work())
 
 
-async def _way(asked: Study, choices: Choices) -> Way:
-    (target,) = asked.targets
+async def _way(options: Study, choices: Choices) -> Way:
+    (target,) = options.targets
     if not target.startswith(SIM):
-        (way,) = await http_ways(asked, [("target", [target])], ())
+        (way,) = await http_ways(options, [("target", [target])], ())
         if not way.pools:
             raise InputError(
                 f"--target {target}: no vllm:cache_config_info on /metrics; give the URL of the "
@@ -123,12 +125,12 @@ async def _way(asked: Study, choices: Choices) -> Way:
         return way
     if choices.kv_cache_dtype != "auto" or choices.gpu_memory_utilization != 0.9:
         raise InputError("--kv-cache-dtype, --gpu-memory-utilization: fixed for a sim: target")
-    config = asked.engine(target, choices.max_num_batched_tokens, choices.max_num_seqs)
+    config = options.engine(target, choices.max_num_batched_tokens, choices.max_num_seqs)
     return SimWay(IN_TURN, Scenario(config, 1, DIRECT), target, watched=True)
 
 
-def predicted_plan(asked: Study, way: Way, choices: Choices) -> Plan | None:
-    """The computed size of the cache; None if the model or the GPU is not known."""
+def predicted_plan(options: Study, way: Way, choices: Choices) -> Plan | None:
+    """The computed size of the cache, or None if the model or the GPU is not known."""
     if way.about.model is None or way.about.gpu is None:
         return None
     gpu = choose_gpu(way.about.gpu.name, way.about.gpu.memory_gib)
@@ -161,41 +163,41 @@ def table_row(load: PlayedLoad, pool: Pool, prompt_tokens: int, length: int) -> 
     fit = requests_that_fit(pool, length)
     let_in = min(count, usable // -(-prompt_tokens // pool.block_tokens))
     predicted = min(1.0, let_in * -(-length // pool.block_tokens) / usable)
-    reported = max(one.kv_share for one in load.samples)
-    before = min(one.preemptions for one in load.samples)
+    reported = max(sample.kv_share for sample in load.samples)
+    before = min(sample.preemptions for sample in load.samples)
     return {
         "requests": count,
         "predicted_share": predicted,
         "reported_share": reported,
         "predicted_tokens": predicted * usable * pool.block_tokens,
         "reported_tokens": reported * usable * pool.block_tokens,
-        "running": max(one.running for one in load.samples),
-        "waiting": max((one.waiting for one in settled(load)), default=0),
-        "preempted": max(one.preemptions for one in load.samples) - before,
-        "failed": sum(not one.ok for one in load.seen),
+        "running": max(sample.running for sample in load.samples),
+        "waiting": max((sample.waiting for sample in settled(load)), default=0),
+        "preempted": max(sample.preemptions for sample in load.samples) - before,
+        "failed": sum(not reply.ok for reply in load.seen),
         "together": were_together(load.seen, fit),
     }
 
 
 def were_together(seen: Sequence[Seen], fit: int) -> bool:
-    """Whether the first `fit` answers had all begun before one of them ended."""
-    begun = sorted(one.due_s + one.ttft_s for one in seen if one.ttft_s is not None)[:fit]
-    ended = min((one.done_s for one in seen if one.done_s is not None), default=0.0)
+    """True if the first `fit` answers had all begun before any ended."""
+    begun = sorted(reply.due_s + reply.ttft_s for reply in seen if reply.ttft_s is not None)[:fit]
+    ended = min((reply.done_s for reply in seen if reply.done_s is not None), default=0.0)
     return not begun or begun[-1] <= ended
 
 
 def settled(load: PlayedLoad) -> Sequence[GaugeSample]:
-    """The samples with the most running requests; before, requests wait for their prefill."""
-    most = max(one.running for one in load.samples)
-    first = next(one.at_s for one in load.samples if one.running == most)
-    return [one for one in load.samples if one.at_s >= first and one.running == most]
+    """The samples with the most running requests. Before, requests wait for their prefill."""
+    most = max(sample.running for sample in load.samples)
+    first = next(sample.at_s for sample in load.samples if sample.running == most)
+    return [sample for sample in load.samples if sample.at_s >= first and sample.running == most]
 
 
 def full_at(rows: Sequence[dict[str, Any]], a_request: float) -> int | None:
     """The first number of requests of which some waited or were preempted for lack of KV blocks.
 
     `a_request` is the share of the cache that one request uses. If more than that was free, they
-    waited for another reason. None if the cache was never full.
+    waited for another reason. The result is None if the cache was never full.
     """
     for row in rows:
         held_back = row["running"] < row["requests"] or row["preempted"]
@@ -218,6 +220,7 @@ def result(
     by_arithmetic = plan.budget.pool_tokens(plan.max_model_len) if plan else None
     error = by_arithmetic / pool.tokens - 1 if by_arithmetic else None
     a_request = -(-length // pool.block_tokens) / (pool.blocks - 1)
+    # The prediction is judged only by rows that fit and whose requests ran together.
     full, apart = full_at(rows, a_request), [
         abs(row["predicted_share"] - row["reported_share"])
         for row in rows
@@ -268,6 +271,7 @@ def _sentence(
         words += f" (predicted {facts['predicted_pool_tokens']:,}, {facts['pool_error']:+.1%})"
     words += f"; its use was predicted within {facts['worst_share_error'] * 100:.1f} points"
     predicted, full = facts["predicted_full_at"], facts["reported_full_at"]
+    # The cache was never full: either the study was too short or the prediction is wrong.
     if full is None and more_output is not None:
         return (
             f"{words}; where it is full was not seen, because the first requests had ended before "
@@ -282,6 +286,7 @@ def _sentence(
                 "tokens than --max-num-batched-tokens says."
             )
         return f"{words}, nor with {last['requests']:,}."
+    # The cache was full: compare the count, and describe the fate of the rest.
     agrees = "as predicted" if full == predicted else f"against {predicted:,} predicted"
     preempted = rows[-1]["preempted"]
     then = "the rest waited"

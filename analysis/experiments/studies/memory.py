@@ -1,4 +1,4 @@
-"""The study `memory`: KV cache in pages against one that is reserved, by concurrency and length."""
+"""The study `memory`: KV cache in pages against a reserved cache, by concurrency and length."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -40,7 +40,7 @@ COLUMNS = (
 
 @study("memory")
 def command(
-    asked: Study,
+    options: Study,
     max_model_lens: Annotated[
         str, typer.Option(help="Tokens that are reserved for a request; k is 1,024.")
     ] = "2k,4k,8k,16k,32k",
@@ -50,10 +50,10 @@ def command(
     requests: Annotated[int, typer.Option(min=1, help="Requests of the columns in GiB.")] = 100,
     gpu_memory_utilization: Annotated[float, typer.Option(help="Flag of vllm serve.")] = 0.9,
 ) -> None:
-    (target,) = asked.targets
+    (target,) = options.targets
     if not target.startswith(SIM):
         raise InputError(f"--target {target}: memory is arithmetic; give sim:MODEL@GPU")
-    config = asked.engine(target)
+    config = options.engine(target)
     gpu = choose_gpu(config.gpu_spec.name, config.gpu_spec.memory_gib)
     choices = Choices(gpu_memory_utilization=gpu_memory_utilization)
     plan = make_plan(config.model_spec.shape, gpu, choices)
@@ -68,9 +68,9 @@ def command(
     rows = [table_row(plan, length, used_tokens, requests) for length in lengths]
 
     async def work() -> Result:
-        return result(target, plan, rows, used_tokens, requests, asked.settings())
+        return result(target, plan, rows, used_tokens, requests, options.settings())
 
-    asked.finish(work())
+    options.finish(work())
 
 
 def table_row(plan: Plan, length: int, used: int, requests: int) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def result(
     target: str, plan: Plan, rows: list[dict[str, Any]], used: int, requests: int,
     settings: dict[str, Any],
 ) -> Result:  # fmt: skip
-    """The table of all lengths, told by the first one."""
+    """The table of all lengths, with a sentence on the first."""
     first = rows[0]
     gain = f"{first['gain']:.1f} times as many" if first["gain"] else "others do not fit"
     sentence = (
@@ -132,12 +132,12 @@ def result(
 def _plot(plan: Plan, rows: Sequence[dict[str, Any]], used: int) -> str:
     most = min(rows[0]["paged_at_once"], 4 * max(1, rows[0]["reserved_at_once"]))
     pool = plan.budget.pool / GIB
-    kept = [
+    series = [
         Series(f"in pages, {used:,} used", (), _line(rows[0]["paged_gib"], rows[0], most, pool))
     ]
     for row in rows[::2][:3]:
         name = f"{row['max_model_len']:,} reserved"
-        kept.append(Series(name, (), _line(row["reserved_gib"], row, most, pool)))
+        series.append(Series(name, (), _line(row["reserved_gib"], row, most, pool)))
     lengths = [
         Series(name, points, points)
         for name, key in (("in pages", "paged_at_once"), ("reserved", "reserved_at_once"))
@@ -145,7 +145,7 @@ def _plot(plan: Plan, rows: Sequence[dict[str, Any]], used: int) -> str:
     ]
     at_once = Axis("requests at once", count_label, log=False)
     return document(
-        Panel(kept, at_once, Axis("GiB of KV cache", count_label, log=False)),
+        Panel(series, at_once, Axis("GiB of KV cache", count_label, log=False)),
         Panel(lengths, Axis("max_model_len", count_label), Axis("requests at once", count_label)),
     )
 

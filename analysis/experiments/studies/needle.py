@@ -43,7 +43,7 @@ whole prompts is checked.
 Example:  forebay experiment needle --target http://127.0.0.1:8000 --out runs/needle
 """
 MARGIN = 1.1  # extra length of a generated haystack, whose tokens are estimated
-APART_S = 60.0  # of virtual time between questions, so that none waits for another
+APART_S = 60.0  # virtual time between questions, so that no question waits for another
 TEMPLATE_TOKENS = 64  # room for a chat template
 COLUMNS = (
     Column("length", "length", "count"),
@@ -58,7 +58,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One question; `right` is None on a simulated engine, `whole` where it is unknown."""
+    """One question. `right` is None on a simulated engine, `whole` where it is unknown."""
 
     answer: NeedleAnswer
     right: bool | None
@@ -69,7 +69,7 @@ class Answered:
 
 @study("needle")
 def command(
-    asked: Study,
+    options: Study,
     lengths: Annotated[str, typer.Option(help="Prompt tokens; k is 1,024.")] = "4k,16k,32k,64k",
     depths: Annotated[
         str, typer.Option(help="Positions of the hidden sentence, 0 to 1.")
@@ -87,16 +87,17 @@ def command(
     gpus: Gpus = 2,
     seed: Seed = 0,
 ) -> None:
-    wanted, places = integers(lengths, "--lengths"), shares(depths, "--depths")
+    tokens, places = integers(lengths, "--lengths"), shares(depths, "--depths")
     if endpoint not in PATHS:
         raise InputError(f"--endpoint {endpoint}: give {' or '.join(PATHS)}")
 
     def prompts(room: int | None, count: TokenCounter) -> list[tuple[TraceRequest, NeedleAnswer]]:
-        fitting = [n for n in wanted if room is None or n + output_tokens + TEMPLATE_TOKENS <= room]
+        fitting = [n for n in tokens if room is None or n + output_tokens + TEMPLATE_TOKENS <= room]
         if not fitting:
             raise InputError(
                 f"--lengths {lengths}: none fits the target's {room} tokens of context"
             )
+        # One text serves all lengths, so it must suffice for the longest prompt.
         text = (
             load_haystack(haystack)
             if haystack
@@ -110,24 +111,25 @@ def command(
         )  # fmt: skip
 
     async def work() -> Result:
-        (target,) = asked.targets
+        (target,) = options.targets
         if target.startswith(SIM):
-            config = asked.engine(target)
+            config = options.engine(target)
             way = SimWay(PROXY, Scenario(config, gpus), target, watched=False)
             answers = await in_virtual_time(way, prompts(config.context, ByteEstimate()))
         else:
             count = counter(tokenizer) if tokenizer else counter()
-            answers = await by_url(asked, prompts, count, endpoint)
-        left_out = len(wanted) - len({one.answer.haystack_tokens for one in answers})
-        settings = asked.settings(seed=seed)
+            answers = await by_url(options, prompts, count, endpoint)
+        # Lengths beyond the target's context were left out, and the result counts them.
+        left_out = len(tokens) - len({question.answer.haystack_tokens for question in answers})
+        settings = options.settings(seed=seed)
         return result(target, answers, left_out, settings)
 
-    asked.finish(work())
+    options.finish(work())
 
 
 def shares(text: str, option: str) -> list[float]:
-    """Parse `0,0.5,1` into ascending shares; raises InputError."""
-    found = set()
+    """Parse `0,0.5,1` into ascending shares. Raises InputError."""
+    values = set()
     for word in text.split(","):
         try:
             value = float(word)
@@ -135,43 +137,45 @@ def shares(text: str, option: str) -> list[float]:
             value = -1.0
         if not 0 <= value <= 1:
             raise InputError(f"{option} {text}: give shares from 0 to 1, such as 0,0.5,1")
-        found.add(value)
-    return sorted(found)
+        values.add(value)
+    return sorted(values)
 
 
 async def in_virtual_time(
-    way: SimWay, made: Sequence[tuple[TraceRequest, NeedleAnswer]]
+    way: SimWay, prompts: Sequence[tuple[TraceRequest, NeedleAnswer]]
 ) -> list[Answered]:
     """Check that each prompt reaches an engine through the proxy with all its tokens."""
-    (load,) = await way.play("needle", [with_blocks(row) for row, _ in made])
+    (load,) = await way.play("needle", [with_blocks(row) for row, _ in prompts])
     return [
         Answered(answer, None, seen.prompt_tokens == row.input_tokens, seen.prompt_tokens)
-        for (row, answer), seen in zip(made, load.seen, strict=True)
+        for (row, answer), seen in zip(prompts, load.seen, strict=True)
     ]
 
 
-async def by_url(asked: Study, prompts: Any, count: TokenCounter, endpoint: str) -> list[Answered]:
+async def by_url(
+    options: Study, prompts: Any, count: TokenCounter, endpoint: str
+) -> list[Answered]:
     """Ask the questions one by one, grouped by haystack, so that each is prefilled once."""
-    (address,) = parse_targets(asked.targets)
+    (address,) = parse_targets(options.targets)
     async with Client(
-        Clock(asked.time_scale), first_token_timeout_s=60, stall_timeout_s=60,
-        api_key=asked.api_key,
+        Clock(options.time_scale), first_token_timeout_s=60, stall_timeout_s=60,
+        api_key=options.api_key,
     ) as client:  # fmt: skip
         session = client.session
-        served = await ask_served(session, [address], asked.model)
+        served = await ask_served(session, [address], options.model)
         answers = []
         for row, answer in prompts(served.max_model_len, count):
             text = row.text or ""
             tokens = await count_tokens(session, address, served.model, text)
             reply = await ask(session, address, served.model, text, row.output_tokens, endpoint)
             answers.append(judged(answer, reply, tokens))
-    if all(one.error for one in answers):
+    if all(question.error for question in answers):
         raise StudyFailed(f"{address.base}: no question was answered ({answers[0].error})")
     return answers
 
 
 def judged(answer: NeedleAnswer, reply: ModelReply, tokens: int | None) -> Answered:
-    """Judge an answer; a prompt is whole if the server counted at least its `tokens`."""
+    """Judge an answer. A prompt is whole if the server counted at least its `tokens`."""
     if reply.error is not None:
         return Answered(answer, False, None, None, reply.error)
     whole = None
@@ -184,13 +188,13 @@ def judged(answer: NeedleAnswer, reply: ModelReply, tokens: int | None) -> Answe
 def result(
     target: str, answers: Sequence[Answered], left_out: int, settings: dict[str, Any]
 ) -> Result:
-    simulated = all(one.right is None for one in answers if one.error is None)
+    simulated = all(question.right is None for question in answers if question.error is None)
     rows = _rows(answers, simulated)
-    right = sum(one.right is True for one in answers)
+    right = sum(question.right is True for question in answers)
     facts: dict[str, Any] = {
         "questions": len(answers),
         "right": None if simulated else right,
-        "arrived_whole": sum(one.whole is True for one in answers),
+        "arrived_whole": sum(question.whole is True for question in answers),
         "simulated": simulated,
     }
     words = _simulated(answers) if simulated else _sentence(rows, answers, right)
@@ -203,10 +207,10 @@ def _notes(answers: Sequence[Answered], left_out: int) -> list[str]:
     notes = []
     if left_out > 0:
         notes.append(f"{left_out} lengths were skipped: longer than the target's context")
-    errors = sorted({one.error for one in answers if one.error})
+    errors = sorted({question.error for question in answers if question.error})
     if errors:
         notes.append(f"not answered: {', '.join(errors)}")
-    if any(one.whole is None and one.error is None for one in answers):
+    if any(question.whole is None and question.error is None for question in answers):
         notes.append("–: the target has no /tokenize, so prompt lengths could not be checked")
     return notes
 
@@ -223,28 +227,30 @@ def _plot(rows: Sequence[dict[str, Any]], simulated: bool) -> str:
 def _rows(answers: Sequence[Answered], simulated: bool) -> list[dict[str, Any]]:
     """One row for each length and depth, shortest prompts first."""
     cells: dict[tuple[int, float], list[Answered]] = {}
-    for one in answers:
-        cells.setdefault((one.answer.haystack_tokens, one.answer.depth), []).append(one)
+    for question in answers:
+        cells.setdefault((question.answer.haystack_tokens, question.answer.depth), []).append(
+            question
+        )
     return [_row(cell, length, depth, simulated) for (length, depth), cell in sorted(cells.items())]
 
 
 def _row(of: Sequence[Answered], length: int, depth: float, simulated: bool) -> dict[str, Any]:
-    known = [one.whole for one in of if one.whole is not None]
-    counted = [one.prompt_tokens for one in of if one.prompt_tokens is not None]
+    arrivals = [question.whole for question in of if question.whole is not None]
+    counted = [question.prompt_tokens for question in of if question.prompt_tokens is not None]
     return {
         "length": length,
         "depth": f"{depth:g}",
         "questions": len(of),
-        "recall": None if simulated else sum(one.right is True for one in of) / len(of),
-        "whole": sum(known) / len(known) if known else None,
+        "recall": None if simulated else sum(question.right is True for question in of) / len(of),
+        "whole": sum(arrivals) / len(arrivals) if arrivals else None,
         "prompt_tokens": max(counted, default=None),
-        "refused": sum(one.error is not None for one in of),
+        "refused": sum(question.error is not None for question in of),
     }
 
 
 def _simulated(answers: Sequence[Answered]) -> str:
-    whole = sum(one.whole is True for one in answers)
-    longest = max(one.answer.haystack_tokens for one in answers)
+    whole = sum(question.whole is True for question in answers)
+    longest = max(question.answer.haystack_tokens for question in answers)
     words = "A simulated engine answers at random, so recall has no meaning here; "
     if whole == len(answers):
         return f"{words}all {whole} prompts of up to {longest:,} tokens arrived whole."
@@ -261,5 +267,5 @@ def _sentence(rows: Sequence[dict[str, Any]], answers: Sequence[Answered], right
         f"; the shortest prompt with a miss has {missed[0]['length']:,} tokens, the worst cell is "
         f"depth {worst['depth']} at {worst['length']:,} tokens ({worst['recall']:.0%})"
     )
-    cut = sum(one.whole is False for one in answers)
+    cut = sum(question.whole is False for question in answers)
     return f"{words}; {cut} prompts did not arrive whole." if cut else f"{words}."

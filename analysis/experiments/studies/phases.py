@@ -1,4 +1,4 @@
-"""The study `phases`: prefill beside decode on the roofline of a model and a GPU."""
+"""The study `phases`: prefill and decode on the roofline of a model and a GPU."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +45,7 @@ COLUMNS = (
 
 @study("phases")
 def command(
-    asked: Study,
+    options: Study,
     lengths: Annotated[
         str, typer.Option(help="Prompt tokens of the prefills; k is 1,024.")
     ] = "512,4k,32k,128000",
@@ -65,8 +65,8 @@ def command(
         raise InputError(f"--lengths {lengths}: give {prefilling.LEAST_LENGTHS} lengths or more")
 
     async def work() -> Result:
-        async with asked.open(batched=max_num_batched_tokens) as server:
-            settings = asked.settings(server, repeats=repeats)
+        async with options.open(batched=max_num_batched_tokens) as server:
+            settings = options.settings(server, repeats=repeats)
             model, gpu = known(server.about)
             first = await prefilling.prefill(server, prompts, repeats, settings)
             second = await decoding.decode(
@@ -74,14 +74,14 @@ def command(
             )
         rows = [prefill_row(model, gpu, row) for row in first.rows]
         rows += [decode_row(model, gpu, row, prompt_tokens) for row in second.rows]
-        made = result(server.about.name, model, gpu, rows)
-        return replace(made, settings=settings, notes=[*made.notes, *first.notes])
+        comparison = result(server.about.name, model, gpu, rows)
+        return replace(comparison, settings=settings, notes=[*comparison.notes, *first.notes])
 
-    asked.finish(work())
+    options.finish(work())
 
 
 def known(about: About) -> tuple[ModelSpec, GpuSpec]:
-    """The model and GPU of a target; raises InputError without the data of either."""
+    """The model and GPU of a target. Raises InputError without the data of either."""
     if about.model is None:
         raise InputError("--model: the roofline needs a model that `forebay engine --help` lists")
     if about.gpu is None:
@@ -132,10 +132,11 @@ def _shares(floor: Least, seconds: float, tokens: int) -> dict[str, Any]:
 
 
 def result(name: str, model: ModelSpec, gpu: GpuSpec, rows: Sequence[dict[str, Any]]) -> Result:
-    """Compare the phases; the first decode row is what the ratios refer to."""
+    """Compare the phases. The ratios refer to the first decode row."""
     alone = next(row for row in rows if row["phase"] == DECODE)
     for row in rows:
         row["ratio"] = row["tokens_per_s"] / alone["tokens_per_s"]
+    # The sentence contrasts the best prefill with one decode step.
     short = rows[0]
     best = max((r for r in rows if r["phase"] == PREFILL), key=lambda r: float(r["tokens_per_s"]))
     ridge = gpu.peak_flops / gpu.bandwidth

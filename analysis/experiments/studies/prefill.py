@@ -40,23 +40,23 @@ COLUMNS = (
 
 @study("prefill")
 def command(
-    asked: Study,
+    options: Study,
     lengths: Annotated[str, typer.Option(help="Prompt tokens; k is 1,024.")] = LENGTHS,
     repeats: Annotated[int, typer.Option(min=1, help="Requests of each length.")] = 3,
     max_num_batched_tokens: Batched = None,
 ) -> None:
-    wanted = integers(lengths, "--lengths")
-    if len(wanted) < LEAST_LENGTHS:
+    tokens = integers(lengths, "--lengths")
+    if len(tokens) < LEAST_LENGTHS:
         raise InputError(
             f"--lengths {lengths}: give {LEAST_LENGTHS} lengths or more, to fit a curve"
         )
 
     async def work() -> Result:
-        async with asked.open(batched=max_num_batched_tokens) as server:
-            settings = asked.settings(server, repeats=repeats)
-            return await prefill(server, wanted, repeats, settings)
+        async with options.open(batched=max_num_batched_tokens) as server:
+            settings = options.settings(server, repeats=repeats)
+            return await prefill(server, tokens, repeats, settings)
 
-    asked.finish(work())
+    options.finish(work())
 
 
 async def prefill(
@@ -102,6 +102,7 @@ def _result(
     about: About, rows: list[dict[str, Any]], left_out: int, settings: dict[str, Any]
 ) -> Result:
     xs = [float(row["prompt_tokens"]) for row in rows]
+    # Attention grows with the square of the length, everything else linearly.
     (fixed_s, linear_s, square_s), worst = fit_terms(xs, [row["ttft_s"] for row in rows], (0, 1, 2))
     crossover = linear_s / square_s if square_s > 0 else math.inf
     for row in rows:
@@ -115,6 +116,7 @@ def _result(
     if about.model is None or about.gpu is None:
         notes.append("shares of peak need a known --model and --gpu")
     longest = rows[-1]
+    # The sentence gives the formula, its crossover, and the resource that binds.
     words = (
         f"TTFT = {duration(fixed_s)} + {linear_s * 1e6:.1f} µs per token + "
         f"{square_s * 1e12:,.0f} ps per token squared (worst error {worst:.1%}); "

@@ -58,7 +58,7 @@ COLUMNS = (
 
 @study("saturation")
 def command(
-    asked: Study,
+    options: Study,
     concurrency: Annotated[str, typer.Option(help="Requests in flight; k is 1,024.")] = LEVELS,
     rates: Annotated[
         str | None, typer.Option(help="Requests per second, Poisson, instead: 1,2,4,8.")
@@ -85,7 +85,7 @@ def command(
     ] = None,
     seed: Seed = 0,
 ) -> None:
-    least = requests or (LEAST_SIM if asked.targets[0].startswith(SIM) else LEAST_URL)
+    least = requests or (LEAST_SIM if options.targets[0].startswith(SIM) else LEAST_URL)
     levels = [float(n) for n in integers(concurrency, "--concurrency")]
     if rates is not None:
         levels = numbers(rates, "--rates")
@@ -93,34 +93,36 @@ def command(
         raise InputError("--concurrency, --rates: give 3 loads or more: a knee lies between two")
 
     async def work() -> Result:
-        way = await _way(asked, max_num_batched_tokens, max_num_seqs)
+        way = await _way(options, max_num_batched_tokens, max_num_seqs)
         room = way.about.context
         if room is not None and prompt_tokens + output_tokens * 3 // 2 > room:
             raise InputError(
                 f"--prompt-tokens {prompt_tokens}: longer than {room} tokens with its output"
             )
-        made = Requests(prompt_tokens, output_tokens, seed, least)
+        # All loads share one source of prompts, so that no load finds another's in the cache.
+        maker = Requests(prompt_tokens, output_tokens, seed, least)
         rows = []
         for level in levels:
             if rates is None:
-                rows.append(await at_concurrency(way, made, int(level)))
+                rows.append(await at_concurrency(way, maker, int(level)))
             else:
-                rows.append(await at_rate(way, made, level, duration))
-        settings = asked.settings(
+                rows.append(await at_rate(way, maker, level, duration))
+        settings = options.settings(
             seed=seed, prompt_tokens=prompt_tokens, output_tokens=output_tokens
         )
+        # The largest load, run again, shows the effect of the advice.
         tried = None
         advice = None if rates else _worth_trying(way, rows)
         if advice is not None:
-            advised = await _way(asked, max_num_batched_tokens, advice)
-            tried = await at_concurrency(advised, made, int(levels[-1]))
+            advised = await _way(options, max_num_batched_tokens, advice)
+            tried = await at_concurrency(advised, maker, int(levels[-1]))
         return result(way, rows, rates is not None, settings, tried)
 
-    asked.finish(work())
+    options.finish(work())
 
 
 def _worth_trying(way: Way, rows: Sequence[dict[str, Any]]) -> int | None:
-    """The load of the knee, if it is below the last one and a simulated engine can be given it."""
+    """The load of the knee, if it is below the last load and a simulated engine can be given it."""
     at, _, _ = _knee(rows, False)
     if at is None or at == len(rows) - 1 or not isinstance(way, SimWay):
         return None
@@ -128,12 +130,12 @@ def _worth_trying(way: Way, rows: Sequence[dict[str, Any]]) -> int | None:
     return None if seats == way.max_num_seqs else seats
 
 
-async def _way(asked: Study, batched: int | None, seats: int | None) -> Way:
-    (target,) = asked.targets
+async def _way(options: Study, batched: int | None, seats: int | None) -> Way:
+    (target,) = options.targets
     if target.startswith(SIM):
-        config = asked.engine(target, batched, seats)
+        config = options.engine(target, batched, seats)
         return SimWay(IN_TURN, Scenario(config, 1, DIRECT), target, watched=True)
-    (way,) = await http_ways(asked, [("target", [target])], ())
+    (way,) = await http_ways(options, [("target", [target])], ())
     return way
 
 
@@ -153,7 +155,7 @@ def result(
     way: Way, rows: list[dict[str, Any]], paced: bool, settings: dict[str, Any],
     tried: dict[str, Any] | None = None,
 ) -> Result:  # fmt: skip
-    """Find the knee of the rows; `tried` is the largest load with the advised max_num_seqs."""
+    """Find the knee of the rows. `tried` is the largest load with the advised max_num_seqs."""
     at, rule, gain = _knee(rows, paced)
     knee = None if at is None else rows[at]
     for row in rows:
@@ -171,7 +173,7 @@ def result(
         "with_advised": tried,
     }
     notes = [f"knee: {rule}", f"max_num_seqs: {seats or 'unknown'} ({how})", *_remarks(rows)]
-    columns = [_heading(one, paced) for one in COLUMNS if knee or one.key != "knee"]
+    columns = [_heading(column, paced) for column in COLUMNS if knee or column.key != "knee"]
     sentence = _sentence(rows, at, gain, paced) + _advice(facts, rows[-1], tried)
     words = doubted(sentence, notes, rows, "load")
     plot = _plot(rows, facts, paced)
@@ -223,7 +225,7 @@ def _sentence(rows: list[dict[str, Any]], at: int | None, gain: float, paced: bo
 
 
 def _advice(facts: dict[str, Any], last: dict[str, Any], tried: dict[str, Any] | None) -> str:
-    """Say what the advised max_num_seqs does at the largest load; empty without one."""
+    """Describe the effect of the advised max_num_seqs at the largest load. Empty without advice."""
     if facts["advised_max_num_seqs"] is None:
         return ""
     words = f" Give --max-num-seqs {facts['advised_max_num_seqs']}"

@@ -31,7 +31,7 @@ Example:  forebay experiment shared-document --target sim:llama-3-8b@h200 --out 
 FIRST, OTHERS, ALONE, AT_ONCE = "first", "the others", "one more", "all at once"
 PHASES = (FIRST, OTHERS, ALONE, AT_ONCE)
 OTHER_DOCUMENT = 1 << 32  # added to block ids: a text that shares nothing with the first
-FLAT = 0.05  # of a copy: KV use that grows less than this with each user is flat
+FLAT = 0.05  # share of a copy: KV use that grows less with each user is flat
 COLUMNS = (
     Column("way", "way", "text"),
     Column("phase", "who asks", "text"),
@@ -65,18 +65,18 @@ class KvUse:
         return sum(self.tokens)
 
     def copies(self, document_tokens: int) -> int:
-        """Return on how many engines at least half of the document is in use."""
+        """Return the number of engines on which at least half of the document is in use."""
         return sum(tokens >= document_tokens / 2 for tokens in self.tokens)
 
     def per_user(self, document_tokens: int) -> float:
-        """Return the tokens beside one copy of the document on each engine, per request."""
+        """Return the tokens per request, without one copy of the document on each engine."""
         beside = sum(max(0, tokens - document_tokens) for tokens in self.tokens)
         return beside / self.running if self.running else 0.0
 
 
 @study("shared-document")
 def command(
-    asked: Study,
+    options: Study,
     engine: Engines = None,
     users: Annotated[int, typer.Option(min=3, help="Users who ask about it.")] = 50,
     document_tokens: Annotated[
@@ -99,7 +99,7 @@ def command(
             for phase in requests(users, document_tokens, question_tokens, output_tokens, seed)
         ]
         longest = phases[0][0].input_tokens + output_tokens
-        ways = await ways_of(asked, engine, gpus, max_num_batched_tokens, watched=True)
+        ways = await ways_of(options, engine, gpus, max_num_batched_tokens, watched=True)
         rows, loads = [], {}
         for way in ways:
             room = way.about.context
@@ -112,16 +112,16 @@ def command(
                 table_row(way, phase, load, document_tokens)
                 for phase, load in zip(PHASES, loads[way.name], strict=True)
             ]
-        settings = asked.settings(seed=seed, users=users, document_tokens=document_tokens)
+        settings = options.settings(seed=seed, users=users, document_tokens=document_tokens)
         return result(ways, rows, loads, settings)
 
-    asked.finish(work())
+    options.finish(work())
 
 
 def requests(
     users: int, document_tokens: int, question_tokens: int, output_tokens: int, seed: int
 ) -> list[list[TraceRequest]]:
-    """The requests of each phase; the last phase is about another document."""
+    """The requests of each phase. The last phase is about another document."""
     rows = list(
         shared_document(
             users=users + 1,
@@ -143,9 +143,9 @@ def requests(
 
 
 def table_row(way: Way, phase: str, load: PlayedLoad, document_tokens: int) -> dict[str, Any]:
-    """The row of a phase; cold counts users with a cache hit of less than half the document."""
-    answered = [one for one in load.seen if one.ok]
-    if any(one.cached_tokens is None for one in answered):
+    """The row of a phase. Cold counts users with a cache hit of less than half the document."""
+    answered = [reply for reply in load.seen if reply.ok]
+    if any(reply.cached_tokens is None for reply in answered):
         raise InputError(
             f"--target {way.about.name}: does not report cached tokens; start vLLM with "
             "--enable-prompt-tokens-details"
@@ -157,7 +157,7 @@ def table_row(way: Way, phase: str, load: PlayedLoad, document_tokens: int) -> d
         "way": way.name,
         "phase": phase,
         "users": len(load.seen),
-        "cold": sum((one.cached_tokens or 0) < document_tokens / 2 for one in answered),
+        "cold": sum((reply.cached_tokens or 0) < document_tokens / 2 for reply in answered),
         "ttft_s": median(times),
         "ttft_max_s": max(times),
         "hit_ratio": hit_ratio(load.seen),
@@ -175,8 +175,8 @@ def whole_blocks(document_tokens: int) -> int:
 
 
 def kv_use(way: Way, samples: Sequence[GaugeSample]) -> list[KvUse]:
-    """Return the KV cache in use on all engines, one entry per sample; empty if unknown."""
-    names = list(dict.fromkeys(one.engine for one in samples))
+    """Return the KV cache in use on all engines, one entry per sample. Empty if unknown."""
+    names = list(dict.fromkeys(sample.engine for sample in samples))
     if len(way.pools) < len(names) or not names:
         return []
     tokens = {
@@ -184,13 +184,13 @@ def kv_use(way: Way, samples: Sequence[GaugeSample]) -> list[KvUse]:
         for name, pool in zip(names, way.pools, strict=False)
     }
     latest: dict[str, GaugeSample] = {}
-    found = []
-    for one in sorted(samples, key=lambda one: one.at_s):
-        latest[one.engine] = one
+    uses = []
+    for sample in sorted(samples, key=lambda sample: sample.at_s):
+        latest[sample.engine] = sample
         running = sum(s.running for s in latest.values())
         used = tuple(round(s.kv_share * tokens[s.engine]) for s in latest.values())
-        found.append(KvUse(running, used))
-    return found
+        uses.append(KvUse(running, used))
+    return uses
 
 
 def result(
@@ -199,7 +199,7 @@ def result(
     loads: dict[str, list[PlayedLoad]],
     settings: dict[str, Any],
 ) -> Result:
-    way = next((one for one in ways if one.name == PROXY), ways[-1])
+    way = next((candidate for candidate in ways if candidate.name == PROXY), ways[-1])
     of = {row["phase"]: row for row in rows if row["way"] == way.name}
     first, others = (loads[way.name][n].seen[0].request for n in range(2))
     facts = _facts(of, first, shared_tokens(first, others))
@@ -211,7 +211,7 @@ def result(
     if failed := sum(row["failed"] for row in rows):
         notes.append(f"{failed} requests were rejected or failed and are in no other column")
     words = doubted(words, notes, rows, "way", "phase")
-    target = ", ".join(dict.fromkeys(one.about.name for one in ways))
+    target = ", ".join(dict.fromkeys(way.about.name for way in ways))
     columns = [c for c in COLUMNS if c.key != "way" or len(ways) > 1]
     plot = _plot(ways, loads)
     return Result("shared-document", target, words, columns, rows, facts, plot, notes, settings)
@@ -226,21 +226,21 @@ def _cold_elsewhere(rows: Sequence[dict[str, Any]], name: str) -> str:
     return "".join(f" {way[0].upper()}{way[1:]}: {count} cold." for way, count in cold.items())
 
 
-def shared_tokens(one: TraceRequest, other: TraceRequest) -> int:
+def shared_tokens(request: TraceRequest, other: TraceRequest) -> int:
     """Return the tokens with which both prompts begin."""
     count = 0
-    for mine, theirs in zip(one.blocks or (), other.blocks or (), strict=False):
+    for mine, theirs in zip(request.blocks or (), other.blocks or (), strict=False):
         if mine != theirs:
             break
         count += 1
-    return min(count * one.block_tokens, one.input_tokens)
+    return min(count * request.block_tokens, request.input_tokens)
 
 
 def _facts(of: dict[str, dict[str, Any]], request: TraceRequest, shared: int) -> dict[str, Any]:
     """The figures of one way from its rows by phase.
 
     KV use is flat if a user adds hardly more than the own question and answer. A copy of the
-    document on another engine is no user's: it is counted apart.
+    document on another engine belongs to no user and is counted apart.
     """
     first, others, alone = of[FIRST], of[OTHERS], of[ALONE]
     own = request.input_tokens + request.output_tokens - shared
@@ -287,7 +287,7 @@ def _sentence(way: str, facts: dict[str, Any], users: int) -> str:
 
 
 def _kv_words(facts: dict[str, Any]) -> str:
-    """The verdict on KV use: copies of the document, and growth per user beside them."""
+    """The verdict on KV use: copies of the document, and growth per user without them."""
     grown, copies = facts["kv_tokens_per_added_user"], facts["kv_document_copies"]
     if grown is None:
         return ""

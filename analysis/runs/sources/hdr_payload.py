@@ -1,7 +1,7 @@
 """Decode one HdrHistogram payload of any version (V0, V1, V2) into values and their counts.
 
-The library's decoder reads V2 only. The layout of the older ones is that of the Java code: V0 has a
-total count and no length in its header, and both have plain big-endian counters of 2, 4 or 8 bytes.
+The library's decoder reads V2 only. The older layouts follow the Java code: V0 has a total count
+and no length in its header, and both have plain big-endian counters of 2, 4 or 8 bytes.
 """
 
 import base64
@@ -19,12 +19,12 @@ Ints = NDArray[np.int64]
 COMPRESSED = {0x1C849309: 0, 0x1C849302: 1, 0x1C849304: 2}
 PLAIN = {0x1C849308: 0, 0x1C849301: 1, 0x1C849303: 2}
 WORDS = {2: ">i2", 4: ">i4", 8: ">i8"}
-MOST_BYTES = 64 << 20  # of one histogram, unpacked
+MOST_BYTES = 64 << 20  # unpacked size of one histogram
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The values of a histogram, ascending and in its own unit, and how often each was counted.
+    """The values of a histogram, ascending and in its own unit, and the count of each.
 
     A value is the highest that shares its counter.
     """
@@ -42,7 +42,7 @@ def decode_payload(text: str) -> Counted:
     """Decode the last field of a line of an .hlog.
 
     Raises:
-        ValueError: it is no histogram, or is damaged.
+        ValueError: it is not a histogram, or is damaged.
     """
     try:
         raw = base64.b64decode(text, validate=True)

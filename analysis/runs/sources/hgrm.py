@@ -18,7 +18,7 @@ def is_hgrm(text: str) -> bool:
 
 
 def read_hgrm(path: Path, text: str) -> Counted:
-    """Return the values, in millionths of the file's unit, and how many samples each stands for.
+    """Return the values, in millionths of the file's unit, and the number of samples of each.
 
     Raises:
         InputError: it holds no rows.

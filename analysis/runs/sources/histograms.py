@@ -28,7 +28,7 @@ COLUMNS = {
     "queue_wait": "queue_ms",
     "reject": "reject_latency_s",
 }
-TOKENS = {"itl": "itl_ms", "icl": "icl_ms"}  # of tokens, not of requests
+TOKENS = {"itl": "itl_ms", "icl": "icl_ms"}  # gaps between tokens
 LEFT_OUT = ("e2e_service", "sched_lag")
 OTHER = "e2e_response_s"  # where a quantity of another program stands
 UNTAGGED = "untagged"
@@ -37,28 +37,30 @@ NOT_JOINT = "each percentile is exact, but which values belong to one request is
 
 
 def load_histogram_log(path: Path, name: str | None, text: str, unit: str | None) -> RunData:
-    """Read an .hlog as a run; raises InputError."""
+    """Read an .hlog as a run. Raises InputError."""
     log = read_log(path, text, unit)
     notes = [log.stated, NOT_JOINT]
     if log.unread:
         notes.append(log.unread)
-    if foreign := sorted({one.tag or UNTAGGED for one in log.intervals if _place(one.tag)[2]}):
+    if foreign := sorted(
+        {interval.tag or UNTAGGED for interval in log.intervals if _place(interval.tag)[2]}
+    ):
         notes.append(f"the quantity of {', '.join(foreign)} is not named: it is shown as E2E")
     return _run(path, name, "histogram log", log, notes)
 
 
 def load_hgrm(path: Path, name: str | None, text: str, unit: str | None) -> RunData:
-    """Read an .hgrm as a run; raises InputError."""
+    """Read an .hgrm as a run. Raises InputError."""
     counted = read_hgrm(path, text)
-    known = unit or "ms"
+    unit_name = unit or "ms"
     how = "--unit" if unit else "as such files usually are; --unit says otherwise"
     interval = Interval(0.0, 1.0, 0.0, "", counted)
-    log = HistogramLog([interval], None, known, "", "")
+    log = HistogramLog([interval], None, unit_name, "", "")
     notes = [
-        f"values are {known} ({how})",
+        f"values are {unit_name} ({how})",
         "the file does not name its quantity: it is shown as E2E",
     ]
-    return _run(path, name, "percentile distribution", log, notes, UNITS_S[known] / NANO)
+    return _run(path, name, "percentile distribution", log, notes, UNITS_S[unit_name] / NANO)
 
 
 def _run(
@@ -70,19 +72,23 @@ def _run(
     scale_s: float | None = None,
 ) -> RunData:
     scale_s = scale_s or UNITS_S[log.unit]
-    if sum(one.counted.total for one in log.intervals if _place(one.tag)[0]) > MOST_SAMPLES:
+    if (
+        sum(interval.counted.total for interval in log.intervals if _place(interval.tag)[0])
+        > MOST_SAMPLES
+    ):
         raise InputError(f"{path}: has more than {MOST_SAMPLES:,} samples; cut it into parts")
+    # Gaps between tokens have no row of their own, so they go into the summary.
     groups: dict[tuple[float, float, str], dict[str, list[Floats]]] = {}
     tokens: dict[str, dict[str, list[Floats]]] = {}
-    for one in log.intervals:
-        column, bucket, _ = _place(one.tag)
-        samples = _samples(one, scale_s)
-        metric = one.tag.partition(".")[0]
+    for interval in log.intervals:
+        column, bucket, _ = _place(interval.tag)
+        samples = _samples(interval, scale_s)
+        metric = interval.tag.partition(".")[0]
         if metric in TOKENS:
             for of in (bucket, "all"):
                 tokens.setdefault(TOKENS[metric], {}).setdefault(of, []).append(samples)
         elif column:
-            group = groups.setdefault((one.start_s, one.length_s, bucket), {})
+            group = groups.setdefault((interval.start_s, interval.length_s, bucket), {})
             group.setdefault(column, []).append(samples)
     numbers, words = _columns(groups)
     summary = _summary(log, numbers, words) | {
@@ -97,7 +103,7 @@ def _run(
 
 
 def _place(tag: str) -> tuple[str, str, bool]:
-    """Return the column of a tag ("": none), its bucket, and True if its quantity is unknown."""
+    """Return a tag's column ("" without one), its bucket, and True if its quantity is unknown."""
     metric, _, bucket = tag.partition(".")
     if metric in COLUMNS:
         return COLUMNS[metric], bucket or "other", False
@@ -106,15 +112,15 @@ def _place(tag: str) -> tuple[str, str, bool]:
     return OTHER, tag or UNTAGGED, True
 
 
-def _samples(one: Interval, scale_s: float) -> Floats:
+def _samples(interval: Interval, scale_s: float) -> Floats:
     """Return every sample in seconds, none above the printed maximum."""
-    values = one.counted.values.astype(np.float64)
-    if one.largest > 0 and len(values):
-        ratio = 10.0 ** np.round(np.log10(max(values[-1] / one.largest, 1.0)))
-        printed = one.largest * ratio
+    values = interval.counted.values.astype(np.float64)
+    if interval.largest > 0 and len(values):
+        ratio = 10.0 ** np.round(np.log10(max(values[-1] / interval.largest, 1.0)))
+        printed = interval.largest * ratio
         if abs(values[-1] - printed) <= 0.02 * values[-1]:
             values = np.minimum(values, printed)
-    return np.repeat(values * scale_s, one.counted.counts)
+    return np.repeat(values * scale_s, interval.counted.counts)
 
 
 def _columns(
@@ -129,10 +135,10 @@ def _columns(
         for outcome, own in (("ok", joined), ("rejected", {"reject_latency_s": rejected})):
             count = max((len(samples) for samples in own.values()), default=0)
             due = start_s + length_s * (np.arange(count) + 0.5) / max(1, count)
-            given = {**own, "intended_s": due, "sent_s": due}
+            row = {**own, "intended_s": due, "sent_s": due}
             for key in NUMBERS:
                 values = np.full(count, np.nan)
-                samples = given.get(key, np.zeros(0))
+                samples = row.get(key, np.zeros(0))
                 values[: len(samples)] = samples * 1e3 if key == "queue_ms" else samples
                 parts[key].append(values)
             for key, word in (("bucket", bucket), ("outcome", outcome)):
@@ -144,15 +150,17 @@ def _columns(
 
 
 def _distribution(parts: Sequence[Floats]) -> dict[str, float | int | None]:
-    found = percentile_table(np.concatenate(parts), min_beyond=0)
-    values = {key: None if value is None else value * 1e3 for key, value in found.values.items()}
-    longest = None if found.max is None else found.max * 1e3
-    return {"count": found.count, **values, "max": longest}
+    percentiles = percentile_table(np.concatenate(parts), min_beyond=0)
+    values = {
+        key: None if value is None else value * 1e3 for key, value in percentiles.values.items()
+    }
+    longest = None if percentiles.max is None else percentiles.max * 1e3
+    return {"count": percentiles.count, **values, "max": longest}
 
 
 def _summary(log: HistogramLog, numbers: dict[str, Floats], words: Any) -> dict[str, Any]:
-    ends = max(one.start_s + one.length_s for one in log.intervals)
-    begins = min(one.start_s for one in log.intervals)
+    ends = max(interval.start_s + interval.length_s for interval in log.intervals)
+    begins = min(interval.start_s for interval in log.intervals)
     buckets, counts = np.unique(words["bucket"].astype(str), return_counts=True)
     return {
         "verdict": "unknown",

@@ -18,7 +18,7 @@ _STAMP = re.compile(r"#\[(BaseTime|StartTime): ([0-9.eE+-]+)")
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """One line: when, under which tag ("": none), and its histogram. `largest` is as printed."""
+    """One line: its time, its tag (may be ""), and its histogram. `largest` is as printed."""
 
     start_s: float
     length_s: float
@@ -33,8 +33,8 @@ class HistogramLog:
 
     Attributes:
         start_unix_s: wall clock at second 0, None if the file does not say.
-        unit: of the values, a key of UNITS_S.
-        stated: how the unit is known, as a sentence.
+        unit: unit of the values, a key of UNITS_S.
+        stated: the source of the unit, as a sentence.
         unread: a sentence on lines that could not be read, "" if there are none.
     """
 
@@ -46,7 +46,7 @@ class HistogramLog:
 
 
 def read_log(path: Path, text: str, unit: str | None = None) -> HistogramLog:
-    """Read a log; `unit` overrides what the file says.
+    """Read a log. `unit` overrides the unit in the file.
 
     Raises:
         InputError: no line is an interval.
@@ -69,14 +69,23 @@ def read_log(path: Path, text: str, unit: str | None = None) -> HistogramLog:
     if not intervals:
         why = f" ({bad[0]})" if bad else ""
         raise InputError(f"{path}: holds no interval of a histogram log{why}")
+    # Stamps may count from the file's start or from 1970.
     start, shift = _start(stamps, intervals[0].start_s)
     moved = [
-        Interval(one.start_s + shift, one.length_s, one.largest, one.tag, one.counted)
-        for one in intervals
+        Interval(
+            interval.start_s + shift,
+            interval.length_s,
+            interval.largest,
+            interval.tag,
+            interval.counted,
+        )
+        for interval in intervals
     ]
-    known, stated = (unit, "--unit") if unit else _unit(intervals, ours)
+    unit_name, stated = (unit, "--unit") if unit else _unit(intervals, ours)
     unread = f"{len(bad):,} lines were not read, {bad[0]}" if bad else ""
-    return HistogramLog(moved, start, known, f"values are {NAMES[known]} ({stated})", unread)
+    return HistogramLog(
+        moved, start, unit_name, f"values are {NAMES[unit_name]} ({stated})", unread
+    )
 
 
 def _interval(line: str) -> Interval:
@@ -91,7 +100,7 @@ def _interval(line: str) -> Interval:
 
 
 def _start(stamps: dict[str, float], first_s: float) -> tuple[float | None, float]:
-    """Return the wall clock at second 0, and what is added to the stamps of lines.
+    """Return the wall clock at second 0, and the seconds to add to the stamps of lines.
 
     As the Java reader: with a BaseTime stamps count from it. Without one they count from the
     StartTime if they are more than a year before it, else from 1970.
@@ -106,12 +115,12 @@ def _start(stamps: dict[str, float], first_s: float) -> tuple[float | None, floa
 
 
 def _unit(intervals: Sequence[Interval], ours: bool) -> tuple[str, str]:
-    """Return the unit of the values, and how it is known."""
+    """Return the unit of the values, and its source."""
     if ours:
         return "us", "as the file says"
-    for one in intervals:
-        if one.counted.total and one.largest > 0:
-            ratio = float(one.counted.values[-1]) / one.largest
+    for interval in intervals:
+        if interval.counted.total and interval.largest > 0:
+            ratio = float(interval.counted.values[-1]) / interval.largest
             power = int(np.round(np.log10(max(ratio, 1.0))))
             if power == 6:
                 return "ns", "Interval_Max is a millionth of them, as Java's tools write it"

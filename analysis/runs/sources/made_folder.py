@@ -1,4 +1,4 @@
-"""Write a run that was read from a file to a run folder, so that it can be merged as one."""
+"""Write a run that was read from a file to a run folder, so that it can be merged."""
 
 import asyncio
 import math
@@ -26,29 +26,29 @@ WHOLE = ("input_tokens", "prompt_tokens", "cached_tokens", "output_tokens", "sta
 
 
 def write_folder(run: RunData, folder: Path) -> None:
-    """Write rows, histograms, run.json and summary.json of `run`; raises InputError."""
+    """Write rows, histograms, run.json and summary.json of `run`. Raises InputError."""
     started = float(run.info.get("started_unix_s") or 0.0)
-    texts = [str(one) for one in run.summary.get("slos") or ()]
+    texts = [str(slo) for slo in run.summary.get("slos") or ()]
     names = [text.rpartition(".")[0] for text in texts]
     slos = parse_slos(",".join(texts), names) if texts else ()
-    with RunFolder(folder) as made:
-        log = IntervalLog(HlogWriter(made.hlog, started, [f"read from {run.path.name}"]))
+    with RunFolder(folder) as output:
+        log = IntervalLog(HlogWriter(output.hlog, started, [f"read from {run.path.name}"]))
         totals = RunTotals(run.buckets(), slos)
         for row in _rows(run):
-            made.table.add(row)
+            output.table.add(row)
             totals.add(row)
             for column, tag in TAGS.items():
                 if (value := getattr(row, column)) is not None:
                     log.record(f"{tag}.{row.bucket}", value)
             if row.queue_ms is not None and row.outcome == "ok":
                 log.record(f"queue_wait.{row.bucket}", row.queue_ms / 1e3)
-        asyncio.run(made.table.write_full_groups())
+        asyncio.run(output.table.write_full_groups())
         end_s = run.number("duration_s") or 0.0
         log.close(end_s)
         window_s = run.number("window_s") or end_s
         summary = totals.summary(log.totals, window_s, closed=False, scale=1.0)
-        kept = {key: run.summary.get(key) for key in ("verdict", "verdict_reason", "warnings")}
-        made.commit(dict(run.info), {**summary, **kept, "ended": "complete"})
+        judgement = {key: run.summary.get(key) for key in ("verdict", "verdict_reason", "warnings")}
+        output.commit(dict(run.info), {**summary, **judgement, "ended": "complete"})
 
 
 def _rows(run: RunData) -> list[Row]:

@@ -36,7 +36,7 @@ REQUEST_LOG = FileOrigin(
 
 
 def load_proxy_log(path: Path, name: str | None, lines: Sequence[Any]) -> RunData:
-    """Make a run of the lines of a ledger or a request log; raises InputError."""
+    """Make a run of the lines of a ledger or a request log. Raises InputError."""
     requests = [line for line in lines if is_request(line)]
     origin = REQUEST_LOG if "event" in requests[0] else LEDGER
     rows = []
@@ -84,7 +84,7 @@ def _row(line: Mapping[str, Any]) -> FileRow:
 
 
 def _answer(line: Mapping[str, Any], took_s: float) -> FileRow:
-    """Return what is known of a whole answer."""
+    """Return the known figures of a whole answer."""
     ttft_s, output = _seconds(line.get("ttft_ms")), line.get("output_tokens")
     streamed = ttft_s is not None and output is not None and output > 1
     return {
@@ -107,7 +107,7 @@ def _seconds(value_ms: Any) -> float | None:
 
 
 def json_lines(path: Path, raw: bytes) -> list[Any]:
-    """Parse a file of one JSON value a line; a torn last line of a file still written is left out.
+    """Parse a file of one JSON value a line. A torn last line of a file still written is left out.
 
     Raises:
         InputError: another line is no JSON.

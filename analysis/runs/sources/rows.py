@@ -21,10 +21,9 @@ class FileOrigin:
     """Where rows come from.
 
     Attributes:
-        made_by: name of the tool or file, as people know it.
-        differs: by the key of a figure, such as ttft, how the file defines it otherwise than a run
-            folder does.
-        notes: sentences on what the file lacks.
+        made_by: common name of the tool or file.
+        differs: the file's own definition of a figure, by its key, such as ttft.
+        notes: sentences on data that the file lacks.
         unix: times of the rows are seconds since 1970.
     """
 
@@ -37,7 +36,7 @@ class FileOrigin:
 def run_of_rows(
     path: Path, name: str | None, origin: FileOrigin, rows: Sequence[FileRow]
 ) -> RunData:
-    """Make a run that starts at 0 when its first request was due; there must be rows."""
+    """Make a run that starts at 0 when its first request was due. There must be rows."""
     first_s = min(float(row["intended_s"] or 0.0) for row in rows)
     for row in rows:
         for key in ("intended_s", "sent_s"):
@@ -57,7 +56,7 @@ def run_of_rows(
 
 
 def origin_info(origin: FileOrigin, first_s: float) -> dict[str, Any]:
-    """Return what stands in for run.json."""
+    """Return a substitute for run.json."""
     info: dict[str, Any] = {
         "made_by": origin.made_by,
         "buckets": [{"name": bucket.name} for bucket in DEFAULT_BUCKETS],
@@ -75,6 +74,7 @@ def row_summary(rows: Sequence[FileRow]) -> dict[str, Any]:
     window_s = (max(due) - min(due)) * len(rows) / max(1, len(rows) - 1)
     good: dict[str, int] = {}
     total: dict[str, int] = {}
+    # Each request is judged by the targets of its bucket.
     for row in rows:
         bucket = str(row["bucket"])
         values: dict[str, Any] = {

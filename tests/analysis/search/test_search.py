@@ -332,7 +332,7 @@ def test_a_load_at_the_edge_is_given_up_with_the_reason() -> None:
             return TrialRow(rate_per_s, part, len(rows), len(rows), good, 100.0, rate_per_s, 1, 2)
 
     told: list[str] = []
-    search = LoadSearch(question(most_parts=64), Edge(0), told=told.append)
+    search = LoadSearch(question(most_parts=64), Edge(0), report=told.append)
     assert search.passes(0) is None
     assert search.ran == 8  # of 64
     assert re.match(r"1/s: given up, as 99.05% is too near 99.00% for 64,000 requests", told[-1])
