@@ -16,7 +16,7 @@ class Messages(Dialect):
     opens = frozenset(("ping",))
     ends = frozenset(("message_stop",))
     ping = "ping"
-    heartbeat = b'event: ping\ndata: {"type": "ping"}\n\n'  # also before message_start
+    heartbeat = b'event: ping\ndata: {"type": "ping"}\n\n'  # valid also before message_start
 
     def prompt_text(self, fields: dict[str, Any], into: BlockHashes | None = None) -> PromptText:
         return messages_text(fields, "messages", fields.get("messages"), fields.get("system"), into)
