@@ -1,4 +1,4 @@
-"""Run a Typer command; bad input becomes one line on stderr and exit status 2."""
+"""Run a Typer command. Bad input becomes one line on stderr and exit status 2."""
 
 import sys
 from collections.abc import Sequence
