@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import typer
-from typer._click.exceptions import ClickException  # Typer bundles Click; it exports no base class
+from typer._click.exceptions import ClickException  # Typer bundles Click, and exports no base class
 
 from forebay.proxy.config.redaction import without_user_info
 from forebay.traces.command_line.help_text import PlainTyper

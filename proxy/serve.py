@@ -36,7 +36,7 @@ from forebay.traces.errors import InputError
 
 CHECK_CLIENTS_S = 0.05  # interval of the check whether the last client has left
 # Time to write error events after a drain that took too long. Clients that neither send nor read
-# take all of it; then the process needs some time to end.
+# take all of it. Then the process needs some time to end.
 LAST_EVENTS_S = 0.25
 
 Listener = tuple[web.ServerRunner, HttpServer]

@@ -1,4 +1,4 @@
-"""Chained hashes of the blocks of a prompt, by which the policy knows equal prefixes."""
+"""Chained hashes of the blocks of a prompt, by which the policy recognises equal prefixes."""
 
 from typing import Self
 

@@ -46,7 +46,7 @@ LONGEST_KEY = 6 * max(map(len, ONCE))  # bytes, each character as an escape
 
 _STRIDE = choice((61, 67, 71, 73, 79, 83, 89, 97))  # random: no body can avoid it
 _COLON = re.compile(rb"\s*+:")
-# Inside a string; it ends before a quote, or before an escape that is cut.
+# The inside of a string, up to a quote or to an escape that is cut.
 _ESCAPED = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 
 

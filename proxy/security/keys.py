@@ -15,7 +15,7 @@ from forebay.traces.errors import InputError
 
 ENVIRONMENT = "env:"
 FILE_BYTES = 16 << 20
-SHORT_KEY = 16  # characters; shorter keys can be guessed
+SHORT_KEY = 16  # characters: a shorter key can be guessed
 _HEAD = 8  # bytes of a digest by which keys are looked up
 _ENTRY = re.compile(r"""(?P<quote>["']?)(?P<tenant>[^\s:"',]+)(?P=quote)\s*:\s+(?P<key>\S+)""")
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -5,7 +5,7 @@ messages (Anthropic's), usage (tokens that a response reports), special_work (mo
 A new API is another file, and another name in DIALECTS.
 
 May import the modules of api that read fields and text. The relay and the app ask a dialect, and
-know none by name.
+name no dialect.
 """
 
 from typing import Any, Final
