@@ -1,7 +1,7 @@
 """Parse the fields of a request body that the policy needs.
 
-Only fields that decisions depend on are validated; the backend judges the rest. Tokens are
-estimated: a tokenizer would block the loop for 20 ms at 100k tokens.
+Only fields that decisions depend on are validated. The backend judges the rest. Tokens are
+estimated, because a tokenizer would block the loop for 20 ms at 100k tokens.
 """
 
 import math
@@ -15,7 +15,7 @@ import orjson
 from jiter import from_json
 
 from forebay.proxy.api.block_hashes import LARGE_BYTES, BlockHashes, chain, identity
-from forebay.proxy.api.cache_salt import FIELD, CacheSalts, with_salt
+from forebay.proxy.api.cache_salt import CacheSalts, with_salt
 from forebay.proxy.api.dialects import DIALECTS, Dialect
 from forebay.proxy.api.fields import boolean, integer, string, with_member
 from forebay.proxy.api.large_json import (
@@ -29,6 +29,7 @@ from forebay.proxy.api.prompt_text import PromptText
 from forebay.proxy.api.response_ids import ResponseIds, with_own_id
 from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
 from forebay.proxy.backends.models import Models, Wanted
+from forebay.proxy.backends.salt_support import FIELD
 from forebay.proxy.core.model import CLASSES, Request, ServiceClass
 from forebay.proxy.http1.errors import ApiError, invalid_type
 from forebay.traces.command_line.quantities import seconds
@@ -51,8 +52,8 @@ class ParsedBody:
 
     Attributes:
         body: the bytes to send on, with the cache salt if tenants are isolated.
-        prompt_bytes: length of the prompt as text; 0 for token ids or media, from which the bytes
-            per token of text cannot be learned.
+        prompt_bytes: length of the prompt as text, or 0 for token ids or media, from which the
+            bytes per token of text cannot be learned.
         streams: the client asked for a stream.
         dialect: the API of the request.
         hides_usage: the body asks for usage, which the client did not.

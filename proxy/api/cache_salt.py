@@ -11,11 +11,11 @@ from hmac import digest as hmac_digest
 from secrets import token_bytes, token_hex
 
 from forebay.proxy.api.fields import with_member
+from forebay.proxy.backends.salt_support import FIELD
 from forebay.traces.errors import InputError
 
 SECRET = "FOREBAY_CACHE_SECRET"
 LEAST_SECRET = 16  # characters
-FIELD = "cache_salt"
 _SALT_CHARACTERS = 22  # 132 bits
 
 

@@ -7,6 +7,5 @@ backend to come up), failures (what a bad response means, and the log of malform
 (how many are allowed), suspicions (failures that the request itself may have caused), passing (a
 limit for requests that pass no queue), salt_support (paths on which a cache salt is dropped).
 
-May import http1, config, share and the driver, and of api what salt_support asks for; app and relay
-import it.
+May import http1, config, telemetry and the driver. The rooms above it import it.
 """

@@ -11,6 +11,7 @@ from forebay.proxy.api.dialects.base import Dialect, answers
 from forebay.proxy.api.large_json import LongText
 from forebay.proxy.api.media_tokens import EMBEDS_BYTES, digest_of
 from forebay.proxy.api.prompt_text import PromptText, Text, add_text, counted, made
+from forebay.proxy.config import paths
 from forebay.proxy.http1.errors import invalid_type
 
 _TOKEN_IDS: Final = TypeAdapter(list[int])  # vLLM's own reader: 7.0, "7" and true are token ids
@@ -19,7 +20,7 @@ _TOKEN_IDS: Final = TypeAdapter(list[int])  # vLLM's own reader: 7.0, "7" and tr
 class Completions(Dialect):
     """`/v1/completions`."""
 
-    path = "/v1/completions"
+    path = paths.COMPLETIONS
     operation = "text_completion"
     prompt_field = "prompt"
     has_parts = False

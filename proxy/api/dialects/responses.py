@@ -8,13 +8,14 @@ from forebay.proxy.api.dialects.special_work import has_schema
 from forebay.proxy.api.fields import boolean, string
 from forebay.proxy.api.large_json import LongText
 from forebay.proxy.api.prompt_text import PromptText, messages_text
+from forebay.proxy.config import paths
 from forebay.proxy.http1.errors import ApiError
 
 
 class Responses(Dialect):
     """`/v1/responses`."""
 
-    path = "/v1/responses"
+    path = paths.RESPONSES
     prompt_field = "input"
     limits = ("max_output_tokens",)
     keeps_responses = True
