@@ -2,7 +2,7 @@
 
 In reading order: base (what an API may differ in), chat, completions, responses (OpenAI's),
 messages (Anthropic's), usage (tokens that a response reports), special_work (more than a prefill).
-A new API is another file, and another name in DIALECTS.
+A new API is another file, another name in DIALECTS, and its path in config.paths.
 
 May import the modules of api that read fields and text. The relay and the app ask a dialect, and
 name no dialect.
