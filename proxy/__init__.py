@@ -2,9 +2,9 @@
 
 A request goes through serve (the ports), app (its steps), driver (decisions meet the clock), core
 (the decisions), and relay (the response). In reading order, the modules: __main__ and cli (the
-`forebay` command), command (how a command runs), completion (for shells), proxy_cli (`forebay
-proxy`), serve, services (the long-lived objects), build (makes them), reload (a new configuration
-while the proxy runs), app, driver, routing (the types of a routing policy).
+`forebay` command), command (runs a command), completion (for shells), proxy_cli (`forebay proxy`),
+serve, services (the long-lived objects), build (makes them), reload (a new configuration while the
+proxy runs), app, driver, routing (the types of a routing policy).
 
 The rooms, from the top: admin (the admin port), share (several proxies), operate (commands that
 change a running proxy), diagnose (commands that ask it), relay, kv_events (what engines have

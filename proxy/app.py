@@ -77,12 +77,12 @@ class App:
 
     @property
     def ready(self) -> bool:
-        """Requests are taken, and some backend is up or requests wait for it."""
+        """True if requests are taken, and some backend is up or requests wait for it."""
         serves = self._backends.any_up() or self.held.on
         return serves and not self.draining and not self.leaving
 
     def reconfigure(self, config: Config) -> None:
-        """Use this configuration for requests that arrive from now on."""
+        """Use this configuration for later requests."""
         self._config = config
         self._budget.limit = request_bytes(config.limits)
         self._budget.status = config.reject_status
@@ -95,7 +95,7 @@ class App:
         self._driver.end_waiting(errors.draining)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request; it is active until the client has taken the response."""
+        """Answer a request, which is active until the client has taken the response."""
         self.active += 1
         self.idle.clear()
         try:
@@ -109,7 +109,7 @@ class App:
         return response
 
     async def _answer(self, request: web.BaseRequest, memory: RequestMemory) -> web.StreamResponse:
-        """Answer a request, and return the response that was sent; errors are OpenAI-shaped."""
+        """Answer a request, and return the response that was sent. Errors have OpenAI's form."""
         began = perf_counter()
         id_ = request_id(request.headers)
         record = self._telemetry.new_record(id_, self._driver.clock())
@@ -125,7 +125,7 @@ class App:
             typed = types_errors(request.path, self._config.listen.path_prefix)
             response = error_response(error, id_, headers, typed=typed)
             status = response.status
-            if not memory.holder:  # nothing was awaited until here
+            if not memory.holder:  # the body was not read, and nothing was awaited
                 self._port.rejecting_s += perf_counter() - began
         except asyncio.CancelledError:
             status = CLIENT_GONE
@@ -133,8 +133,9 @@ class App:
         finally:
             self._allowances.ended(record)
             self._telemetry.finished(record, status, self._driver.clock())
+        # Complete the headers of a response that is not a stream, and send it.
         whole = not response.prepared
-        memory.shrink(large_bytes(response) if whole else 0)  # nobody needs the request any more
+        memory.shrink(large_bytes(response) if whole else 0)  # the request is not needed any more
         if whole and REQUEST_ID not in response.headers:  # neither an error nor a backend's
             response.headers.update(self._stream_headers(id_, self._cors.answer(request.headers)))
         # After a stream that promised keep-alive, the client may send one more request.
@@ -166,7 +167,7 @@ class App:
             raise ApiError(400, "bad_http", f"{request.method} takes no body here.", close=True)
         if path == "/health":
             return web.Response(status=200 if self.ready else 503)
-        return await self._forward(request, raw, id_, record, memory)
+        return await self._forward(request, raw, record, memory)
 
     async def _body(
         self, request: web.BaseRequest, record: RequestRecord, memory: RequestMemory
@@ -183,12 +184,14 @@ class App:
         record: RequestRecord,
         memory: RequestMemory,
     ) -> web.StreamResponse:
-        """Serve a request: parse it, queue or reject it, relay the response."""
+        """Serve a shaped request: parse it, queue or reject it, relay the response."""
+        # Find the tenant first: without a valid key the body is not read.
         self._telemetry.started(record, dialect.operation, request.headers)
         record.path = dialect.path
         record.tenant = self._security.auth.tenant(request, record.arrived_at)
         if self.draining:
             raise errors.draining()
+        # Read and parse the body, a large one only while no other large one is parsed.
         body = as_utf8(await self._body(request, record, memory))
         if len(body) < LARGE_BYTES:
             parsed = self._parsed(await parse_any(body), request, dialect, id_, record.tenant, body)
@@ -197,11 +200,12 @@ class App:
                 fields = await parse_any(body, in_pieces=True)
                 parsed = self._parsed(fields, request, dialect, id_, record.tenant, body)
                 del fields
-            await asyncio.sleep(0)  # to decide about so many blocks takes a while, too
+            await asyncio.sleep(0)  # a decision about thousands of blocks takes a while, too
         if parsed.previous_id:
             ids = self._security.response_ids
             parsed = self._relay.going_on(parsed, owned=ids.owns(record.tenant, parsed.previous_id))
-        body = parsed.body  # so that the received bytes are not kept too
+        body = parsed.body  # so that the received bytes are not kept, too
+        # Reject what the tenant may not use, and what an overloaded proxy sheds.
         self._allowances.admit(self._config, record, parsed.model, parsed.request.prompt_tokens)
         record.request, record.token_ids = parsed.request, parsed.token_ids
         record.service_class, record.model = parsed.request.service_class, parsed.model
@@ -219,7 +223,7 @@ class App:
             return await opening.finished(self._granted(shaped))
 
     async def _granted(self, shaped: ShapedRequest) -> web.StreamResponse:
-        """Relay the response to a request once it has a slot; raises ApiError if it gets none."""
+        """Relay the response to a request once it has a slot. Raises ApiError without a slot."""
         record, held = shaped.record, self.held
         deadline = record.arrived_at + shaped.parsed.request.timeout_s
         if held.on:
@@ -252,7 +256,7 @@ class App:
     async def _until_up(
         self, shaped: ShapedRequest, deadline: float, *, refused: bool = False
     ) -> bool:
-        """Wait for a backend of the model, as long as in a queue; return whether one came up."""
+        """Wait for a backend of the model, as long as in a queue. True if a backend came up."""
         record, parsed = shaped.record, shaped.parsed
         bucket = self._driver.shaper.bucket_of(parsed.request.prompt_tokens)
         if bucket is None:
@@ -264,12 +268,13 @@ class App:
         record.held_s = now - record.arrived_at if came else record.held_s  # earlier queues, too
         shaped.change(
             timeout_s=deadline - now,  # for its next arrival in the queue
-            model=self._backends.models.named(parsed.model).route,  # told only now, perhaps
+            # The backend may have listed its models only now.
+            model=self._backends.models.named(parsed.model).route,
         )
         return came
 
-    async def preview(self, request: web.BaseRequest, tenant: str) -> tuple[Request, str]:
-        """Return what the policy would see of a body, and why it would not get that far.
+    async def parse_unsent(self, request: web.BaseRequest, tenant: str) -> Request:
+        """Parse a body as if the tenant had sent it to the first API that has such bodies.
 
         Nothing is queued, sent or counted. Raises ApiError, as the public port would.
         """
@@ -280,13 +285,7 @@ class App:
             async with self._parsing:
                 fields = await parse_any(body, in_pieces=True)
                 dialect = dialect_of(fields)
-                asked = self._parsed(fields, request, dialect, "preview", tenant, body).request
-        if self.draining:
-            return asked, "the proxy is stopping"
-        service_class = self._config.tenants.class_among_all(tenant, asked.service_class)
-        if self._protection.rejects(service_class):
-            return asked, f"the proxy is overloaded and sheds requests of class {service_class}"
-        return asked, ""
+                return self._parsed(fields, request, dialect, "preview", tenant, body).request
 
     def _parsed(
         self,
@@ -329,29 +328,27 @@ class App:
         return headers
 
     async def _forward(
-        self,
-        request: web.BaseRequest,
-        raw: str,
-        id_: str,
-        record: RequestRecord,
-        memory: RequestMemory,
+        self, request: web.BaseRequest, raw: str, record: RequestRecord, memory: RequestMemory
     ) -> web.StreamResponse:
         """Forward a request that is not shaped, past admission and queues."""
+        # Find the tenant, and the backend of a kept response, which no other backend has.
         record.tenant = self._security.auth.tenant(request, record.arrived_at)
         if self.draining:
             raise errors.draining()
         path, models = raw.partition("?")[0], self._backends.models
-        kept, _ = kept_response(path)
-        home = self._relay.kept.home(record.tenant, kept) if kept else ""
+        kept_id, _ = kept_response(path)
+        home = self._relay.kept.home(record.tenant, kept_id) if kept_id else ""
         if not self._backends.any_up():
             raise errors.no_backend()
+        # A list of models is our own page, if backends or tenants differ in their models.
         body = await self._body(request, record, memory)
         permitted = permitted_models(self._config, record.tenant, models)
         own_page = permitted is not None or (models.listed and models.matter)
         if path == MODELS and own_page and request.method != "POST":
             return web.Response(body=models.page(permitted), content_type="application/json")
+        # Charge the tenant's quota by the length of the body, since no queue does.
         form = path in FORMS and is_form(request.headers.get("content-type", ""))
-        works = request.method == "POST" and path not in ENGINELESS and not kept
+        works = request.method == "POST" and path not in ENGINELESS and not kept_id
         if works:
             record.path = path
             record.estimated_tokens = 0 if form else self._estimate.untaught_tokens(len(body))
@@ -368,33 +365,33 @@ class App:
     ) -> web.StreamResponse:  # fmt: skip
         path = raw.partition("?")[0]
         salts = None if path in ENGINELESS else self._security.salts  # no engine: no prefix cache
-        models, wanted = self._backends.models, Wanted("")
+        models, model = self._backends.models, Wanted("")
         limited = permitted_models(self._config, record.tenant, models) is not None
         named = self._config.usage.path is not None and not may_be_form(path)
         if body and (salts or models.matter or named or limited):
             content_type = request.headers.get("content-type", "")
             async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
-                body, wanted = await prepared(
+                body, model = await prepared(
                     body, content_type, record.tenant, salts, models,
                     form=may_be_form(path), names_model=limited,
                 )  # fmt: skip
         if request.method == "POST" and not home:
-            self._allowances.admit(self._config, record, wanted.name, record.estimated_tokens)
-        wanted = wanted._replace(route=await self._backends.search.must_have(wanted.name))
-        record.model = wanted.name
+            self._allowances.admit(self._config, record, model.name, record.estimated_tokens)
+        model = model._replace(route=await self._backends.search.must_have(model.name))
+        record.model = model.name
         reply = self._stream_headers(record.id, self._cors.answer(request.headers))
-        asked = BackendRequest(
+        to_send = BackendRequest(
             incoming=request,
-            # A HEAD request is forwarded as GET; its response is sent without the body.
+            # A HEAD request is forwarded as GET, and its response is sent without the body.
             method="POST" if request.method == "POST" else "GET",
             target=raw,
             body=body,
             headers=to_backend(
                 request.headers, record.upstream_id, authorization=not record.tenant
             ),
-            model=wanted.route,
+            model=model.route,
             reply_headers=lambda: reply,
             memory=memory,
             wrote=record.wrote,
         )
-        return await self._unshaped.serve(asked, wanted=wanted, record=record, home=home)
+        return await self._unshaped.serve(to_send, wanted=model, record=record, home=home)

@@ -42,7 +42,7 @@ from forebay.proxy.telemetry.recent_events import RecentEvents
 
 
 class Builder:
-    """Builds the parts of one proxy; `stack` ends them."""
+    """Builds the parts of one proxy. `stack` ends them."""
 
     def __init__(self, stack: AsyncExitStack, config: Config, say: RecentEvents) -> None:
         self.stack = stack
@@ -72,7 +72,7 @@ class Builder:
     async def backends(
         self, driver: Driver, metrics: ProxyMetrics, security: Security
     ) -> tuple[Backends, Watchdog, Followers]:
-        """Build the backends, and what watches over them and their requests."""
+        """Build the backends, the watchdog of their requests, and the followers of their caches."""
         config, enter = self.config, self.stack.enter_async_context
         backends = await enter(Backends(config, driver, self.say, security.upstream_tls))
         receipts = self.recorder.receipts
@@ -84,7 +84,7 @@ class Builder:
         return backends, watchdog, followers
 
     async def protection(self, metrics: ProxyMetrics) -> Protection:
-        """Build what sheds load while the proxy itself is short of a resource."""
+        """Build the part that sheds load while the proxy itself is short of a resource."""
         protection = await self.stack.enter_async_context(
             Protection(
                 self.config.limits, self.say, metrics.lagged, strangers_s=self.port.strangers_s
@@ -96,7 +96,7 @@ class Builder:
     async def observers(
         self, metrics: ProxyMetrics, tracer: Tracer | None
     ) -> tuple[Telemetry, AccessLog, Capture | None, UsageLedger | None]:
-        """Build what reports each request."""
+        """Build the parts that report each request."""
         config = self.config
         if tracer is None and config.tracing.enabled:
             tracer = Tracer(config.tracing)
@@ -114,7 +114,7 @@ class Builder:
     async def history(
         self, driver: Driver, metrics: ProxyMetrics
     ) -> tuple[PastMetrics, LiveHistory]:
-        """Build what remembers the last hour, and the last 15 minutes."""
+        """Build the metrics of the last hour, and the live history of 15 minutes."""
         past = PastMetrics(metrics.text, driver.clock)
         history = metrics.history = LiveHistory(driver.shaper, driver.clock)
         await self.stack.enter_async_context(past.kept(self.rejections.tick, history.take))
@@ -139,7 +139,8 @@ async def build_services(
     tracer: Tracer | None,
     links: Sequence[Link],
 ) -> Services:
-    """Build and start all services; raises InputError. Arguments as in `start_proxy`."""
+    """Build and start all services. Raises InputError. Arguments as in `start_proxy`."""
+    # In the order of their needs: security, the policy, backends, and the parts that watch them.
     build = Builder(stack, config, say)
     security = Security(config, os.environ)
     await security.jwks.refresh(say)

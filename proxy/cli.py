@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 
-CLOSED_PIPE = 141  # as of a program that SIGPIPE ends
+CLOSED_PIPE = 141  # the status of a program that SIGPIPE ends
 
 # word: (module:attribute of a Typer app, help text)
 COMMANDS = {
@@ -67,7 +67,7 @@ COMMANDS = {
 
 
 def is_compiled() -> bool:
-    """True if the policy is machine code, which takes less of the processor for each request."""
+    """True if the policy is machine code, which takes less processor time for each request."""
     spec = find_spec("forebay.proxy.core.shaper")
     return spec is not None and not (spec.origin or "").endswith(".py")
 
@@ -86,7 +86,7 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; its output may go to a pipe that is closed, or to a disk that is full."""
+    """Run a command, and return its exit status, even if its output cannot be written."""
     try:
         status = run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -100,7 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = 2
     else:
         return status
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left when it ends
+    os.dup2(
+        os.open(os.devnull, os.O_WRONLY), 1
+    )  # Python writes the rest of the output when it ends
     return status
 
 

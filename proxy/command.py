@@ -1,11 +1,11 @@
-"""Run a Typer command; bad input becomes one line on stderr and exit status 2."""
+"""Run a Typer command. Bad input becomes one line on stderr and exit status 2."""
 
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import typer
-from typer._click.exceptions import ClickException  # Typer bundles Click; it exports no base class
+from typer._click.exceptions import ClickException  # Typer bundles Click, and exports no base class
 
 from forebay.proxy.config.redaction import without_user_info
 from forebay.traces.command_line.help_text import PlainTyper

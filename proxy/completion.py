@@ -52,14 +52,14 @@ def completion(shell: Annotated[str, typer.Argument(help="bash, zsh or fish")]) 
 
 
 def candidates(words: Sequence[str], commands: dict[str, tuple[str, str]]) -> Iterable[str]:
-    """Return what may stand in place of the last word; nothing where a file name may.
+    """Return the candidates for the last word, or none in place of a file name.
 
     Args:
-        words: those after `forebay`.
-        commands: as `cli.COMMANDS`.
+        words: the words after `forebay`.
+        commands: `cli.COMMANDS`.
     """
     *before, prefix = words or [""]
-    found: list[str] = [*commands, "--help", "--version"]
+    options: list[str] = [*commands, "--help", "--version"]
     if before:
         if before[0] not in commands:
             return []
@@ -67,9 +67,13 @@ def candidates(words: Sequence[str], commands: dict[str, tuple[str, str]]) -> It
         command = typer.main.get_command(getattr(import_module(module), attribute))
         for word in before[1:]:
             command = getattr(command, "commands", {}).get(word, command)
-        found = [*getattr(command, "commands", {}), "--help", "--quiet"]
+        options = [*getattr(command, "commands", {}), "--help", "--quiet"]
         for param in command.params:
             if param.param_type_name == "option" and not getattr(param, "hidden", False):
-                found += [*param.opts, *param.secondary_opts]
-    found = [one for one in dict.fromkeys(found) if one.startswith(prefix)]
-    return found if prefix.startswith("-") else [one for one in found if not one.startswith("-")]
+                options += [*param.opts, *param.secondary_opts]
+    options = [option for option in dict.fromkeys(options) if option.startswith(prefix)]
+    return (
+        options
+        if prefix.startswith("-")
+        else [option for option in options if not option.startswith("-")]
+    )

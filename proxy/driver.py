@@ -1,4 +1,4 @@
-"""Run a shaper on an asyncio loop: the only place where its decisions meet the clock."""
+"""Run a shaper on an asyncio loop. Only here do its decisions meet the clock."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from forebay.proxy.core.shaper import Shaper
 
 
 class Rejected(Exception):
-    """The shaper rejected the request; `action` holds the reason and the Retry-After."""
+    """The shaper rejected the request. `action` holds the reason and the Retry-After."""
 
     def __init__(self, action: Reject) -> None:
         super().__init__(action.reason)
@@ -21,7 +21,7 @@ class Grant:
     """A slot on a backend.
 
     Attributes:
-        send: names the backend; it changes when the request is sent again.
+        send: names the backend, and changes when the request is sent again.
     """
 
     def __init__(self, driver: "Driver", send: Send) -> None:
@@ -39,17 +39,17 @@ class Grant:
     ) -> None:
         """Report the usage of the response, before the slot is freed.
 
-        Counts that are not known are 0, and None for `cached_tokens`.
+        An unknown count is 0, or None for `cached_tokens`.
         """
         driver, request_id = self._driver, self.send.request.id
         driver.shaper.used(request_id, output_tokens, driver.clock(), cached_tokens, prompt_tokens)
 
     def report_events(self, count: int) -> None:
-        """Report how many events a complete stream without usage had, before the slot is freed."""
+        """Report the event count of a complete stream without usage, before the slot is freed."""
         self._driver.shaper.generated(self.send.request.id, count)
 
     async def retry(self, *, refused: bool) -> Send:
-        """Give the slot back, and wait for one on another backend; raises Rejected.
+        """Give the slot back, and wait for a slot on another backend. Raises Rejected.
 
         Args:
             refused: the backend did not even take the connection.
@@ -63,7 +63,7 @@ class Grant:
 
 
 class Slot:
-    """The slot of one request: entering waits for it, and leaving frees it in any case.
+    """The slot of a request: entering waits for it, and leaving frees it in any case.
 
     A class, because an `asynccontextmanager` costs a request 10 us more.
     """
@@ -101,7 +101,7 @@ class Driver:
         self._refusal: Callable[[], Exception] | None = None
 
     def slot(self, request: Request) -> Slot:
-        """Wait for a slot: `async with` returns the Grant; raises Rejected."""
+        """Wait for a slot in `async with`, which yields the Grant. Raises Rejected."""
         return Slot(self, request)
 
     def leave(self, request_id: str) -> None:
@@ -113,9 +113,9 @@ class Driver:
     def ask(
         self, request_id: str, decide: Callable[[str, float], list[Action]]
     ) -> asyncio.Future[Action]:
-        """Let the shaper decide about a request; the future gets the decision, now or later.
+        """Let the shaper decide about a request. The future gets the decision, now or later.
 
-        If the shaper raises, the request keeps the slot that it had, and waits for nothing.
+        If the shaper raises, the request keeps its slot if it had one, and does not wait.
         """
         granted = request_id in self._granted
         self._granted.discard(request_id)
@@ -158,7 +158,7 @@ class Driver:
         self.apply(change(self.shaper, self.clock()))
 
     def end_waiting(self, refusal: Callable[[], Exception]) -> None:
-        """Fail all waiting requests, and those that would wait from now on, with `refusal()`."""
+        """Fail all waiting requests, and every later request that would wait, with `refusal()`."""
         self._refusal = refusal
         while self._waiting:
             request_id, future = self._waiting.popitem()
@@ -168,13 +168,13 @@ class Driver:
                 future.set_exception(refusal())
 
     def close(self) -> None:
-        """Stop the timer; running requests are finished by their own tasks."""
+        """Stop the timer. Running requests are finished by their own tasks."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def apply(self, actions: list[Action]) -> None:
-        """Carry out what the shaper decided: wake the tasks of the requests concerned."""
+        """Carry out decisions of the shaper: wake the tasks of the requests concerned."""
         now = self.clock()
         for action in actions:
             self._record(now, action)
@@ -193,5 +193,5 @@ class Driver:
             self._timer = self._loop.call_at(at, self._on_timer, at)
 
     def _on_timer(self, at: float) -> None:
-        # The loop may fire a hair early: use at least the time the shaper asked for.
+        # The loop may fire a little early: use at least the time that the shaper asked for.
         self.apply(self.shaper.wake(max(at, self.clock())))

@@ -1,4 +1,4 @@
-"""`forebay proxy`: read the configuration, serve until a signal, then drain."""
+"""`forebay proxy`: read the configuration, serve until a signal, and drain."""
 
 import os
 from collections.abc import Callable
@@ -58,6 +58,7 @@ def proxy(
         bool, typer.Option("--json", help="print the configuration, or log lines, as JSON")
     ] = False,
 ) -> None:
+    # Read the configuration, in which options of the command line override the file.
     listen = {"host": host, "port": port, "admin_port": admin_port}
     overrides: dict[str, Any] = {
         "listen": {key: value for key, value in listen.items() if value is not None}
@@ -67,6 +68,7 @@ def proxy(
     if backend:
         overrides["backends"] = [{"url": url} for url in backend]
     loaded = load_config(config, overrides, os.environ, to_serve=check_config or not print_config)
+    # Check it, print it, or serve it.
     if check_config:
         _check(loaded)
     if print_config:
@@ -85,7 +87,7 @@ def proxy(
 
 
 def _check(config: Config) -> None:
-    """Check what the configuration names; raises InputError."""
+    """Check the files and modules that the configuration needs. Raises InputError."""
     from forebay.proxy.diagnose.config_file import check_files
 
     for warning in check_files(config, os.environ):
@@ -137,6 +139,7 @@ async def serve(
     from forebay.proxy.telemetry.log_events import LogEvent
     from forebay.proxy.telemetry.logs.access_log import configure_logs, say
 
+    # A worker reports to its parent, through a link that is also its link to the other workers.
     configure_logs(config.logs)
     keep_large_apart()
     link = None
@@ -148,6 +151,7 @@ async def serve(
     async with start_proxy(
         config, say, load=load, watch=watch, links=links, share_port=link is not None
     ) as running:
+        # Serve until a signal or POST /drain.
         for name in STOP_SIGNALS:
             on_signal(name, running.stop.set)
         on_signal("SIGHUP", running.reloader.request)
@@ -164,6 +168,7 @@ async def serve(
         systemd.ready(where)
         with short_collections():
             await running.stop.wait()
+        # Drain, with the latest timeouts.
         timeouts = running.reloader.config.timeouts
         more = f" after {timeouts.lame_duck:g} s of lame duck" if timeouts.lame_duck else ""
         draining = f"draining: {running.app.active} requests, up to {timeouts.drain:g} s{more}"
@@ -175,7 +180,7 @@ async def serve(
 
 
 def _end_alone(stop: Callable[[], None], say: "Say") -> None:
-    """End a worker whose parent has ended: nobody can reload it, and it holds the port."""
+    """End a worker whose parent has ended: it cannot be reloaded any more, and holds the port."""
     from forebay.proxy.telemetry.log_events import LogEvent
 
     say(LogEvent.PARENT_ENDED, "the parent of --workers has ended: this worker ends, too")

@@ -1,8 +1,8 @@
 """Apply a changed configuration while the proxy runs.
 
-The new configuration is read and checked as a whole first; a bad one changes nothing. New backends
-are probed before removed ones stop getting work, so that replacing a backend leaves no gap. Keys
-that need a restart are logged, and the others are applied.
+The new configuration is first read and checked as a whole. A bad configuration changes nothing. New
+backends are probed before removed backends stop getting work, so that replacing a backend leaves no
+gap. Keys that need a restart are logged, and the others are applied.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ RELOADS: dict[Result, LogEvent] = {
     "unchanged": LogEvent.RELOAD_UNCHANGED,
     "failed": LogEvent.RELOAD_FAILED,
 }
-WATCH_S = 0.5  # interval of the check of the file, which must not change for so long
+WATCH_S = 0.5  # interval of the check of the file, which must be unchanged between two checks
 LOOK_UP_EVERY_S = 5.0  # interval at which the names of `dns` backends are looked up
 UNCHANGED_S = 60.0  # in which the log says once that a reload found nothing new
 LEAVE_CHECK_S = 0.1  # interval of the check whether a removed backend is empty
 
 
 class Reloader:
-    """Reloads the configuration; use as a context around the life of the proxy.
+    """Reloads the configuration. Use it as a context around the life of the proxy.
 
     Attributes:
         config: the configuration in force, with a backend for each address of a `dns` backend.
@@ -60,7 +60,14 @@ class Reloader:
         load: Callable[[], Config] | None,
         watch: Path | None,
     ) -> None:
-        """Take the configuration in force, with a backend for each DNS address, and as `read`."""
+        """Take the configuration in force.
+
+        Args:
+            config: with a backend for each address of a `dns` backend.
+            read: as it was read, with the names of `dns` backends.
+            load: reads the configuration again. None if it was not read from a file.
+            watch: the file whose changes cause a reload.
+        """
         self.config = config
         self._read = read
         self._discovery = discovery
@@ -88,13 +95,14 @@ class Reloader:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def request(self) -> None:
-        """Reload soon; for signal handlers."""
+        """Reload soon. For signal handlers."""
         self._requested.set()
 
     async def reload(self) -> Result:
         """Read the configuration again and apply it as a whole, even if the caller is cancelled.
 
-        A client of the admin port that hangs up cancels its request; half a change must not stay.
+        A client of the admin port that hangs up cancels its request, but no change may stay half
+        applied.
         """
         task = asyncio.create_task(self._reload_alone(self._reload))
         self._keep(task)
@@ -103,14 +111,14 @@ class Reloader:
     async def _reload_alone(
         self, change: Callable[[], Awaitable[Result]], said: str = ""
     ) -> Result:
-        """Apply a change, and log its result, unless it is what was `said` before."""
+        """Apply a change, and log its result unless it equals the message `said` before."""
         async with self._lock:
             systemd.reloading()
             try:
                 result = await change()
                 event = RELOADS[result]
             except Exception as error:
-                # Our own fault must not end the watching: the next change must be noticed.
+                # A fault of the proxy must not end the watch: the next change must be noticed.
                 fault = f"internal error: {type(error).__name__}"
                 self.message = f"only partly reloaded: {fault}; restart the proxy"
                 result, event = "failed", LogEvent.RELOAD_BROKEN
@@ -121,7 +129,7 @@ class Reloader:
             return result
 
     def _repeats(self, result: Result) -> bool:
-        """Return whether the log has said within a minute that nothing has changed."""
+        """True if the log has reported within a minute that nothing has changed."""
         now = self._services.driver.clock()
         if result != "unchanged":
             self._unchanged_at = -inf
@@ -144,7 +152,7 @@ class Reloader:
         return await self._change_to(read)
 
     async def _follow_names(self) -> None:
-        """Look the names up, and use the servers that are found behind them."""
+        """Look up the names of `dns` backends, and use the servers behind them."""
         async with self._lock:
             await self._discovery.look_up(self._read)
             servers = self._discovery.expand(self._read).backends
@@ -158,38 +166,38 @@ class Reloader:
 
     async def _change_to(self, read: Config) -> Result:
         try:
-            found = changes(self.config, self._discovery.expand(read))
+            changed = changes(self.config, self._discovery.expand(read))
             loaded = self._services.security.read(
-                found.config
+                changed.config
             )  # even if only the files have changed
-            self._services.followers.check(found.config)
+            self._services.followers.check(changed.config)
         except InputError as error:
             return self._failed(error)
-        self.restart, self._read = found.restart, read
-        later = f"changes to {', '.join(found.restart)} need a restart" if found.restart else ""
-        if not found.keys:
+        self.restart, self._read = changed.restart, read
+        later = f"changes to {', '.join(changed.restart)} need a restart" if changed.restart else ""
+        if not changed.keys:
             self._renew_security(loaded)
             self.message = f"{later}; nothing else changed" if later else "unchanged"
-            return "partly" if found.restart else "unchanged"
-        await self._apply(found, loaded)
-        self.config = found.config
+            return "partly" if changed.restart else "unchanged"
+        await self._apply(changed, loaded)
+        self.config = changed.config
         self.generation += 1
-        self.message = f"reloaded ({', '.join(found.keys)})" + (f"; {later}" if later else "")
-        return "partly" if found.restart else "applied"
+        self.message = f"reloaded ({', '.join(changed.keys)})" + (f"; {later}" if later else "")
+        return "partly" if changed.restart else "applied"
 
-    async def _apply(self, found: Changes, loaded: LoadedSecurity) -> None:
-        services, config = self._services, found.config
+    async def _apply(self, changed: Changes, loaded: LoadedSecurity) -> None:
+        services, config = self._services, changed.config
         specs = {spec.name: spec for spec in config.core_backends()}
         services.backends.reconfigure(config)
         services.followers.reconfigure(config)
-        for name in found.removed:  # a backend that replaces it may have the same endpoint
+        for name in changed.removed:  # a backend that replaces it may have the same endpoint
             services.followers.leave(name)
-        joining = [self._join(backend, specs[backend.name]) for backend in found.added]
-        moving = [self._move(backend, specs[backend.name]) for backend in found.moved]
-        following = [self._follow(backend) for backend in found.resized]
+        joining = [self._join(backend, specs[backend.name]) for backend in changed.added]
+        moving = [self._move(backend, specs[backend.name]) for backend in changed.moved]
+        following = [self._follow(backend) for backend in changed.resized]
         await asyncio.gather(*joining, *moving, *following)
-        # No await from here on: no request sees half of the change.
-        services.backends.models.apply(config.models)  # now that new backends have told theirs
+        # No await from here on, so that no request sees half of the change.
+        services.backends.models.apply(config.models)  # after new backends have listed theirs
         self._renew_security(loaded)
         services.metrics.tenant_labels.configure(config.tenants.known)
         self._app.reconfigure(config)
@@ -202,10 +210,11 @@ class Reloader:
         public.max_connections = config.max_connections()
         services.protection.reconfigure(config.limits)
         services.access.reconfigure(config.logs)
+        # The policy changes last, when everything that it decides about is in place.
         resized = (
             specs
-            if {"affinity.kv_tokens", "buckets"} & set(found.keys)
-            else [b.name for b in found.resized]
+            if {"affinity.kv_tokens", "buckets"} & set(changed.keys)
+            else [b.name for b in changed.resized]
         )
         for name in resized:
             self._change(specs[name])
@@ -214,7 +223,7 @@ class Reloader:
                 config.core_buckets(), now, **live_options(config, self.say)
             )
         )
-        for name in found.removed:
+        for name in changed.removed:
             self._leave(name)
 
     def _renew_security(self, loaded: LoadedSecurity) -> None:
@@ -262,7 +271,7 @@ class Reloader:
             await asyncio.sleep(LEAVE_CHECK_S)
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
-        """Return a value that changes with each watched file; None where there is no file."""
+        """Return a stamp for each watched file that changes with it, or None without a file."""
         paths = (self._watch, self._read.backends_file)
         return [_stamp(path) for path in paths if path is not None]
 
@@ -278,7 +287,7 @@ class Reloader:
                     await self._follow_names()
                     looked_up_at = self._services.driver.clock()
                 before, seen = seen, self._stamps()
-                # No configuration: an editor replaces it. What still changes is half written.
+                # Without a file: an editor replaces it. A file that still changes is half written.
                 replaced = self._watch is not None and seen[0] is None
                 if replaced or seen == self._seen or seen != before:
                     continue

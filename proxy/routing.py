@@ -1,4 +1,4 @@
-"""The types of a routing policy, and what keeps serving while the policy of a plug-in fails.
+"""The types of a routing policy, and the fallback while the policy of a plug-in fails.
 
 A policy is a pure function of a `Request`, the `Engine`s it may go to and the time.
 """
@@ -16,7 +16,7 @@ from forebay.traces.errors import InputError
 __all__ = ["Engine", "GuardedRoute", "Request", "live_options"]
 
 Engine = Option
-SAID_S = 60.0  # a policy that fails for every request fills no disk
+SAID_S = 60.0  # between two log lines, so that a policy that always fails fills no disk
 
 
 class GuardedRoute:

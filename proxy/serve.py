@@ -36,7 +36,7 @@ from forebay.traces.errors import InputError
 
 CHECK_CLIENTS_S = 0.05  # interval of the check whether the last client has left
 # Time to write error events after a drain that took too long. Clients that neither send nor read
-# take all of it; then the process needs some time to end.
+# take all of it. Then the process needs some time to end.
 LAST_EVENTS_S = 0.25
 
 Listener = tuple[web.ServerRunner, HttpServer]
@@ -44,7 +44,7 @@ Listener = tuple[web.ServerRunner, HttpServer]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """A running proxy; setting `stop` ends it."""
+    """A running proxy. Setting `stop` ends it."""
 
     app: App
     driver: Driver
@@ -79,8 +79,8 @@ class Proxy:
     async def drain(self, patience_s: float) -> int:
         """Take no more requests, and wait until the active ones are answered.
 
-        After `patience_s` streams are ended with an error event and other requests with a 503;
-        connections that are still open then are cut. Returns the number of these requests.
+        After `patience_s` streams are ended with an error event and other requests with a 503, and
+        connections that are still open are cut. Returns the number of these requests.
         """
         self.app.draining = True
         self.app.held.end_all(errors.draining)
@@ -108,15 +108,15 @@ async def start_proxy(
     links: Sequence[Link] = (),
     share_port: bool = False,
 ) -> AsyncIterator[Proxy]:
-    """Run a proxy while the block runs; raises InputError if a part of it cannot start.
+    """Run a proxy while the block runs. Raises InputError if a part of it cannot start.
 
     Args:
         say: logs a line.
-        load: reads the configuration again for a reload; without it the proxy cannot reload.
+        load: reads the configuration again for a reload. Without it the proxy cannot reload.
         watch: a change of this file, or of `backends_file`, causes a reload.
-        tracer: replaces the one of the configuration.
-        links: to other proxies in front of the same backends, besides `config.share`.
-        share_port: other workers listen on the public port too.
+        tracer: replaces the tracer of the configuration.
+        links: links to other proxies in front of the same backends, besides `config.share`.
+        share_port: other workers listen on the public port, too.
     """
     _check_parser()
     events = RecentEvents(say, asyncio.get_running_loop().time)
@@ -140,7 +140,7 @@ async def start_proxy(
         await stack.enter_async_context(reloader)
         share_port = share_port or config.listen.reuse_port
         if share_port:
-            await services.backends.wait_probed()  # once it listens, connections come
+            await services.backends.wait_probed()  # because a new listener gets connections at once
         yield await _listen_on_both(stack, services, app, reloader, share_port=share_port)
 
 
@@ -166,7 +166,7 @@ def _public_server(config: Config, app: App, say: Say) -> HttpServer:
 async def _listen_on_both(
     stack: AsyncExitStack, services: Services, app: App, reloader: Reloader, *, share_port: bool
 ) -> Proxy:
-    """Open the public and the admin port; raises InputError."""
+    """Open the public and the admin port. Raises InputError."""
     public, security, stop = services.port.server, services.security, asyncio.Event()
     assert public is not None
     admin = HttpServer(Admin(services, app=app, reloader=reloader, drain=stop.set).handle)

@@ -29,11 +29,11 @@ from forebay.proxy.telemetry.recent_events import RecentEvents
 
 
 class PublicPort:
-    """The public port, for parts that are built before its server and ask for its figures later.
+    """The public port, for parts that are built before its server and read its figures later.
 
     Attributes:
         server: None until it is built.
-        rejecting_s: time taken by requests that were rejected before their body was read.
+        rejecting_s: seconds of work for requests that were rejected before their body was read.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class PublicPort:
         return len(self.server.connections) if self.server is not None else 0
 
     def strangers_s(self) -> float:
-        """Return the time taken so far by work for clients of which nothing was known yet."""
+        """Return the seconds of work so far on requests before their body is read."""
         return self.rejecting_s + (self.server.parsing_s if self.server is not None else 0.0)
 
 
@@ -55,7 +55,7 @@ class Services:
 
     Attributes:
         access: the log with a line for each request.
-        capture, ledger: None where the configuration asks for none.
+        capture, ledger: None if they are not configured.
         past: the metrics of the last hour.
         history, events: the last 15 minutes, and the last events, for the live page.
     """

@@ -1,7 +1,8 @@
 """The admin port: what operators and dashboards ask of a running proxy.
 
 In reading order: port (paths and their answers), status (the JSON of /status), request_list (the
-JSON of /requests), backend_facts (what each backend says about itself, for `forebay doctor`).
+JSON of /requests), preview (the JSON of /preview), backend_facts (answers of each backend about
+itself, for `forebay doctor`).
 
-May import every room but share: a proxy with workers combines these answers there.
+May import every room but share, where a proxy with workers combines these answers.
 """

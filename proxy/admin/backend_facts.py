@@ -1,6 +1,6 @@
-"""Ask every backend what it is: its version, its models, and what its metrics tell.
+"""Ask every backend for its version, its models and its metrics.
 
-Only for `forebay doctor`: nothing here decides anything. Each question is bounded in time and size.
+Only for `forebay doctor`: no decision depends on it. Each question is bounded in time and size.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ MOST_MODELS = 50
 FACT_S = 1.5  # less than a worker has for its whole answer (share/workers_admin.py)
 _SAMPLE = re.compile(rb"^vllm:([a-z_]+)(?:\{([^}]*)\})? ([0-9.e+-]+)", re.MULTILINE)
 _ENGINE = re.compile(rb'engine="(\d+)"')
-SUMMED = {  # over engines and models; the key of the answer by the name in vLLM's metrics
+SUMMED = {  # over engines and models: the key of the answer by the name in vLLM's metrics
     b"num_requests_running": "running",
     b"num_requests_waiting": "waiting",
     b"num_preemptions_total": "preemptions",
@@ -33,7 +33,7 @@ SUMMED = {  # over engines and models; the key of the answer by the name in vLLM
 
 
 async def backend_facts(backends: Backends) -> list[dict[str, Any]]:
-    """Return what each backend says about itself; None where it does not say."""
+    """Return the facts of each backend as JSON, with None for a fact that it does not report."""
     upstreams = list(backends.upstreams.values())
     return list(await asyncio.gather(*(_facts(backends, upstream) for upstream in upstreams)))
 
@@ -42,14 +42,14 @@ async def _facts(backends: Backends, upstream: Upstream) -> dict[str, Any]:
     version, models, metrics = await asyncio.gather(
         *(_get(backends, upstream, path) for path in ("/version", "/v1/models", "/metrics"))
     )
-    told = _json(version).get("version")
-    listed = _json(models).get("data")
-    listed = listed if isinstance(listed, list) else []
-    names = [one.get("id") for one in listed if isinstance(one, dict)]
+    reported_version = _json(version).get("version")
+    entries = _json(models).get("data")
+    entries = entries if isinstance(entries, list) else []
+    names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
     return {
         "name": upstream.name,
         "answers": any(answer is not None for answer in (version, models, metrics)),
-        "version": told if isinstance(told, str) else None,
+        "version": reported_version if isinstance(reported_version, str) else None,
         "ignores_salt": sorted(upstream.ignores_salt or ()),
         "models": [name for name in names if isinstance(name, str)][:MOST_MODELS] or None,
         "engine": engine_facts(metrics, rank_of(upstream.config)) if metrics else None,
@@ -75,10 +75,10 @@ def _json(body: bytes | None) -> dict[str, Any]:
 
 
 def engine_facts(metrics: bytes, rank: int | None = None) -> dict[str, Any] | None:
-    """Return what vLLM's metrics tell; None if they are not vLLM's.
+    """Return the facts in vLLM's metrics, or None for metrics of another server.
 
     Args:
-        rank: of the engine among those of the server; None: all of them.
+        rank: number of an engine of the server, or None for all its engines.
     """
     facts: dict[str, Any] = {}
     engines = sorted({int(number) for number in _ENGINE.findall(metrics)})
@@ -89,9 +89,9 @@ def engine_facts(metrics: bytes, rank: int | None = None) -> dict[str, Any] | No
         if name in SUMMED:
             facts[SUMMED[name]] = facts.get(SUMMED[name], 0.0) + float(value)
         elif name == b"cache_config_info":
-            found = dict(re.findall(rb'(\w+)="([^"]*)"', labels))
-            caching = found.get(b"enable_prefix_caching")
+            fields = dict(re.findall(rb'(\w+)="([^"]*)"', labels))
+            caching = fields.get(b"enable_prefix_caching")
             facts["prefix_caching"] = None if caching is None else caching == b"True"
-            size = found.get(b"block_size", b"")
+            size = fields.get(b"block_size", b"")
             facts["block_tokens"] = int(size) if size.isdigit() else None
     return facts or None

@@ -1,6 +1,6 @@
 """The admin port: health checks, metrics, status, live page, drain and reload.
 
-Nothing of it can be reached through the public port.
+None of its paths can be reached through the public port.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,10 +12,11 @@ import orjson
 from aiohttp import web
 
 from forebay.proxy.admin.backend_facts import backend_facts
+from forebay.proxy.admin.preview import preview_fields
 from forebay.proxy.admin.request_list import BAD_QUERY, BadQuery, listed
 from forebay.proxy.admin.status import status_fields
 from forebay.proxy.app import App
-from forebay.proxy.diagnose.receipt_text import preview_verdict, receipt_fields
+from forebay.proxy.diagnose.receipt_text import receipt_fields
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import CLIENT, ApiError, error_body
@@ -38,7 +39,7 @@ class Admin:
     """Handles every request of the admin port.
 
     Args:
-        drain: begins to drain the proxy.
+        drain: begins the drain of the proxy.
     """
 
     def __init__(
@@ -104,12 +105,12 @@ class Admin:
         return fields
 
     def _drain_one(self, name: str, state: str) -> web.Response:
-        """Take a backend out of use, or back; 404 if it is unknown."""
-        backends, known = self._services.backends, self._driver.shaper.backends
-        if name not in backends.upstreams or name not in known:
+        """Take a backend out of use, or back. 404 if it is unknown."""
+        backends, core_backends = self._services.backends, self._driver.shaper.backends
+        if name not in backends.upstreams or name not in core_backends:
             return unknown_backend(name, backends.upstreams)
         backends.drain(name, drained=state == "drain")
-        backend = known[name]
+        backend = core_backends[name]
         fields = {
             "backend": name,
             "draining": backends.upstreams[name].drained,
@@ -124,18 +125,18 @@ class Admin:
         return web.Response(status=400 if result == "failed" else 200, text=f"{text}\n")
 
     def _explain(self, request_id: str) -> web.Response:
-        """Answer with the decisions about one request; 404 if it is unknown or forgotten."""
+        """Answer with the decisions about a request. 404 if it is unknown or forgotten."""
         receipts, now = self._receipts, self._driver.clock()
         self._driver.shaper.settle(now)
-        found = receipts.named(request_id)
-        if not found:
+        matches = receipts.named(request_id)
+        if not matches:
             return unknown_request(request_id, receipts.keep)
-        same_id = [receipt.id for receipt in found[1 : SAME_ID + 1]]
-        body = orjson.dumps(receipt_fields(found[0], now, receipts.keep, same_id))
+        same_id = [receipt.id for receipt in matches[1 : SAME_ID + 1]]
+        body = orjson.dumps(receipt_fields(matches[0], now, receipts.keep, same_id))
         return web.Response(body=body, content_type="application/json")
 
     def _list(self, request: web.BaseRequest) -> web.Response:
-        """Answer with the requests that ended lately, the slowest or the rejected ones."""
+        """Answer with the slowest or the rejected requests that ended recently."""
         now = self._driver.clock()
         self._driver.shaper.settle(now)
         try:
@@ -147,21 +148,18 @@ class Admin:
         return web.Response(body=orjson.dumps(fields), content_type="application/json")
 
     async def _preview(self, request: web.BaseRequest) -> web.Response:
-        """Answer with what would be decided now about the body, as if its tenant had sent it."""
+        """Answer with the decision about the body, as if its tenant had sent it now."""
         tenant = query_of(request).get("tenant", [""])[0]
         try:
-            asked, stopped = await self._app.preview(request, tenant)
+            fields = await preview_fields(
+                request,
+                tenant,
+                services=self._services,
+                app=self._app,
+                config=self._reloader.config,
+            )
         except ApiError as error:
             return error_response(error, request_id(request.headers))
-        now = self._driver.clock()
-        self._driver.shaper.settle(now)
-        receipt = self._driver.shaper.preview(asked, now)
-        fields = receipt_fields(receipt, now, self._receipts.keep)
-        fields["request"] = "dry run"
-        fields["accepted"] = receipt.state != "refused" and not stopped
-        fields["verdict"] = preview_verdict(receipt)
-        if stopped:
-            fields["verdict"] = f"Would be rejected: {stopped}."
         return web.Response(body=orjson.dumps(fields), content_type="application/json")
 
 
@@ -177,12 +175,12 @@ def wrong_request(request: web.BaseRequest) -> web.Response:
 
 
 def requested_id(request: web.BaseRequest) -> str | None:
-    """Return the id in `/status?request=ID`; None if there is none."""
+    """Return the id in `/status?request=ID`, or None."""
     return query_of(request).get("request", [None])[0]
 
 
 def seconds_ago(request: web.BaseRequest) -> float | None:
-    """Return the number in `/metrics?ago=SECONDS`; None for the metrics of now."""
+    """Return the number in `/metrics?ago=SECONDS`, or None for the metrics of now."""
     text = query_of(request).get("ago", [""])[0]
     return float(text) if text.isdecimal() and len(text) < 8 else None
 
@@ -196,14 +194,14 @@ def named_backend(path: str) -> tuple[str, str] | None:
 
 
 def unknown_backend(name: str, names: Iterable[str]) -> web.Response:
-    """Return a 404 that names the backends that there are."""
+    """Return a 404 that names the configured backends."""
     message = f"No backend {name[:MOST_SHOWN]!r}. There are: {shortlist(names)}."
     body = error_body(message, CLIENT, "unknown_backend", "name")
     return web.Response(status=404, body=body, content_type="application/json")
 
 
 def query_of(request: web.BaseRequest) -> Mapping[str, Sequence[str]]:
-    """Return the parameters of the query; none if there are too many."""
+    """Return the parameters of the query, or an empty mapping if it has too many."""
     query = request.raw_path.partition("?")[2]
     try:
         return parse_qs(query, keep_blank_values=True, max_num_fields=8)

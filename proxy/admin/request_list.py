@@ -1,7 +1,6 @@
-"""List the requests that ended lately: the slowest, or those that were rejected.
+"""List the requests that ended recently: the slowest, or the rejected requests.
 
-One row for each, made from its receipt: when, where, how long, how long it was predicted to take,
-and what took most of the time.
+Each row is made from a receipt: when, where, how long, the predicted time, and the main reason.
 """
 
 from collections import Counter
@@ -20,27 +19,29 @@ BAD_QUERY = "bad_query"  # code of the error on the admin port
 
 
 class BadQuery(ValueError):
-    """A parameter of the query is wrong; the text says what would be right."""
+    """A parameter of the query is wrong. The text names the right values."""
 
 
 def listed(
     receipts: Receipts, query: Mapping[str, Sequence[str]], now: float, buckets: Iterable[str]
 ) -> dict[str, Any]:
-    """Return the JSON of `/requests`; raises BadQuery.
+    """Return the JSON of `/requests`. Raises BadQuery.
 
     Args:
         query: `by`, `count`, `bucket` and `since_s`, as parsed from the target.
-        buckets: those in force; requests may be of earlier ones.
+        buckets: the buckets in force. A request may have had a bucket that is gone.
     """
+    # Check the parameters.
     by = _one(query, "by", "slowest")
     if by not in get_args(Order):
         raise BadQuery("by: give slowest or rejected")
     count = int(_number(query, "count", DEFAULT_ROWS, 1, MOST_ROWS))
     since_s = _number(query, "since_s", inf, 0.0, inf)
     bucket = _one(query, "bucket", "")
-    known = {*buckets, *(receipt.bucket for receipt in receipts.ended.values())}
-    if bucket and bucket not in known:
-        raise BadQuery(f"bucket: give one of {', '.join(sorted(known - {''}))}")
+    known_buckets = {*buckets, *(receipt.bucket for receipt in receipts.ended.values())}
+    if bucket and bucket not in known_buckets:
+        raise BadQuery(f"bucket: give one of {', '.join(sorted(known_buckets - {''}))}")
+    # Choose the receipts first, because only shown receipts need rows.
     recent = [
         receipt
         for receipt in receipts.ended.values()
@@ -54,7 +55,7 @@ def listed(
         "considered": len(recent),
         "unseen": sum(_unseen(receipt) for receipt in recent),
         "by_tenant": by_count(
-            Counter(one.tenant for one in recent if one.tenant and one.state == "refused")
+            Counter(r.tenant for r in recent if r.tenant and r.state == "refused")
         ),
         "requests": ordered(rows, cast(Order, by), count),
     }
@@ -66,12 +67,12 @@ def by_count(rejected: "Counter[str]") -> dict[str, int]:
 
 
 def _first(receipts: Sequence[Receipt], by: str, count: int) -> list[Receipt]:
-    """Return the receipts that are listed; a row is made of these only."""
+    """Return the receipts that are listed."""
     if by == "rejected":
         rejected = (receipt for receipt in receipts if receipt.state == "refused")
         return nlargest(count, rejected, key=lambda receipt: receipt.ended_at)
-    timed = ((latency, one) for one in receipts if (latency := _latency_s(one)) is not None)
-    return [one for _, one in nlargest(count, timed, key=lambda pair: pair[0])]
+    by_latency = ((latency, r) for r in receipts if (latency := _latency_s(r)) is not None)
+    return [r for _, r in nlargest(count, by_latency, key=lambda pair: pair[0])]
 
 
 def ordered(rows: Sequence[dict[str, Any]], by: Order, count: int) -> list[dict[str, Any]]:
@@ -84,7 +85,7 @@ def ordered(rows: Sequence[dict[str, Any]], by: Order, count: int) -> list[dict[
 
 
 def _unseen(receipt: Receipt) -> bool:
-    """Return whether it was answered without a first token that the proxy could see."""
+    """True if it was answered without a first token that the proxy could see."""
     answered = receipt.state == "ended" and receipt.status < 400
     return answered and receipt.first_token_at < 0.0
 
@@ -112,7 +113,7 @@ def _row(receipt: Receipt, now: float) -> dict[str, Any]:
 
 
 def _latency_s(receipt: Receipt) -> float | None:
-    """Return its time to first token, or to its end where none came; None: not comparable."""
+    """Return its time to first token, or to its end without one, or None if not comparable."""
     if receipt.state == "refused" or _unseen(receipt):
         return None
     first_at = receipt.first_token_at

@@ -90,7 +90,7 @@ def _backend(backend: Backend, shaper: Shaper, now: float) -> dict[str, Any]:
 
 
 def _state(backends: Backends, backend: Backend, now: float) -> dict[str, Any]:
-    """Return whether a backend drains, and the state of its health unless it leaves."""
+    """Return the draining state of a backend, and its health unless it is being removed."""
     name, health = backend.name, backends.health
     upstream = backends.upstreams.get(name)
     drained = upstream is not None and upstream.drained
@@ -107,12 +107,12 @@ def _state(backends: Backends, backend: Backend, now: float) -> dict[str, Any]:
 
 
 def _prefix_index(backend: Backend) -> dict[str, Any]:
-    """Return how the cached prefixes are known, and the error of that in tokens per request."""
+    """Return the mode of the prefix index, and its error in tokens per request."""
     error, held = backend.cache.error, backend.cache.engine_blocks
     return {
         "mode": backend.cache.mode,
         "paths": {
-            # Only these prompts can be tokenised as the engine does it (kv_events/tokenize.py).
+            # Other prompts cannot be tokenised as the engine does it (kv_events/tokenize.py).
             path: backend.cache.mode if dialect.tokenizes else backend.cache.estimate
             for path, dialect in DIALECTS.items()
         },

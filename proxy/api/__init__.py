@@ -6,5 +6,5 @@ sound and video), block_hashes (equal prefixes), token_estimate (bytes into toke
 (tenants apart in vLLM's cache), response_ids (tenants apart in kept responses), large_json (parsing
 in steps), unshaped_body (a request that is not shaped), rejections (the words of a 429).
 
-May import http1, the values of core, and the models of backends.
+May import config, http1, the values of core, and of backends the models and the field of the salt.
 """

@@ -1,19 +1,19 @@
-"""Chained hashes of the blocks of a prompt, by which the policy knows equal prefixes."""
+"""Chained hashes of the blocks of a prompt, by which the policy recognises equal prefixes."""
 
 from typing import Self
 
 from xxhash import xxh3_64_intdigest
 
-LARGE_BYTES = 1 << 20  # a larger body is parsed in steps, so that other requests go on
+LARGE_BYTES = 1 << 20  # a body of this size is parsed in steps, so that other requests go on
 
 
 def first_hash(salt: str | None) -> int:
-    """Return what the first block is chained to."""
+    """Return the seed that the first block is chained to."""
     return xxh3_64_intdigest(salt.encode()) if salt else 0
 
 
 def chain(prompt: "bytes | BlockHashes", block_bytes: int, salt: str | None) -> tuple[int, ...]:
-    """Return chained hashes of the full blocks; the first is chained to the cache salt."""
+    """Return chained hashes of the full blocks, the first of them chained to the cache salt."""
     if isinstance(prompt, BlockHashes):
         return prompt.hashes()
     before, hashes = first_hash(salt), []
@@ -26,18 +26,18 @@ def chain(prompt: "bytes | BlockHashes", block_bytes: int, salt: str | None) -> 
 
 
 def identity(prompt: "bytes | BlockHashes", block_bytes: int, hashes: tuple[int, ...]) -> int:
-    """Return a hash of the whole prompt, from those of its full blocks and the rest."""
+    """Return a hash of the whole prompt, from the hashes of its full blocks and the rest."""
     rest = prompt.rest if isinstance(prompt, BlockHashes) else prompt[len(hashes) * block_bytes :]
     return xxh3_64_intdigest(rest, hashes[-1] if hashes else 0)
 
 
 class BlockHashes:
-    """The hashes of a large prompt, which is not kept: a copy of 16 MB takes 10 ms.
+    """The hashes of a large prompt, which is not kept, because a copy of 16 MB takes 10 ms.
 
-    Bytes are added by `+=`; `len` is the number of all that were added.
+    `+=` adds bytes. `len` is the number of all bytes so far.
 
     Attributes:
-        rest: those after the last full block.
+        rest: bytes after the last full block.
     """
 
     def __init__(self, block_bytes: int, salt: str | None) -> None:

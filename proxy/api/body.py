@@ -1,7 +1,7 @@
-"""Parse of a request body what the policy needs, and nothing else.
+"""Parse the fields of a request body that the policy needs.
 
-Only fields that decisions depend on are validated; the backend judges the rest. Tokens are
-estimated: a tokenizer would block the loop for 20 ms at 100k tokens.
+Only fields that decisions depend on are validated. The backend judges the rest. Tokens are
+estimated, because a tokenizer would block the loop for 20 ms at 100k tokens.
 """
 
 import math
@@ -15,7 +15,7 @@ import orjson
 from jiter import from_json
 
 from forebay.proxy.api.block_hashes import LARGE_BYTES, BlockHashes, chain, identity
-from forebay.proxy.api.cache_salt import FIELD, CacheSalts, with_salt
+from forebay.proxy.api.cache_salt import CacheSalts, with_salt
 from forebay.proxy.api.dialects import DIALECTS, Dialect
 from forebay.proxy.api.fields import boolean, integer, string, with_member
 from forebay.proxy.api.large_json import (
@@ -29,6 +29,7 @@ from forebay.proxy.api.prompt_text import PromptText
 from forebay.proxy.api.response_ids import ResponseIds, with_own_id
 from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
 from forebay.proxy.backends.models import Models, Wanted
+from forebay.proxy.backends.salt_support import FIELD
 from forebay.proxy.core.model import CLASSES, Request, ServiceClass
 from forebay.proxy.http1.errors import ApiError, invalid_type
 from forebay.traces.command_line.quantities import seconds
@@ -50,14 +51,14 @@ class ParsedBody:
     """A parsed request body.
 
     Attributes:
-        body: the bytes to send on: those received, with a cache salt if there is one.
-        prompt_bytes: length of the prompt as text; 0 for token ids or media, from which the bytes
-            per token of text cannot be learned.
+        body: the bytes to send on, with the cache salt if tenants are isolated.
+        prompt_bytes: length of the prompt as text, or 0 for token ids or media, from which the
+            bytes per token of text cannot be learned.
         streams: the client asked for a stream.
-        dialect: the API that was asked.
+        dialect: the API of the request.
         hides_usage: the body asks for usage, which the client did not.
-        previous_id: of the response that a request to /v1/responses goes on from.
-        model: as the backends know it.
+        previous_id: id of the response that a request to /v1/responses goes on from.
+        model: the name that the backends use.
     """
 
     request: Request
@@ -89,18 +90,20 @@ def read_fields(
     ignore_salt: frozenset[str] = frozenset(),
     response_ids: ResponseIds | None = None,
 ) -> ParsedBody:
-    """Parse a request that is shaped; raises ApiError 400 naming the parameter.
+    """Parse a request that is shaped. Raises ApiError 400 naming the parameter.
 
     Args:
         fields: `body` as JSON. Parsing that is half of the work for a large body (`parse_any`).
-        sdk_timeout: the timeout of OpenAI's Python client counts where no other one is given.
+        sdk_timeout: the timeout of OpenAI's Python client counts where no other header gives one.
         most_tokens: the longest prompt of any bucket. A longer estimate is cut to it if the prompt
             may fit: an estimate rejects no prompt, and if it is served it is no longer than this.
-        counted: ask the backend for the usage of a stream, too: somebody counts it.
-        models: those of the backends, with other names for them.
+        counted: ask the backend for the usage of a stream, too, because the ledger or a budget
+            counts it.
+        models: the models that the backends serve, with their aliases.
         ignore_salt: paths on which the backends drop the salt, so all tenants share their caches.
-        response_ids: make the ids of the tenant's responses.
+        response_ids: makes the ids of the tenant's responses.
     """
+    # The model and the salt come first: prefix caches of models and tenants are apart.
     streams = boolean(fields, "stream")
     body, wanted = with_model(fields, body, models)
     salt = client_salt(fields)
@@ -109,6 +112,7 @@ def read_fields(
         salt = salts.salt(tenant, salt)
         body = with_salt(body, salt)
     cache = _cache_of(salt, wanted, shared=dialect.path in ignore_salt)
+    # The estimated length. A large prompt is hashed as it is read, and never kept as a whole.
     into = BlockHashes(block_bytes, cache) if len(body) >= LARGE_BYTES else None
     text = dialect.prompt_text(fields, into)
     prompt = text.data
@@ -119,6 +123,7 @@ def read_fields(
         tokens = min(tokens, all_tokens)
     answer_tokens = _answer_tokens(fields, dialect)
     pure = not text.media_tokens and dialect.prefill_only(fields)
+    # The body that is sent on, and what the tenant's quota is charged.
     priority, quota_tokens = integer(fields, "priority", 0), 0
     hides_usage = counted and streams and _uncounted(fields, dialect)
     body = _fair_body(body, priority if tenant else 0, hides_usage)
@@ -153,16 +158,19 @@ def read_fields(
 
 
 def with_model(fields: dict[str, Any], body: bytes, models: Models) -> tuple[bytes, Wanted]:
-    """Return the body with the backends' name of the model that it asks for, and that model."""
-    asked = string(fields, "model")
-    wanted = models.find(asked)
-    if wanted.name != asked:
-        body = with_member(body, "model", orjson.dumps(wanted.name).decode())
-    return body, wanted
+    """Replace the model of a body by the backends' name for it. Return the body and the model."""
+    name = string(fields, "model")
+    model = models.find(name)
+    if model.name != name:
+        body = with_member(body, "model", orjson.dumps(model.name).decode())
+    return body, model
 
 
 def _cache_of(salt: str | None, wanted: Wanted, *, shared: bool) -> str | None:
-    """Return what a prompt's first block is chained to: caches of models are apart."""
+    """Return the seed of a prompt's first hash, from its salt and its model.
+
+    Prompts with different seeds never count as equal prefixes.
+    """
     salt = None if shared else salt
     return f"{salt or ''}\0{wanted.name}" if wanted.name else salt
 
@@ -170,7 +178,7 @@ def _cache_of(salt: str | None, wanted: Wanted, *, shared: bool) -> str | None:
 def as_utf8(body: bytes) -> bytes:
     """Return JSON in UTF-8 without a byte order mark, as servers read any Unicode encoding.
 
-    Bytes that are no text stay as they are: to parse them fails.
+    Bytes that are not text stay as they are, and cannot be parsed.
     """
     if body.startswith(BYTE_ORDER_MARK):
         return body[len(BYTE_ORDER_MARK) :]
@@ -183,12 +191,12 @@ def as_utf8(body: bytes) -> bytes:
 
 
 async def parse_any(body: bytes, *, in_pieces: bool = False) -> dict[str, Any]:
-    """Parse a body, in steps if it takes long or has a key twice; raises ApiError 400.
+    """Parse a body, in steps if it takes long or has a key twice. Raises ApiError 400.
 
     A small body is parsed by jiter, which finds repeated keys in the same pass.
 
     Args:
-        in_pieces: very long strings are each a LongText.
+        in_pieces: return each very long string as a LongText.
     """
     if len(body) < LARGE_BYTES and not is_dense(body):
         try:
@@ -214,7 +222,7 @@ async def parse_any(body: bytes, *, in_pieces: bool = False) -> dict[str, Any]:
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """Parse a small body; raises ApiError 400."""
+    """Parse a small body. Raises ApiError 400."""
     try:
         return _fields(orjson.loads(body))
     except orjson.JSONDecodeError as error:
@@ -236,9 +244,9 @@ def _fields(fields: Any) -> dict[str, Any]:
 def _may_fit(
     fields: dict[str, Any], text: PromptText, most_tokens: float, dialect: Dialect
 ) -> bool:
-    """Return whether a prompt whose estimate is above `most_tokens` may have fewer tokens.
+    """True if a prompt whose estimate is above `most_tokens` may have fewer tokens.
 
-    Not a batch of prompts: the sum of them is work, however short each is.
+    False for a batch of prompts: their sum is the work, however short each prompt is.
     """
     if fields.get("truncate_prompt_tokens") is not None:
         return True  # the engine cuts it
@@ -255,8 +263,12 @@ def _text_tokens(text: PromptText, estimate: TokenEstimate, tenant: str) -> int:
 
 
 def _fair_body(body: bytes, priority: int, asks_usage: bool) -> bytes:
-    """Return the body without what would count against other tenants in an engine."""
-    if asks_usage:  # without usage, no other option of a stream means anything
+    """Return the body without a priority over other tenants, and with a request for usage.
+
+    Args:
+        asks_usage: replace the stream options. Without usage no other of them has an effect.
+    """
+    if asks_usage:
         body = with_member(body, "stream_options", '{"include_usage":true}')
     return with_member(body, "priority", "0") if priority else body
 
@@ -264,7 +276,10 @@ def _fair_body(body: bytes, priority: int, asks_usage: bool) -> bytes:
 def _quota_tokens(
     text: PromptText, estimate: TokenEstimate, tokens: int, most_tokens: float
 ) -> int:
-    """Return what a quota is charged until the prompt was counted; 0: its tokens are known."""
+    """Return the tokens that a quota is charged until an engine counts the prompt.
+
+    0 for token ids, whose number is exact.
+    """
     if text.token_ids:
         return 0
     tokens = max(tokens, estimate.untaught_tokens(len(text.data)))
@@ -272,7 +287,7 @@ def _quota_tokens(
 
 
 def _uncounted(fields: dict[str, Any], dialect: Dialect) -> bool:
-    """Return whether the client asks for no usage of a stream, for which it could ask."""
+    """True if the API can report the usage of a stream, and the client does not ask for it."""
     options = fields.get("stream_options")
     asks_usage = isinstance(options, dict) and options.get("include_usage") is True
     return dialect.asks_usage and not asks_usage
@@ -311,26 +326,26 @@ def reject_media_ids(fields: dict[str, Any]) -> None:
 
 
 def _service_class(priority: int, headers: Mapping[str, str]) -> ServiceClass:
-    """Return the class of the header, or of vLLM's `priority`, where lower is more urgent."""
+    """Return the class of the header, else of vLLM's `priority`, where lower is more urgent."""
     named = headers.get("x-forebay-class")
     if named is None:
         return CLASSES[1 + (priority > 0) - (priority < 0)]
-    for one in CLASSES:
-        if named == one:
-            return one
+    for name in CLASSES:
+        if named == name:
+            return name
     raise invalid_type("x-forebay-class", f"one of {', '.join(CLASSES)}", "x-forebay-class")
 
 
 def _timeout_s(headers: Mapping[str, str], sdk: bool) -> float:
-    """Return the time in which the client wants its first token; inf if it does not say.
+    """Return the seconds within which the client wants its first token, or inf.
 
-    openai-python sends its read timeout with every request (600 s by default): the longest silence
-    that it bears, so the first byte must come within it. Other routers and clients have headers of
-    their own. A strange value of those is ignored: no user wrote it.
+    openai-python sends its read timeout with every request (600 s by default). It is the longest
+    silence that the client accepts, so the first byte must come within it. Other routers and
+    clients have headers of their own. A strange value in them is ignored, because no user wrote it.
     """
-    given = headers.get("x-request-timeout")
-    if given is not None:
-        if not (timeout_s := _seconds(given)):
+    header = headers.get("x-request-timeout")
+    if header is not None:
+        if not (timeout_s := _seconds(header)):
             raise invalid_type(
                 "x-request-timeout", "a time above 0 such as 30 or 30s", "x-request-timeout"
             )
@@ -338,12 +353,12 @@ def _timeout_s(headers: Mapping[str, str], sdk: bool) -> float:
     for name, unit in OTHER_TIMEOUTS:
         if name in headers:
             return _seconds(headers[name] + unit) or math.inf
-    given = headers.get("x-stainless-read-timeout") if sdk else None
-    return math.inf if given is None else _seconds(given) or math.inf
+    header = headers.get("x-stainless-read-timeout") if sdk else None
+    return math.inf if header is None else _seconds(header) or math.inf
 
 
 def _seconds(text: str) -> float:
-    """Parse a duration such as `30`, `30s` or `500ms`; 0 if it is none."""
+    """Parse a duration such as `30`, `30s` or `500ms`. Returns 0 for any other text."""
     try:
         return max(0.0, float(seconds(text)))
     except ValueError:

@@ -11,11 +11,11 @@ from hmac import digest as hmac_digest
 from secrets import token_bytes, token_hex
 
 from forebay.proxy.api.fields import with_member
+from forebay.proxy.backends.salt_support import FIELD
 from forebay.traces.errors import InputError
 
 SECRET = "FOREBAY_CACHE_SECRET"
 LEAST_SECRET = 16  # characters
-FIELD = "cache_salt"
 _SALT_CHARACTERS = 22  # 132 bits
 
 
@@ -29,7 +29,7 @@ class CacheSalts:
         self._plain: dict[str, str] = {}  # for requests without a salt of the client: nearly all
 
     def salt(self, tenant: str, client_salt: str | None = None) -> str:
-        """base64url(HMAC-SHA256(secret, tenant || 0 || client_salt))[:22]
+        """Return base64url(HMAC-SHA256(secret, tenant || 0 || client_salt))[:22].
 
         A client's own salt still separates its users from each other within the tenant.
         """
@@ -47,7 +47,7 @@ class CacheSalts:
 
 
 def with_salt(body: bytes, salt: str, *, empty: bool = False) -> bytes:
-    """Return `body` with the salt as its last member, in place of a salt of the client.
+    """Return `body` with the salt as its last member, which replaces the client's salt.
 
     Args:
         body: a valid JSON object.
@@ -57,20 +57,20 @@ def with_salt(body: bytes, salt: str, *, empty: bool = False) -> bytes:
 
 
 def cache_secret(environ: Mapping[str, str]) -> bytes:
-    """Return the key of the salts: FOREBAY_CACHE_SECRET, else random; raises InputError.
+    """Return the key of the salts: FOREBAY_CACHE_SECRET, else random. Raises InputError.
 
     Proxies in front of the same backends need the same secret, to share the backends' caches.
     """
-    given = environ.get(SECRET)
-    if given is None:
+    secret = environ.get(SECRET)
+    if secret is None:
         return token_bytes(32)
-    if len(given) < LEAST_SECRET:
+    if len(secret) < LEAST_SECRET:
         raise InputError(
             f"{SECRET}: give {LEAST_SECRET} characters or more; try `openssl rand -hex 32`"
         )
-    return given.encode("utf-8", "surrogateescape")
+    return secret.encode("utf-8", "surrogateescape")
 
 
 def share_cache_secret(environ: MutableMapping[str, str]) -> None:
-    """Set a secret for processes that will be started, unless there is one."""
+    """Set a random secret for processes that will be started, unless the operator has set it."""
     environ.setdefault(SECRET, token_hex(32))

@@ -14,7 +14,7 @@ _BOOLEAN = TypeAdapter(bool)
 
 
 def integer(fields: dict[str, Any], name: str, default: int) -> int:
-    """Return a whole number as vLLM reads it: 100.0, "100" are 100; raises ApiError 400."""
+    """Return a whole number as vLLM reads it: 100.0 and "100" are 100. Raises ApiError 400."""
     value = fields.get(name)
     if type(value) is int and abs(value) < BEYOND_64_BITS:
         return value
@@ -29,7 +29,7 @@ def integer(fields: dict[str, Any], name: str, default: int) -> int:
 
 
 def boolean(fields: dict[str, Any], name: str) -> bool:
-    """Return a field as vLLM reads it: "true", "on" and 1 are True; raises ApiError 400."""
+    """Return a field as vLLM reads it: "true", "on" and 1 are True. Raises ApiError 400."""
     value = fields.get(name)
     if value is None or value is False:
         return False
@@ -42,7 +42,7 @@ def boolean(fields: dict[str, Any], name: str) -> bool:
 
 
 def string(fields: dict[str, Any], name: str, default: str | None = "") -> Any:
-    """Return a field with a text, or `default` without it; raises ApiError 400."""
+    """Return a field with a text, or `default` without it. Raises ApiError 400."""
     value = fields.get(name)
     if value is None:
         return default
@@ -57,11 +57,11 @@ def with_member(body: bytes, name: str, value: str, *, empty: bool = False) -> b
     """Return `body` with `name` as its last member, without a second pass over a long prompt.
 
     The last of several equal keys counts, in vLLM's parsers as in ours. So this overrides the
-    client's own, however its key is spelled.
+    client's member, however its key is spelled.
 
     Args:
         body: a valid JSON object.
-        value: as JSON.
+        value: JSON.
         empty: the object has no members.
     """
     end = len(body) - 1

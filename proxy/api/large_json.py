@@ -1,9 +1,9 @@
 """Parse a large JSON body in steps, so that the event loop is never blocked for long.
 
 orjson takes 1.5 to 3 ms per MB, without a pause and without releasing the GIL. Nearly all of a
-large body is long strings: they are cut out, parsed in pieces, and put back. Any other body,
-and invalid JSON, is parsed as a whole, so the result is always orjson's. Therefore values outside
-of strings are counted first: a MB of `[],` takes 0.1 s and 20 MB of memory.
+large body is long strings. They are cut out, parsed in pieces, and put back. Any other body, and
+invalid JSON, is parsed as a whole, so the result is always orjson's. Therefore values outside of
+strings are counted first: a MB of `[],` takes 0.1 s and 20 MB of memory.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ import orjson
 from jiter import from_json
 
 CUT_BYTES = 512  # longer strings are cut out
-LONG_BYTES = 256 << 10  # of strings are parsed at once
-SHORT_BYTES = 1 << 20  # bound of the rest, which is parsed at once
-PUT_AT_ONCE = 1 << 10  # values that are looked at, when the strings are put back
-SPANS_AT_ONCE = 100  # a tenth of a millisecond; two thirds if all quotes are escaped
-ESCAPED_BYTES = 512  # that are searched by a pattern after an escaped quote: others are near
+LONG_BYTES = 256 << 10  # bytes of strings that are parsed without a pause
+SHORT_BYTES = 1 << 20  # bound of the body without long strings, which is parsed at once
+PUT_AT_ONCE = 1 << 10  # values that are visited without a pause, when the strings are put back
+SPANS_AT_ONCE = 100  # a tenth of a millisecond, or two thirds if all quotes are escaped
+ESCAPED_BYTES = 512  # searched by a pattern after an escaped quote, because others are near
 LONGEST_UNIT = 12  # bytes that must not be cut: at most two escapes, for one character
 COUNTED_AT_ONCE = 256 << 10  # bytes
-FEW_BYTES = 64  # before a quote: more backslashes are rare
+FEW_BYTES = 64  # searched for backslashes before a quote: more of them are rare
 
 # Each bound stands for 50 to 150 ms. A batch of 16,384 chat messages reaches a fifth of them.
 MOST_CONTAINERS = 1 << 17  # lists and objects
@@ -34,8 +34,8 @@ MOST_STRINGS = 1 << 18  # keys too
 MOST_VALUES = 1 << 22  # 16 MiB of token ids have about 2.5 million
 
 
-# Keys that decisions depend on. Of two equal keys the last counts here and in Python; a backend may
-# take the first.
+# Keys that decisions depend on. Of two equal keys the last counts here and in Python, but a backend
+# may take the first.
 ONCE = frozenset(
     (
         "model", "stream", "max_tokens", "max_completion_tokens", "max_output_tokens", "n",
@@ -46,15 +46,15 @@ LONGEST_KEY = 6 * max(map(len, ONCE))  # bytes, each character as an escape
 
 _STRIDE = choice((61, 67, 71, 73, 79, 83, 89, 97))  # random: no body can avoid it
 _COLON = re.compile(rb"\s*+:")
-# Inside a string; it ends before a quote, or before an escape that is cut.
+# The inside of a string, up to a quote or to an escape that is cut.
 _ESCAPED = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 
 
 class LargeBodies:
-    """Lets one large body be parsed at a time; use it in `async with`.
+    """Lets one large body be parsed at a time. Use it in `async with`.
 
-    One takes up to four times its size while it is parsed. After each, none is parsed for twice as
-    long as it took: most of the time is left to requests that need little.
+    A body takes up to four times its size while it is parsed. Then no other is parsed for twice the
+    time that it took, so most of the time is left to small requests.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class LargeBodies:
 
 
 class LongText:
-    """A long string as UTF-8 in pieces: to copy the whole of 16 MB takes 10 ms."""
+    """A long string as UTF-8 in pieces, because copying 16 MB at once takes 10 ms."""
 
     __slots__ = ("pieces",)
 
@@ -83,24 +83,24 @@ class LongText:
 
 
 class FaultyJson(ValueError):
-    """The body is not JSON; to find the place, the whole would be parsed at once."""
+    """The body is not JSON. The place is not given: finding it means parsing the whole at once."""
 
 
 class TooMuchJson(ValueError):
-    """The body has more values than any sensible request; the message names the kind."""
+    """The body has more values than any sensible request. The message names the kind."""
 
 
 class RepeatedKey(ValueError):
-    """The body has one of the keys in ONCE twice; the message names it."""
+    """The body has a key in ONCE twice. The message names it."""
 
 
 def is_dense(body: bytes) -> bool:
-    """Return whether a small body may take long for its length.
+    """True if a small body may take long for its length.
 
-    This looks at a sample: counting all of a 400 KB prompt would cost as much as parsing it. The
-    sample includes strings, so it may be wrong; then `loads_in_steps` counts exactly.
+    This looks at a sample, because counting all of a 400 KB prompt would cost as much as parsing
+    it. The sample includes strings, so it may be wrong. Then `loads_in_steps` counts exactly.
     """
-    if len(body) < 2 * MOST_CONTAINERS:  # each opens and closes
+    if len(body) < 2 * MOST_CONTAINERS:  # a container has two brackets
         return False
     sample = body[::_STRIDE]
     return (sample.count(b"{") + sample.count(b"[")) * _STRIDE > MOST_CONTAINERS // 2
@@ -108,10 +108,10 @@ def is_dense(body: bytes) -> bool:
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts values outside of strings; raises TooMuchJson above the bounds.
+    """Counts values outside of strings. Raises TooMuchJson above the bounds.
 
     Attributes:
-        depth: lists and objects that are open now.
+        depth: number of lists and objects that are open now.
     """
 
     depth: int = 0
@@ -135,23 +135,25 @@ class _Counts:
 
 
 async def loads_in_steps(body: bytes, *, in_pieces: bool = False) -> Any:
-    """Return what `orjson.loads` returns; raises TooMuchJson, RepeatedKey, and for invalid JSON
-    FaultyJson or, where the whole was parsed, orjson's JSONDecodeError.
+    """Parse JSON as `orjson.loads` does, with pauses.
+
+    Raises TooMuchJson and RepeatedKey. Invalid JSON raises FaultyJson or, where the whole was
+    parsed at once, orjson's JSONDecodeError.
 
     Args:
-        in_pieces: strings of LONG_BYTES and more are each a LongText.
+        in_pieces: return each string of LONG_BYTES and more as a LongText.
     """
     cut = await _cut_out(body)
     if cut is None:
         return _loaded(body)
     try:
         return await _put_together(body, *cut, in_pieces)
-    except orjson.JSONDecodeError as error:  # its place is one in a piece
+    except orjson.JSONDecodeError as error:  # it names a place in the piece, not in the body
         raise FaultyJson from error
 
 
 def _loaded(data: bytes) -> Any:
-    """Parse JSON at once, in which numbers may be NaN and Infinity, as Python's parser reads it.
+    """Parse JSON at once, with NaN and Infinity as numbers, as Python's parser reads them.
 
     Raises orjson's JSONDecodeError.
     """
@@ -167,7 +169,7 @@ def _loaded(data: bytes) -> Any:
 async def _cut_out(body: bytes) -> tuple[bytes, dict[str, tuple[int, int]]] | None:
     """Return the body with a name in place of each long string, and the spans of these strings.
 
-    Returns None if the rest is not short enough; raises TooMuchJson, RepeatedKey.
+    Returns None if the rest is not short enough. Raises TooMuchJson, RepeatedKey.
     """
     parts: list[bytes] = []
     keys: set[str] = set()
@@ -179,6 +181,7 @@ async def _cut_out(body: bytes) -> tuple[bytes, dict[str, tuple[int, int]]] | No
         for start, end in some:
             if not end:  # a part of a string with escaped quotes
                 continue
+            # Count the values between the string before and this string.
             counts.strings += 1
             if start - counted > COUNTED_AT_ONCE:
                 counted = await _count_far(counts, body, counted, start - 1)
@@ -187,6 +190,7 @@ async def _cut_out(body: bytes) -> tuple[bytes, dict[str, tuple[int, int]]] | No
             may_be_key = counts.depth == 1 and end - start <= LONGEST_KEY
             if may_be_key and _COLON.match(body, end + 1):
                 _add_key(keys, body[start:end])
+            # Keys stay in the body, however long: only values can be put back.
             if end - start >= CUT_BYTES and body[end + 1 : end + 64].lstrip()[:1] != b":":
                 name = f"{mark}{len(spans)}"
                 spans[name] = start, end
@@ -201,7 +205,7 @@ async def _cut_out(body: bytes) -> tuple[bytes, dict[str, tuple[int, int]]] | No
 
 
 def _backslashes(body: bytes, start: int, end: int) -> int:
-    """Return how many backslashes stand before `end`, without a copy of what is before them."""
+    """Return the number of backslashes before `end`, without copying the text before them."""
     for begin in (max(start, end - FEW_BYTES), start):
         count = end - begin - len(body[begin:end].rstrip(b"\\"))
         if count < end - begin:
@@ -210,7 +214,7 @@ def _backslashes(body: bytes, start: int, end: int) -> int:
 
 
 def _add_key(keys: set[str], name: bytes) -> None:
-    """Add a key of the outermost object; raises RepeatedKey."""
+    """Add a key of the outermost object. Raises RepeatedKey."""
     key = orjson.loads(b'"%b"' % name) if b"\\" in name else name.decode("latin-1")
     if key in ONCE:
         if key in keys:
@@ -219,7 +223,7 @@ def _add_key(keys: set[str], name: bytes) -> None:
 
 
 async def _count_far(counts: _Counts, body: bytes, start: int, end: int) -> int:
-    """Count from `start` on in steps, up to the last before `end`; returns how far that was."""
+    """Count from `start` in whole steps, and return the place before `end` that was reached."""
     while end - start > COUNTED_AT_ONCE:
         counts.add(body, start, start + COUNTED_AT_ONCE)
         start += COUNTED_AT_ONCE
@@ -234,9 +238,9 @@ def _strings(body: bytes) -> Iterator[tuple[int, int]]:
         seen, end = start, body.find(b'"', start)
         while end >= 0 and _backslashes(body, seen, end) % 2:
             yield 0, 0
-            found = _ESCAPED.match(body, end + 1, end + ESCAPED_BYTES)
-            assert found is not None  # it may be empty
-            seen = found.end()
+            match = _ESCAPED.match(body, end + 1, end + ESCAPED_BYTES)
+            assert match is not None  # it may be empty
+            seen = match.end()
             end = body.find(b'"', seen)
         if end < 0:
             return
@@ -247,7 +251,8 @@ def _strings(body: bytes) -> Iterator[tuple[int, int]]:
 async def _put_together(
     body: bytes, short: bytes, spans: dict[str, tuple[int, int]], in_pieces: bool
 ) -> Any:
-    whole = [_loaded(short)]  # in a list, because the whole body may be one string
+    """Parse a body without its long strings, and put each string back in place of its name."""
+    whole = [_loaded(short)]  # in a list, because the whole body may be a single string
     nodes: list[Any] = [whole]
     at_once = passed = 0
     while nodes:
@@ -263,6 +268,7 @@ async def _put_together(
                 continue
             if not (span := spans.get(value)):
                 continue
+            # A very long string is parsed in steps of its own, others until they add up.
             start, end = span
             if end - start >= LONG_BYTES:
                 text = await _decoded(body, start, end)
@@ -287,9 +293,9 @@ async def _decoded(body: bytes, start: int, end: int) -> LongText:
 
 
 def _piece(body: bytes, start: int, stop: int, tries: int) -> tuple[str, int]:
-    """Parse a piece that ends at `stop` or a little before; returns it and its end.
+    """Parse a piece that ends at `stop` or a little before, and return it with its end.
 
-    A piece that parses has not cut a character in two.
+    A piece that can be parsed has not cut a character in two.
     """
     while True:
         try:

@@ -1,9 +1,10 @@
-"""Estimate the tokens of images, sound and video in a prompt, and tell them from text.
+"""Estimate the tokens of images, sound and video in a prompt, and distinguish them from text.
 
-Their bytes do not tell, because a model scales media to a size of its own. These estimates are
-medium values of real models. An image of 1024 x 1024: LLaVA-1.5 (336 / 14)^2 = 576, Gemma 3 256,
-Qwen2-VL (1036 / 28)^2 = 1,369, Pixtral (1024 / 16)^2 = 4,096. Sound of 30 s: Qwen2-Audio 750 (25
-per second). Video: 32 frames, vLLM's default, of 144 tokens each in LLaVA-NeXT-Video.
+Their number of bytes does not help, because a model scales media to a size of its own. The
+estimates are medium values of real models. An image of 1024 x 1024: LLaVA-1.5 (336 / 14)^2 = 576,
+Gemma 3 256, Qwen2-VL (1036 / 28)^2 = 1,369, Pixtral (1024 / 16)^2 = 4,096. Sound of 30 s:
+Qwen2-Audio 750 (25 per second). Video: 32 frames, vLLM's default, of 144 tokens each in
+LLaVA-NeXT-Video.
 """
 
 import re
@@ -17,16 +18,16 @@ from forebay.proxy.api.large_json import LongText
 IMAGE_TOKENS = 1_024
 SOUND_TOKENS = 768
 VIDEO_TOKENS = 4_096
-LONG_BYTES = 1_024  # a shorter string is text, whatever it is
-EMBEDS_BYTES = 10_900  # of base64 for a token of `prompt_embeds`: 4,096 numbers of 16 bits
+LONG_BYTES = 1_024  # a shorter string always counts as text
+EMBEDS_BYTES = 10_900  # bytes of base64 for a token of `prompt_embeds`: 4,096 numbers of 16 bits
 
 # Types of vLLM's content parts. In a part without a type vLLM looks for the field of that name.
 _TOKENS = {
     "image_url": IMAGE_TOKENS,
     "input_image": IMAGE_TOKENS,
     "image_pil": IMAGE_TOKENS,
-    "image": IMAGE_TOKENS,  # of /v1/messages
-    "computer_screenshot": IMAGE_TOKENS,  # of /v1/responses
+    "image": IMAGE_TOKENS,  # in /v1/messages
+    "computer_screenshot": IMAGE_TOKENS,  # in /v1/responses
     "image_embeds": IMAGE_TOKENS,
     "input_audio": SOUND_TOKENS,
     "audio_url": SOUND_TOKENS,
@@ -34,22 +35,22 @@ _TOKENS = {
     "video_url": VIDEO_TOKENS,
     "video_embeds": VIDEO_TOKENS,
 }
-# What is text. Under these names stands text for the model, whatever it looks like:
+# Fields with text for the model, even if it looks like base64.
 _TEXT = frozenset({
     "text", "thinking", "reasoning", "refusal", "content", "output", "code", "logs", "title",
     "stdout", "stderr",
 })  # fmt: skip
-# JSON that a model reads as it is: arguments of tools.
+# Fields with JSON that a model reads as it is: arguments of tools.
 _ALL_TEXT = frozenset({"input", "arguments"})
 # Under any other name a long string is text unless it is a data: URL or base64.
 _BASE64 = re.compile(rb"[A-Za-z0-9+/=_-]*")
-# And this a model does not read at all.
+# Fields, and types of parts, that a model does not read at all.
 _UNREAD = frozenset({"signature", "encrypted_content", "encrypted_index", "encrypted_stdout"})
 _UNREAD_TYPES = frozenset({"redacted_thinking", "compaction"})
 
 
 def media_tokens(part: Mapping[str, Any]) -> int:
-    """Return the estimated tokens of a part of a known media type; 0 of any other part."""
+    """Return the estimated tokens of a part of a known media type, 0 for any other part."""
     kind = part.get("type")
     if isinstance(kind, str):
         return _TOKENS.get(kind, 0)
@@ -59,11 +60,11 @@ def media_tokens(part: Mapping[str, Any]) -> int:
 
 
 class WithoutMedia:
-    """Copies JSON with a digest in place of what is no text, and estimates its tokens.
+    """Copies JSON with a digest in place of each medium, and estimates its tokens.
 
     Attributes:
-        tokens: estimated tokens of the media that were found.
-        differs: the copy has a digest in place of something, or holds a LongText.
+        tokens: estimated tokens of all media so far.
+        differs: the copy has a digest in place of a string, or holds a LongText.
     """
 
     def __init__(self) -> None:
@@ -71,11 +72,14 @@ class WithoutMedia:
         self.differs = False
 
     def copy(self, value: Any, name: str = "") -> Any:
-        """Return `value`, which stands under this name; what has no media is not copied."""
+        """Return the value of a field of this name without its media.
+
+        Values without media are not copied.
+        """
         if isinstance(value, dict):
             return self._object(value)
         if isinstance(value, list):
-            return [self.copy(one, name) for one in value]
+            return [self.copy(item, name) for item in value]
         if name not in _TEXT and is_opaque(value):
             self.tokens += 0 if name in _UNREAD else IMAGE_TOKENS
             self.differs = True
@@ -87,17 +91,17 @@ class WithoutMedia:
         kind = value.get("type")
         tokens = _TOKENS.get(kind, 0) if isinstance(kind, str) else 0
         before = self.tokens
-        copied = {}
-        for name, one in value.items():
-            self.differs = self.differs or name in _ALL_TEXT  # whatever it holds
-            copied[name] = one if name in _ALL_TEXT else self.copy(one, name)
+        copy = {}
+        for name, field in value.items():
+            self.differs = self.differs or name in _ALL_TEXT  # with any content
+            copy[name] = field if name in _ALL_TEXT else self.copy(field, name)
         if tokens or kind in _UNREAD_TYPES:
             self.tokens = before + tokens
-        return copied
+        return copy
 
 
 def is_opaque(value: Any) -> bool:
-    """Return whether a value is a long string that begins as a data: URL or as base64."""
+    """True if a value is a long string that begins like a data: URL or like base64."""
     if isinstance(value, LongText):
         begin = value.pieces[0][:LONG_BYTES]
     elif isinstance(value, str) and len(value) >= LONG_BYTES:
@@ -108,7 +112,7 @@ def is_opaque(value: Any) -> bool:
 
 
 def digest_of(value: str | LongText) -> str:
-    """Return what stands for a string that is no text."""
+    """Return a short digest in place of a string that is not text."""
     digest = xxh3_128()
     for piece in value.pieces if isinstance(value, LongText) else (value.encode(),):
         digest.update(piece)

@@ -36,11 +36,11 @@ class Text(Protocol):
 
 
 class PromptText(NamedTuple):
-    """A prompt as bytes, or the hashes of them.
+    """A prompt as bytes, or as the hashes of its blocks.
 
     Attributes:
         token_ids: the bytes are token ids.
-        media_tokens: estimated tokens of media, which are in the bytes as digests only.
+        media_tokens: estimated tokens of media, of which the bytes hold digests only.
     """
 
     data: bytes | BlockHashes
@@ -51,17 +51,17 @@ class PromptText(NamedTuple):
 def messages_text(
     fields: dict[str, Any], name: str, messages: Any, system: Any, into: BlockHashes | None
 ) -> PromptText:
-    """Return the text of a request's messages; raises ApiError 400.
+    """Return the text of a request's messages. Raises ApiError 400.
 
     Args:
         name: the field with the messages.
         system: content that precedes them.
-        into: gets the text of a large body, instead of bytes.
+        into: receives the text of a large body, instead of bytes.
     """
     if not isinstance(messages, list) or not messages:
         raise invalid_type(name, "a list of one or more messages", name)
     items = counted(0, messages, name)
-    # Appended at once: what orjson returns holds a buffer of 1 KB or more, however short it is.
+    # Appended at once: each result of orjson holds a buffer of 1 KB or more, however short it is.
     text: Text = bytearray() if into is None else into
     media = 0
     _add_preamble(text, fields)
@@ -73,13 +73,17 @@ def messages_text(
         if "role" in message or name == "messages":
             items, tokens = _add_message(text, message, items)
             media += tokens
-        else:  # a call of a tool, its output, or a reasoning
+        else:  # a call of a tool, its output, or reasoning
             media += _add_item(text, message)
     return PromptText(made(text), media_tokens=media)
 
 
 def _add_message(text: Text, message: dict[str, Any], items: int) -> tuple[int, int]:
-    """Add a message; return `items` with its items added, and the estimated tokens of its media."""
+    """Add a message. Return the number of items so far, and the estimated tokens of its media.
+
+    Args:
+        items: number of items before this message.
+    """
     media = 0
     _add_role(text, message)
     content = message.get("content")
@@ -98,7 +102,7 @@ def _add_message(text: Text, message: dict[str, Any], items: int) -> tuple[int, 
 
 
 def add_text(text: Text, value: Any) -> bool:
-    """Add a string of any length; return False, and add nothing, if it is none."""
+    """Add a string of any length. False, and nothing is added, if the value is not a string."""
     if isinstance(value, str):
         text += value.encode()
     elif isinstance(value, LongText):
@@ -110,7 +114,7 @@ def add_text(text: Text, value: Any) -> bool:
 
 
 def _add_preamble(text: Text, fields: dict[str, Any]) -> None:
-    """Add what a chat template puts before the messages."""
+    """Add the parts that a chat template puts before the messages: tools, documents, options."""
     if tools := fields.get("tools"):
         text += _dumped(tools)
     if isinstance(documents := fields.get("documents"), list) and documents:
@@ -122,7 +126,7 @@ def _add_preamble(text: Text, fields: dict[str, Any]) -> None:
 def _add_role(text: Text, message: dict[str, Any]) -> None:
     """Add the role of a message, and its reasoning."""
     role = message.get("role")
-    # Any other role is for the backend to reject; its JSON may be nested too deeply to be dumped.
+    # The backend rejects any other role. Its JSON may be nested too deeply to be dumped here.
     text += f"\0{role if isinstance(role, str) else ''}\0".encode()
     for name in REASONING:
         if (thought := message.get(name)) and not add_text(text, thought):
@@ -130,7 +134,7 @@ def _add_role(text: Text, message: dict[str, Any]) -> None:
 
 
 def counted(before: int, items: list[Any], param: str) -> int:
-    """Return the number of items so far; raises ApiError 400 for too many."""
+    """Return the number of items so far. Raises ApiError 400 above MOST_ITEMS."""
     count = before + len(items)
     if count > MOST_ITEMS:
         what = "messages, content parts and tool calls" if param == "messages" else "prompts"
@@ -163,7 +167,7 @@ def _add_parts(text: Text, parts: list[Any]) -> int:
 def _add_item(text: Text, item: dict[str, Any]) -> int:
     """Add an item or a part as JSON, and return the estimated tokens of the media in it.
 
-    Only what is long is searched for media.
+    Only a long item is searched for media.
     """
     dumped = _dumped(item, _stand_in)
     if len(dumped) < LONG_BYTES:
@@ -171,21 +175,21 @@ def _add_item(text: Text, item: dict[str, Any]) -> int:
         return 0
     without = WithoutMedia()
     try:
-        copied = without.copy(item)
+        copy = without.copy(item)
     except RecursionError:  # nested so deeply that no API knows it
         text += dumped
         return 0
-    text += _dumped(copied) if without.differs else dumped
+    text += _dumped(copy) if without.differs else dumped
     return without.tokens
 
 
 def _stand_in(long: LongText) -> str:
-    """Return a string that makes an item a long one."""
+    """Return a string in place of a long string, such that its item still counts as long."""
     return _LONG
 
 
 def _begin_and_digest(long: LongText) -> str:
-    """Return what stands for a long string of media: as JSON it would be copied three times."""
+    """Return the begin and a digest of a long string, which as JSON would be copied three times."""
     digest = xxh3_128()
     for piece in long.pieces:
         digest.update(piece)
@@ -197,19 +201,19 @@ def _dumped(value: Any, long: Callable[[Any], str] = str) -> bytes:
         return orjson.dumps(value, long)
     except orjson.JSONEncodeError:
         pass
-    try:  # orjson writes no number beyond 64 bits: it reads them as floats
+    try:  # orjson writes no number beyond 64 bits, but reads it as a float
         return orjson.dumps(orjson.loads(json.dumps(value, default=long)))
-    except (TypeError, ValueError, RecursionError):  # it reads 1024 levels and writes 254
+    except (TypeError, ValueError, RecursionError):  # orjson reads 1024 levels and writes 254
         return _flat(value, long)
 
 
 def _flat(value: Any, long: Callable[[Any], str]) -> bytes:
-    """Return the keys and values of JSON that is nested too deeply to be written."""
+    """Join the keys and values of JSON that is nested too deeply to be written."""
     parts, nodes = [], [value]
     while nodes:
         node = nodes.pop()
         if isinstance(node, dict):
-            nodes += [one for pair in reversed(node.items()) for one in reversed(pair)]
+            nodes += [item for pair in reversed(node.items()) for item in reversed(pair)]
         elif isinstance(node, list):
             nodes += reversed(node)
         else:
@@ -218,5 +222,5 @@ def _flat(value: Any, long: Callable[[Any], str]) -> bytes:
 
 
 def made(text: Text) -> bytes | BlockHashes:
-    """Return finished text: as bytes, or as the hashes that it was added to."""
+    """Return finished text as bytes, or as the hashes that it was added to."""
     return text if isinstance(text, BlockHashes) else bytes(text)  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""The methods of each path of the public port; raw paths are compared with an allow-list."""
+"""The methods of each path of the public port. Raw paths are compared with an allow-list."""
 
 from collections.abc import Collection
 
@@ -8,11 +8,11 @@ from forebay.proxy.http1 import errors
 
 
 def methods_of(path: str, routes: Collection[str], prefix: str = "") -> tuple[str, ...]:
-    """Return the methods of a path, OPTIONS aside; raises ApiError 404.
+    """Return the methods of a path without OPTIONS. Raises ApiError 404.
 
     Args:
         routes: the paths that are passed on.
-        prefix: stands in front of all paths for clients.
+        prefix: precedes all paths as clients see them.
     """
     if path in DIALECTS:
         return ("POST",)
@@ -23,4 +23,4 @@ def methods_of(path: str, routes: Collection[str], prefix: str = "") -> tuple[st
     _, method = kept_response(path)
     if method:
         return ("POST",) if method == "POST" else ("GET", "HEAD")
-    raise errors.no_such_path(f"{prefix}{known}" for known in (*DIALECTS, *routes, "/health"))
+    raise errors.no_such_path(f"{prefix}{public}" for public in (*DIALECTS, *routes, "/health"))

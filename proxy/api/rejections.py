@@ -15,7 +15,7 @@ _REASONS = {
 }
 
 
-LONG_S = 60.0  # no client waits for so long
+LONG_S = 60.0  # no client waits longer between two tries
 TOO_LONG = "context_length_exceeded"  # as OpenAI calls it: clients then shorten the prompt
 
 
@@ -25,8 +25,8 @@ def rejected(
     """Return the error of a request that the policy rejected.
 
     Args:
-        field: the one that holds the prompt.
-        receipt: the record of the decision, whose figures the message quotes; None if it is gone.
+        field: name of the field that holds the prompt.
+        receipt: the record of the decision, whose figures the message quotes. None if forgotten.
     """
     message = rejection(action, receipt)
     if action.reason == "prompt_too_long":
@@ -42,7 +42,7 @@ def rejected(
 
 
 def rejection(action: Reject, receipt: Receipt | None) -> str:
-    """Return why a request was rejected, for its client, without a full stop."""
+    """Return the reason of a rejection for its client, without a full stop."""
     if receipt is None:
         return _REASONS[action.reason]
     value, limit = receipt.value, receipt.limit
@@ -69,7 +69,7 @@ def _spoken(seconds: float) -> str:
 
 
 def over_quota(wait_s: float, load_status: int) -> ApiError:
-    """Return the error of a request that its tenant's quota has no room for."""
+    """Return the error of a request that exceeds its tenant's quota."""
     headers = retry_headers(wait_s)
     message = f"{_REASONS['tenant_quota']}; retry after {headers['Retry-After']} s."
     return ApiError(load_status, "tenant_quota", message, LOAD, headers=headers)
@@ -78,7 +78,7 @@ def over_quota(wait_s: float, load_status: int) -> ApiError:
 def over_budget(budget: int, what: str, wait_s: float, load_status: int) -> ApiError:
     """Return the error of a request whose tenant has used up its tokens of an hour or a day."""
     headers = retry_headers(ceil(wait_s))
-    if wait_s > LONG_S:  # OpenAI's clients come back sooner, unless they are told not to
+    if wait_s > LONG_S:  # without this header OpenAI's clients come back sooner
         headers["x-should-retry"] = "false"
     message = (
         f"This tenant has used up its {budget:,} tokens of this {what}; "
@@ -88,7 +88,7 @@ def over_budget(budget: int, what: str, wait_s: float, load_status: int) -> ApiE
 
 
 def too_many_at_once(most: int, load_status: int) -> ApiError:
-    """Return the error of a request whose tenant has as many at once as it may."""
+    """Return the error of a request whose tenant already has `most` requests at once."""
     message = f"This tenant has {most} requests at once, its limit; retry after 1 s."
     headers = retry_headers(1.0)
     return ApiError(load_status, "tenant_concurrency", message, LOAD, headers=headers)

@@ -1,7 +1,7 @@
 """Give each tenant ids of responses that it alone can go on from, without remembering them.
 
-vLLM takes the id of a response from `request_id` in the body of the request. A client that knew the
-id of another tenant could go on from its conversation, or replace it by one with the same id.
+vLLM takes the id of a response from `request_id` in the body of the request. A client that knew an
+id of another tenant could go on from that conversation, or replace it by sending the same id.
 """
 
 import re
@@ -18,10 +18,10 @@ _OURS = re.compile(r"resp_([0-9a-f]{24})([0-9a-f]{24})")
 
 
 class ResponseIds:
-    """Makes ids that hold the tenant, and checks them.
+    """Makes ids that are signed for a tenant, and checks them.
 
     Args:
-        secret: of all proxies in front of the same backends.
+        secret: key that all proxies in front of the same backends share.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -33,11 +33,11 @@ class ResponseIds:
         return f"resp_{number}{self._mark(tenant, number)}"
 
     def owns(self, tenant: str, id_: str) -> bool:
-        """Return whether an id was made for this tenant; without keys nobody owns one."""
-        found = _OURS.fullmatch(id_)
-        if not tenant or found is None:
+        """True if an id was made for this tenant. Without keys no client owns an id."""
+        match = _OURS.fullmatch(id_)
+        if not tenant or match is None:
             return False
-        return compare_digest(found[2], self._mark(tenant, found[1]))
+        return compare_digest(match[2], self._mark(tenant, match[1]))
 
     def _mark(self, tenant: str, number: str) -> str:
         message = f"response\0{tenant}\0{number}".encode()
@@ -45,7 +45,7 @@ class ResponseIds:
 
 
 def with_own_id(body: bytes, tenant: str, dialect: Dialect, ids: ResponseIds | None) -> bytes:
-    """Return a body whose response is kept with an id of the tenant, in place of the client's."""
+    """Replace the client's id in the body of a response that is kept by an id of the tenant."""
     if ids is None or not tenant or not dialect.keeps_responses:
         return body
     return with_member(body, FIELD, f'"{ids.new(tenant)}"')

@@ -6,8 +6,8 @@ from forebay.proxy.api.body import as_utf8, client_salt, parse_any, reject_media
 from forebay.proxy.api.cache_salt import CacheSalts, with_salt
 from forebay.proxy.backends.models import Models, Wanted
 
-MOST_PARTS = 16  # of a form that are looked at
-HEADER_BYTES = 1 << 10  # of a part
+MOST_PARTS = 16  # parts of a form that are searched for the model
+HEADER_BYTES = 1 << 10  # bound of the header of a part, and of the name of a model
 
 
 async def prepared(
@@ -20,14 +20,14 @@ async def prepared(
     form: bool = True,
     names_model: bool = False,
 ) -> tuple[bytes, Wanted]:
-    """Prepare the body of a request that is not shaped; raises ApiError 400.
+    """Prepare the body of a request that is not shaped. Raises ApiError 400.
 
-    Forms (audio) get no salt: vLLM reads none from them.
+    Forms (audio) get no salt, because vLLM does not read a salt from them.
 
     Args:
         content_type: the whole header.
-        form: a body of this path may be a form. Then it is one if the header says so.
-        names_model: the model of a form is wanted even where no other name stands for it.
+        form: the path may have forms as bodies. Then the header decides.
+        names_model: find the model of a form even where no model has an alias.
 
     Returns:
         The body, with the backends' name of the model and the tenant's salt, and that model.
@@ -38,20 +38,20 @@ async def prepared(
         return _form(body, content_type, models) if wants_model else (body, Wanted(""))
     body = as_utf8(body)
     fields = await parse_any(body)
-    body, wanted = with_model(fields, body, models)
+    body, model = with_model(fields, body, models)
     if salts is not None:
         reject_media_ids(fields)
         body = with_salt(body, salts.salt(tenant, client_salt(fields)), empty=not fields)
-    return body, wanted
+    return body, model
 
 
 def is_form(content_type: str) -> bool:
-    """Return whether the header says that the body is a form."""
+    """True if the header says that the body is a form."""
     return content_type.partition(";")[0].strip().lower() == "multipart/form-data"
 
 
 def _form(body: bytes, content_type: str, models: Models) -> tuple[bytes, Wanted]:
-    """Do the same with a form: its part `model` is a line of text."""
+    """Prepare a form, whose part `model` is a line of text."""
     boundary = _parameter("content-type", content_type, "boundary")
     delimiter = b"--" + boundary.encode("utf-8", "surrogateescape")
     start = body.find(delimiter) if boundary else -1
@@ -62,10 +62,10 @@ def _form(body: bytes, content_type: str, models: Models) -> tuple[bytes, Wanted
             break
         if _part_name(body[start:head_end]) == "model" and end - head_end < HEADER_BYTES:
             value = body[head_end + 4 : end]
-            wanted = models.find(value.decode(errors="replace"))
-            if wanted.name.encode() != value:
-                body = b"".join((body[: head_end + 4], wanted.name.encode(), body[end:]))
-            return body, wanted
+            model = models.find(value.decode(errors="replace"))
+            if model.name.encode() != value:
+                body = b"".join((body[: head_end + 4], model.name.encode(), body[end:]))
+            return body, model
         start = end + 2
     return body, Wanted("")
 
@@ -79,8 +79,8 @@ def _part_name(head: bytes) -> str:
 
 
 def _parameter(field: str, value: str, name: str) -> str:
-    """Return a parameter of a header, "" if it has none."""
+    """Return a parameter of a header, or ""."""
     message = Message()
     message[field] = value
-    found = message.get_param(name, "", header=field)
-    return found if isinstance(found, str) else ""
+    parameter = message.get_param(name, "", header=field)
+    return parameter if isinstance(parameter, str) else ""

@@ -7,5 +7,5 @@ to come up), failures (the meaning of bad responses, and a log of malformed resp
 many are allowed), suspicions (failures that the request itself may have caused), passing (a limit
 for requests that pass no queue), salt_support (paths on which a cache salt is dropped).
 
-May import http1, config, share and the driver, and api for salt_support. App and relay import it.
+May import http1, config, telemetry and the driver. The rooms above it import it.
 """

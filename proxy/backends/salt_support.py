@@ -9,15 +9,14 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from forebay.proxy.api.cache_salt import FIELD
-from forebay.proxy.api.dialects import DIALECTS, MESSAGES
 from forebay.proxy.config.advice import NO_ISOLATION, NO_ISOLATION_REMEDY
-from forebay.proxy.config.paths import ENGINE, FORMS
+from forebay.proxy.config.paths import ENGINE, FORMS, MESSAGES, SHAPED
 from forebay.proxy.telemetry.log_events import LogEvent, Say
 from forebay.traces.command_line.messages import shortlist
 
 OPENAPI: Final = "/openapi.json"
-SALTED: Final = (*DIALECTS, *(path for path in ENGINE if path not in FORMS))
+FIELD: Final = "cache_salt"
+SALTED: Final = (*SHAPED, *(path for path in ENGINE if path not in FORMS))
 """Paths whose bodies get a salt."""
 SURELY_OLD: Final = (0, 21)
 """Versions before this one are older than the change that gave `/v1/messages` the salt."""
@@ -47,7 +46,7 @@ def paths_of_version(answer: bytes) -> frozenset[str] | None:
         old = (int(major), int(minor)) < SURELY_OLD
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError):
         return None
-    return frozenset([MESSAGES.path]) if old else None
+    return frozenset([MESSAGES]) if old else None
 
 
 def _drops(path: Any, schemas: Mapping[str, Any]) -> bool:

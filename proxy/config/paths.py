@@ -1,13 +1,19 @@
-"""The paths of vLLM that are passed on by default, as a table.
+"""The paths of vLLM that are shaped, and the table of paths that are passed on by default.
 
-Three kinds of vLLM's paths are missing. Chats and completions are shaped (`api/dialects/`).
-Operators' paths change or stop a server. And further paths that generate would pass all queues and
-shares: `routes` adds them for operators who know their clients.
+Two kinds of vLLM's paths are in neither. Operators' paths change or stop a server. And further
+paths that generate would pass all queues and shares: `routes` adds them for operators who know
+their clients.
 """
 
 import re
 from typing import Final
 
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+RESPONSES: Final = "/v1/responses"
+MESSAGES: Final = "/v1/messages"
+SHAPED: Final = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+"""Paths whose requests are shaped, each by a class in `api/dialects/`."""
 MODELS: Final = "/v1/models"
 # GET requests, too, are answered by vLLM's API server alone, whether its engine is dead or not.
 ENGINELESS: Final = (

@@ -15,13 +15,13 @@ from forebay.traces.errors import InputError
 DEFAULT_ADMIN = "http://127.0.0.1:9090"
 ANSWER_S = 5.0
 MOST_BYTES = 16 << 20
-MISTAKES = 400, 408, 413, 415, 429  # of what was sent: the message says what
+MISTAKES = 400, 408, 413, 415, 429  # faults of the sent body, which the message describes
 
 AdminUrl = Annotated[str, typer.Option(help="the proxy's admin port")]
 
 
 class Unreachable(InputError):
-    """Nothing answers there, or something that is no admin port."""
+    """Nothing answers there, or a server that is not an admin port."""
 
 
 class Refused(InputError):
@@ -33,11 +33,11 @@ class Refused(InputError):
 
 
 def ask(admin: str, target: str, body: bytes | None = None) -> bytes:
-    """Return the body of the answer; raises InputError.
+    """Return the body of the answer. Raises InputError.
 
     Args:
         target: path and query.
-        body: is POSTed as JSON; None: GET.
+        body: sent as JSON in a POST. None sends a GET.
     """
     if not _is_url(admin):
         raise InputError(f"--admin {admin}: give a URL such as {DEFAULT_ADMIN}")
@@ -59,12 +59,12 @@ def ask(admin: str, target: str, body: bytes | None = None) -> bytes:
 
 
 def cleaned_json(body: bytes) -> Any:
-    """Parse JSON that may hold names of servers and clients; raises ValueError."""
+    """Parse JSON that may hold names of servers and clients. Raises ValueError."""
     return all_printable(json.loads(body))
 
 
 def ask_json(admin: str, target: str, key: str, body: bytes | None = None) -> dict[str, Any]:
-    """Return an answer in JSON that has `key`; raises InputError."""
+    """Return an answer in JSON that has `key`. Raises InputError."""
     try:
         fields = cleaned_json(ask(admin, target, body))
     except ValueError:
@@ -83,7 +83,7 @@ def _is_url(text: str) -> bool:
 
 
 def _refusal(admin: str, status: int, body: bytes) -> InputError:
-    """Return the error that the admin port named, if it is one."""
+    """Return the error as the admin port words it, or Unreachable for another server's error."""
     try:
         error = json.loads(body)["error"]
         code, message = str(error["code"]), printable(str(error["message"]))

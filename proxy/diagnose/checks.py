@@ -1,7 +1,7 @@
 """Check a running proxy and its backends: one function for each check.
 
-Each yields findings: what is wrong with its figures, and what to do. `CHECKS` is the table of all
-of them. Counters are those of the window that the scene looks at. Causes come before effects.
+Each yields findings: the fault with its figures, and a remedy. `CHECKS` lists all functions, causes
+before effects. Counters cover the window of the scene.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,12 +33,12 @@ from forebay.proxy.diagnose.doctor.finding import FEW, Finding, Found
 from forebay.proxy.diagnose.scene import Scene
 
 SLOWER = 1.5
-"""Times the prefill of the fastest backend, with the learned error of both on top: a fifth after
-two prompts. Equal GPUs differ by less than a tenth."""
+"""Factor above the prefill of the fastest backend, on top of the learned error of both, which is a
+fifth after two prompts. Equal GPUs differ by less than a tenth."""
 LEARNED = 2  # prefills from which the learned speed of a backend is compared
-OFF = 1.5  # times the predicted time to first token
+OFF = 1.5  # factor above the predicted time to first token
 LAG_S = "0.02"  # bound of the histogram above which the event loop is late
-FULL = 0.8  # of the file descriptors
+FULL = 0.8  # share of the file descriptors
 OLDEST_VLLM = (0, 11)
 
 
@@ -63,7 +63,7 @@ def states(scene: Scene) -> Found:
 
 
 def speeds(scene: Scene) -> Found:
-    """No backend is much slower than another one of its models."""
+    """No backend is much slower than another backend of the same models."""
     by_models: dict[tuple[str, ...], dict[str, tuple[float, dict[str, Any]]]] = {}
     for name, b in scene.backends().items():
         cost = b["prefill_cost"]
@@ -75,7 +75,7 @@ def speeds(scene: Scene) -> Found:
 
 
 def _slow_ones(costs: dict[str, tuple[float, dict[str, Any]]]) -> Found:
-    """Compare the seconds of 10,000 tokens of backends that should be equal."""
+    """Compare the seconds for 10,000 tokens of backends that should be equal."""
     fastest = min(costs, key=lambda name: costs[name][0])
     least_s, of_fastest = costs[fastest]
     for name, (takes_s, cost) in costs.items():
@@ -127,8 +127,10 @@ def long_prompts(scene: Scene) -> Found:
 
 
 def models(scene: Scene) -> Found:
-    """Every other name of a model stands for one that is served."""
-    unserved = {a: name for one in scene.statuses() for a, name in one["unserved_names"].items()}
+    """Every alias stands for a model that is served."""
+    unserved = {
+        a: name for status in scene.statuses() for a, name in status["unserved_names"].items()
+    }
     for alias, name in unserved.items():
         yield (
             "error",
@@ -138,9 +140,9 @@ def models(scene: Scene) -> Found:
 
 
 def versions(scene: Scene) -> Found:
-    """All backends run one vLLM, and not an old one."""
-    known = {fact["name"]: fact["version"] for fact in scene.facts if fact["version"]}
-    for name, text in known.items():
+    """All backends run the same version of vLLM, and not an old version."""
+    by_backend = {fact["name"]: fact["version"] for fact in scene.facts if fact["version"]}
+    for name, text in by_backend.items():
         parts = text.split(".")[:2]
         if all(part.isdigit() for part in parts) and tuple(map(int, parts)) < OLDEST_VLLM:
             yield (
@@ -149,8 +151,8 @@ def versions(scene: Scene) -> Found:
                 "was tried",
                 "upgrade vLLM",
             )
-    if len(set(known.values())) > 1:
-        listed = ", ".join(f"{name} {text}" for name, text in known.items())
+    if len(set(by_backend.values())) > 1:
+        listed = ", ".join(f"{name} {text}" for name, text in by_backend.items())
         yield "warning", f"the backends run different versions ({listed})", "run one version"
 
 
@@ -159,7 +161,7 @@ def unanswered(scene: Scene) -> Found:
     hung = {name for name, b in scene.backends().items() if b.get("reason") == "probes_failed"}
     for fact in scene.facts:
         if not fact["answers"] and fact["name"] in hung:
-            continue  # `states` has said so, and what to do
+            continue  # `states` has reported it with its remedy
         if not fact["answers"]:
             text = f"{fact['name']} answers none of /version, /v1/models and /metrics"
             yield "error", text, "start it, and check that the proxy reaches its URL"
@@ -184,7 +186,7 @@ def other_clients(scene: Scene) -> Found:
 
 
 def preemptions(scene: Scene) -> Found:
-    """The KV caches hold what the proxy sends."""
+    """The KV caches have room for the requests of the proxy."""
     for fact in scene.facts:
         count = (fact["engine"] or {}).get("preemptions", 0.0)
         served = scene.requests(fact["name"])
@@ -224,6 +226,7 @@ def late(scene: Scene) -> Found:
 
 def event_loop(scene: Scene) -> Found:
     """The proxy itself has enough processor time, memory and descriptors."""
+    # Processor time: the event loop runs late.
     name = "forebay_event_loop_lag_seconds"
     count = scene.total(f"{name}_count")
     over = count - scene.total(f"{name}_bucket", le=LAG_S)
@@ -234,11 +237,13 @@ def event_loop(scene: Scene) -> Found:
             f"{over / count:.0%} of {count:.0f} measurements",
             "give the proxy more processor time, or start it with --workers",
         )
+    # Memory, and other resources that make the proxy shed load.
     for status in scene.statuses():
         if shed := status["shedding_classes"]:
             short = ", ".join(status["short_of"]).replace("_", " ") or "something"
             text = f"the proxy sheds {shed} of 3 service classes: it is short of {short}"
             yield "error", text, "start it with --workers, or on a larger machine"
+    # File descriptors.
     used, most = scene.total("process_open_fds"), scene.total("process_max_fds")
     if most and used > FULL * most:
         text = f"{used:.0f} of {most:.0f} file descriptors are in use"
@@ -329,6 +334,6 @@ CHECKS: Mapping[str, Callable[[Scene], Found]] = {
 
 
 def examine(scene: Scene) -> list[Finding]:
-    """Return what every check finds, errors first, and once what several workers have."""
-    found = [Finding(name, *one) for name, check in CHECKS.items() for one in check(scene)]
-    return sorted(dict.fromkeys(found), key=lambda finding: finding.severity != "error")
+    """Return the findings of all checks, errors first, and each of them once for all workers."""
+    findings = [Finding(name, *fields) for name, check in CHECKS.items() for fields in check(scene)]
+    return sorted(dict.fromkeys(findings), key=lambda finding: finding.severity != "error")

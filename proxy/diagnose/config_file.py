@@ -1,4 +1,4 @@
-"""Check a configuration file, what it names, and whether the running proxy follows it."""
+"""Check a configuration file, the files that it names, and whether the running proxy uses it."""
 
 import os
 import shutil
@@ -17,26 +17,26 @@ from forebay.proxy.telemetry.logs.capture import capture_salt
 from forebay.traces.errors import InputError
 
 CHECK = "configuration file"
-LEAST_FREE = 0.05  # of a disk that is written to
-READABLE = 0o044  # by other users than the owner
+LEAST_FREE = 0.05  # free share of a disk that is written to
+READABLE = 0o044  # mode bits that let other users than the owner read
 
 
 def examine_file(path: Path, environ: Mapping[str, str], scene: Scene) -> list[Finding]:
-    """Return what is wrong with the file, with what it names, or beside the running proxy."""
+    """Return the faults of the file, of files that it names, and its differences to the proxy."""
     try:
         config = load_config(path, {}, environ, to_serve=False)
-        found = _files(config, environ)
+        faults = _files(config, environ)
     except InputError as error:
         return [Finding(CHECK, "error", str(error), "correct it; the running proxy keeps its own")]
-    return [Finding(CHECK, *one) for one in (*found, *_running(config, scene))]
+    return [Finding(CHECK, *fault) for fault in (*faults, *_running(config, scene))]
 
 
 def check_files(config: Config, environ: Mapping[str, str]) -> list[str]:
-    """Return warnings; raises InputError if a file that the configuration names cannot be used."""
-    found, warnings = _files(config, environ), []
+    """Return warnings. Raises InputError if a file that the configuration names cannot be used."""
+    faults, warnings = _files(config, environ), []
     if config.capture.path is not None:
         capture_salt(environ)
-    for severity, text, remedy in found:
+    for severity, text, remedy in faults:
         if severity == "error":
             raise InputError(f"{text}; {remedy}")
         warnings.append(f"{text}; {remedy}")
@@ -44,12 +44,12 @@ def check_files(config: Config, environ: Mapping[str, str]) -> list[str]:
 
 
 def _files(config: Config, environ: Mapping[str, str]) -> list[tuple[Severity, str, str]]:
-    """Look at the files that the configuration names; raises InputError for a bad key or secret."""
+    """Check the files that the configuration names. Raises InputError for a bad key or secret."""
     security = Security(config, environ)
-    ring, wrong = security.auth.ring, contradictions(config, security.auth.tenants())
+    ring, clashes = security.auth.ring, contradictions(config, security.auth.tenants())
     return [
         *_key_file(config, ring.short_keys if ring else 0),
-        *(("warning", *one) for one in wrong),
+        *(("warning", *contradiction) for contradiction in clashes),
         *_disks(config),
     ]
 
@@ -89,13 +89,13 @@ def _disks(config: Config) -> Found:
 
 def _running(config: Config, scene: Scene) -> Found:
     running = scene.backends()
-    listed = {lane.name: lane for backend in config.backends for lane in lanes(backend)}
-    for name in listed.keys() - running.keys():
+    in_file = {lane.name: lane for backend in config.backends for lane in lanes(backend)}
+    for name in in_file.keys() - running.keys():
         yield "warning", f"the file has backend {name}; the running proxy has not", "reload it"
-    for name in running.keys() - listed.keys() if listed else ():
+    for name in running.keys() - in_file.keys() if in_file else ():
         yield "warning", f"the running proxy has backend {name}; the file has not", "reload it"
-    for name in listed.keys() & running.keys():
-        here, there = listed[name], running[name]
+    for name in in_file.keys() & running.keys():
+        here, there = in_file[name], running[name]
         for key in ("max_concurrency", "long_prefill_token_threshold"):
             if getattr(here, key) != there[key]:
                 text = f"{key} of {name} is {getattr(here, key)} in the file, {there[key]} in force"

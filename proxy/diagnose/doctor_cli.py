@@ -1,4 +1,4 @@
-"""`forebay doctor`: what is wrong with a running proxy and its backends."""
+"""`forebay doctor`: find the faults of a running proxy and its backends."""
 
 import json
 import os
@@ -62,21 +62,23 @@ def doctor(
 ) -> None:
     from forebay.proxy.diagnose.checks import CHECKS, examine
 
+    # A finding of the window is not repeated as an earlier finding.
     whole = ask_all(admin, since)
     scene = whole.recent()
-    found, checked = examine(scene), list(CHECKS)
-    now = {finding.check for finding in found}
+    findings, checked = examine(scene), list(CHECKS)
+    now = {finding.check for finding in findings}
     earlier = [finding for finding in examine(whole) if finding.check not in now]
     if config is not None:
         from forebay.proxy.diagnose.config_file import CHECK, examine_file
 
-        found += examine_file(config, os.environ, scene)
+        findings += examine_file(config, os.environ, scene)
         checked.append(CHECK)
+    # Print the findings, then what was checked.
     if as_json:
         data = {
             "checked": checked,
             "since_s": since,
-            "findings": [asdict(finding) for finding in found],
+            "findings": [asdict(finding) for finding in findings],
             "earlier": [asdict(finding) for finding in earlier],
             "prefix_index": {
                 name: backend["prefix_index"]["paths"] for name, backend in scene.backends().items()
@@ -84,18 +86,18 @@ def doctor(
         }
         sys.stdout.write(json.dumps(data, indent=2) + "\n")
     else:
-        show(found)
+        show(findings)
         for finding in earlier:
             talk(f"INFO     before the last {long_time(since)}: {finding.text}.")
-        talk(textwrap.fill(_summary(scene, found, checked), WIDTH))
+        talk(textwrap.fill(_summary(scene, findings, checked), WIDTH))
         for line in exact_paths(scene):
             talk(textwrap.fill(line, WIDTH))
-    if found:
+    if findings:
         raise typer.Exit(1)
 
 
 def ask_all(admin: str, since_s: float) -> "Scene":
-    """Read everything from the admin port, and the metrics of `since_s` ago; raises InputError."""
+    """Read everything from the admin port, and the metrics of `since_s` ago. Raises InputError."""
     from forebay.proxy.diagnose.scene import Scene, samples_of
 
     before = ask_json(admin, "/status", "ready")
@@ -111,16 +113,16 @@ def ask_all(admin: str, since_s: float) -> "Scene":
 
 
 def show(findings: "Sequence[Finding]") -> None:
-    """Print each finding with its remedy in one line; in a terminal as a paragraph."""
-    for one in findings:
-        line = f"{one.severity.upper():<8} {one.text}. Remedy: {one.remedy}."
+    """Print each finding with its remedy in one line, or in a terminal as a paragraph."""
+    for finding in findings:
+        line = f"{finding.severity.upper():<8} {finding.text}. Remedy: {finding.remedy}."
         if sys.stdout.isatty():
             line = textwrap.fill(line, WIDTH, subsequent_indent=" " * 9, break_on_hyphens=False)
         print(line)
 
 
 def exact_paths(scene: "Scene") -> list[str]:
-    """Say for which paths the prefix index is exact; one line for all equal backends."""
+    """Return the mode of the prefix index for each path, a line for all backends that agree."""
     names: dict[str, list[str]] = {}
     for name, backend in scene.backends().items():
         by_mode: dict[str, list[str]] = {}

@@ -75,19 +75,19 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     listing = slowest is not None or rejected
-    asked = (request_id is not None, slowest is not None, rejected, dry_run is not None)
-    if sum(asked) != 1:
+    choices = (request_id is not None, slowest is not None, rejected, dry_run is not None)
+    if sum(choices) != 1:
         raise InputError("give one of REQUEST_ID, --slowest N, --rejected, --dry-run BODY.json")
     if not listing and (bucket or since is not None):
         raise InputError("--bucket and --since need --slowest N or --rejected")
     if tenant and dry_run is None:
         raise InputError("--tenant needs --dry-run BODY.json")
     if listing:
-        found = ask_list(admin, slowest, bucket, since)
+        answer = ask_list(admin, slowest, bucket, since)
         if as_json:
-            _print_json(found)
+            _print_json(answer)
         else:
-            show_list(found)
+            show_list(answer)
     elif dry_run is not None:
         show(preview(admin, dry_run, tenant), as_json=as_json)
     else:
@@ -95,14 +95,14 @@ def explain(
 
 
 def ask(admin: str, request_id: str) -> dict[str, Any]:
-    """Ask the proxy at `admin` about a request; raises InputError."""
+    """Ask the proxy at `admin` about a request. Raises InputError."""
     return ask_json(admin, f"/status?request={quote(request_id, safe='')}", "verdict")
 
 
 def ask_list(
     admin: str, slowest: int | None, bucket: str = "", since_s: float | None = None
 ) -> dict[str, Any]:
-    """Ask for the slowest requests, None: the rejected ones; raises InputError."""
+    """Ask for the slowest requests, or with None for rejected requests. Raises InputError."""
     query: dict[str, Any] = {"by": "slowest", "count": slowest}
     if slowest is None:
         query = {"by": "rejected", "count": MOST_SLOWEST}
@@ -114,7 +114,7 @@ def ask_list(
 
 
 def preview(admin: str, file: Path, tenant: str = "") -> dict[str, Any]:
-    """Ask what would be decided now about the body in a file; raises InputError."""
+    """Ask for the decision about the body in a file, if it came now. Raises InputError."""
     try:
         body = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:
@@ -127,7 +127,8 @@ def preview(admin: str, file: Path, tenant: str = "") -> dict[str, Any]:
 
 
 def show_list(found: dict[str, Any]) -> None:
-    """Print the JSON of `/requests` as a table of at most 80 columns, if it can be."""
+    """Print the JSON of `/requests` as a table, of 80 columns unless names are too long."""
+    # A row for each request, and a line with its reason.
     rejected = found["by"] == "rejected"
     rows = found["requests"]
     tenants = any(row["tenant"] for row in rows)
@@ -141,6 +142,7 @@ def show_list(found: dict[str, Any]) -> None:
     for row, line in zip(rows, cells, strict=True):
         print(_line(line, widths))
         print(textwrap.fill(_reason(row), 78, initial_indent="    ", subsequent_indent="    "))
+    # A note: which requests these are, and how many are not shown.
     plural = "" if len(rows) == 1 else "s"
     kind = f"rejected request{plural}"
     if not rejected:

@@ -18,7 +18,7 @@ class TimedScene:
 
     Attributes:
         at_s: on any clock.
-        minute: the requests of the last minute, as `/history` has them.
+        minute: the requests of the last minute, from `/history`.
     """
 
     at_s: float
@@ -27,7 +27,7 @@ class TimedScene:
 
 
 def earlier(now: TimedScene, samples: list[MetricSample]) -> TimedScene | None:
-    """Return the reading that `/metrics?ago=` is; None if the proxy is younger."""
+    """Return the reading in `/metrics?ago=`, or None if the proxy is younger."""
     then = Scene(now.scene.status, [], samples)
     age_s = max((sample.value for sample in then.matching(AGE, {})), default=0.0)
     return TimedScene(now.at_s - age_s, then) if age_s else None
@@ -35,7 +35,7 @@ def earlier(now: TimedScene, samples: list[MetricSample]) -> TimedScene | None:
 
 @dataclass(frozen=True, slots=True)
 class BackendLine:
-    """One backend; `running` and `waiting` are numbers of requests."""
+    """One backend. `running` and `waiting` are numbers of requests."""
 
     name: str
     state: str
@@ -51,7 +51,7 @@ class BackendLine:
 
 @dataclass(frozen=True, slots=True)
 class BucketLine:
-    """One length bucket; times and rates are of the time between the readings."""
+    """One length bucket, with times and rates between the two readings."""
 
     name: str
     waiting: int
@@ -63,7 +63,7 @@ class BucketLine:
 
 @dataclass(frozen=True, slots=True)
 class NameLine:
-    """One model or tenant; rates are of the last minute, `share` is of its requests."""
+    """One model or tenant, with rates of the last minute. `share`: of the minute's requests."""
 
     name: str
     requests_per_s: float
@@ -79,7 +79,7 @@ class Frame:
     """One moment as it is shown.
 
     Attributes:
-        over_s: the time that rates cover; without an earlier reading all since the start.
+        over_s: the time that rates cover. Without an earlier reading, all time since the start.
         waits: waiting requests as (number, bucket, backend, reason).
     """
 
@@ -100,7 +100,7 @@ class Frame:
 
 
 def frame_of(now: TimedScene, before: TimedScene | None = None) -> Frame:
-    """Return the frame of a reading; rates are those since `before`, or since the start."""
+    """Return the frame of a reading, with rates since `before` or since the start."""
     statuses = now.scene.statuses()
     uptime_s = max((status["uptime_s"] for status in statuses), default=0.0)
     over_s = now.at_s - before.at_s if before else uptime_s
@@ -124,7 +124,7 @@ def frame_of(now: TimedScene, before: TimedScene | None = None) -> Frame:
 
 
 class Change:
-    """Count what counters gained between two readings."""
+    """The growth of counters between two readings."""
 
     def __init__(self, now: Scene, before: Scene | None, over_s: float) -> None:
         self._now = now
@@ -135,13 +135,13 @@ class Change:
         return self.gain(name, **labels) / self._over_s
 
     def gain(self, name: str, **labels: str) -> float:
-        """Return the gain; all of it where the proxy was restarted in between."""
+        """Return the growth, or the whole value if the proxy was restarted in between."""
         total = self._now.total(name, **labels)
         before = self._before.total(name, **labels) if self._before else 0.0
         return total - before if total >= before else total
 
     def quantile(self, name: str, share: float, **labels: str) -> float | None:
-        """Return a quantile of a histogram; None if nothing was observed."""
+        """Return a quantile of a histogram, or None without observations."""
         bounds = {s.labels["le"] for s in self._now.matching(f"{name}_bucket", labels)}
         return quantile_of(
             ((float(le), self.gain(f"{name}_bucket", le=le, **labels)) for le in bounds), share
@@ -167,19 +167,19 @@ def quantile_of(buckets: Iterable[tuple[float, float]], share: float) -> float |
 
 def _backend(name: str, scene: Scene, change: Change) -> BackendLine:
     mine = [b for status in scene.statuses() for b in status["backends"] if b["name"] == name]
-    known = scene.backends()[name]
+    backend = scene.backends()[name]
     state = next((b.get("state", "draining") for b in mine if not b["up"]), "up")
-    kv_tokens = known["kv_tokens"]
+    kv_tokens = backend["kv_tokens"]
     return BackendLine(
         name=name,
-        state="draining" if known["draining"] else state,
+        state="draining" if backend["draining"] else state,
         running=scene.sent_now(name),
-        slots=known["max_concurrency"],
+        slots=backend["max_concurrency"],
         prefills=sum(b["prefills"] for b in mine),
         backlog_s=max(b["backlog_s"] for b in mine),
         waiting=sum(sum(b["queued"].values()) for b in mine),
         kv_share=sum(b["kv_reserved_tokens"] for b in mine) / kv_tokens if kv_tokens else None,
-        prefill_10k_s=known["prefill_cost"]["seconds_10k_tokens"],
+        prefill_10k_s=backend["prefill_cost"]["seconds_10k_tokens"],
         requests_per_s=change.per_s("forebay_backend_requests_total", backend=name),
     )
 
@@ -206,18 +206,18 @@ def _named(minute: Mapping[str, Any], kind: str) -> list[NameLine]:
     if not minute:
         return []
     seconds = max(1.0, minute["seconds"])
-    total = max(1, sum(one["requests"] for one in minute["buckets"]))
+    total = max(1, sum(entry["requests"] for entry in minute["buckets"]))
     return [
         NameLine(
-            name=one["name"],
-            requests_per_s=one["requests"] / seconds,
-            share=one["requests"] / total,
-            prompt_tokens_per_s=one["prompt_tokens"] / seconds,
-            rejected_per_s=one["rejected"] / seconds,
-            ttft_p50_s=one["ttft_p50_s"],
-            ttft_p95_s=one["ttft_p95_s"],
+            name=entry["name"],
+            requests_per_s=entry["requests"] / seconds,
+            share=entry["requests"] / total,
+            prompt_tokens_per_s=entry["prompt_tokens"] / seconds,
+            rejected_per_s=entry["rejected"] / seconds,
+            ttft_p50_s=entry["ttft_p50_s"],
+            ttft_p95_s=entry["ttft_p95_s"],
         )
-        for one in minute[kind]
+        for entry in minute[kind]
     ]
 
 
@@ -226,5 +226,5 @@ def _waits(scene: Scene) -> list[tuple[int, str, str, str]]:
     for sample in scene.matching(REASONS, {}):
         key = sample.labels["bucket"], sample.labels["backend"], sample.labels["reason"]
         counts[key] = counts.get(key, 0.0) + sample.value
-    found = [(round(count), *key) for key, count in counts.items() if count]
-    return sorted(found, key=lambda one: (-one[0], one[1:]))
+    waits = [(round(count), *key) for key, count in counts.items() if count]
+    return sorted(waits, key=lambda wait: (-wait[0], wait[1:]))

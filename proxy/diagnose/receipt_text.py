@@ -9,8 +9,8 @@ from forebay.proxy.core.model import INSTANT_S
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.telemetry.record import CLIENT_GONE
 
-AS_PREDICTED = 0.1  # of the prediction: a larger difference is named
-FAR_LATER = 1.5  # times its prediction: then the backend is the reason
+AS_PREDICTED = 0.1  # share of the prediction: a larger difference is named
+FAR_LATER = 1.5  # factor above the prediction: a later token makes the backend the reason
 WAITS = {
     "turn": "it was behind earlier requests",
     "down": "its backend was down",
@@ -76,7 +76,7 @@ def receipt_fields(
 
 
 def _waits(receipt: Receipt, now: float) -> dict[str, float]:
-    """Return the seconds in the queue by reason, those until now included."""
+    """Return the seconds in the queue by reason, up to now."""
     waits = dict(receipt.waits)
     if why := receipt.waiting_for:
         waits[why] = waits.get(why, 0.0) + now - receipt.wait_since
@@ -113,7 +113,7 @@ def _actual(receipt: Receipt) -> dict[str, Any]:
 
 
 def verdict(receipt: Receipt, now: float) -> str:
-    """Say in a sentence or two what happened to the request, and why."""
+    """Describe in a sentence or two what happened to the request, and why."""
     if receipt.state == "refused":
         return " ".join(filter(None, (_rejection(receipt), HINDSIGHT.get(receipt.hindsight))))
     parts = [_course(receipt, now)]
@@ -130,7 +130,7 @@ def verdict(receipt: Receipt, now: float) -> str:
 
 
 def preview_verdict(receipt: Receipt) -> str:
-    """Say in a sentence or two what would happen to a request that has not come."""
+    """Describe in a sentence or two what would happen to a request that has not been sent."""
     if receipt.state == "refused":
         return f"Would be rejected{_rejection(receipt).removeprefix('Rejected')}"
     assert receipt.chosen is not None
@@ -144,7 +144,7 @@ def preview_verdict(receipt: Receipt) -> str:
 
 
 def main_reason(receipt: Receipt) -> str:
-    """Say in a few words what took most of the time, or why it was rejected."""
+    """Return in a few words what took most of the time, or why the request was rejected."""
     if receipt.state == "refused":
         return _rejection(receipt).rstrip(".")
     if receipt.first_token_at < 0.0 or receipt.sent_at < 0.0:
@@ -152,6 +152,7 @@ def main_reason(receipt: Receipt) -> str:
     failed = [step.backend for step in receipt.steps if step.kind == "failed"]
     if failed:
         return f"{', '.join(failed)} failed; sent again to {receipt.backend}"
+    # The queue, or a backend that was far slower than predicted.
     queued_s = receipt.sent_at - receipt.arrived_at
     after_s = receipt.first_token_at - receipt.sent_at
     waits = receipt.waits
@@ -162,6 +163,7 @@ def main_reason(receipt: Receipt) -> str:
         predicted_s = min(predicted_s, receipt.chosen.ttft_s)
     if after_s > FAR_LATER * predicted_s + INSTANT_S:
         return f"{receipt.backend} took {_spoken(after_s)}; {_spoken(predicted_s)} predicted"
+    # Else its own prefill.
     tokens = receipt.engine_tokens or receipt.prompt_tokens
     cached = f", {receipt.cached_tokens:,} cached" if receipt.cached_tokens >= 0 else ""
     what = f"its prompt of {tokens:,} tokens{cached}"
@@ -209,7 +211,7 @@ def _course(receipt: Receipt, now: float) -> str:
 
 
 def _why_there(receipt: Receipt) -> str:
-    """Say why that backend was chosen; "" if there was no choice."""
+    """Return why that backend was chosen, or "" without a choice."""
     chosen, options = receipt.chosen, receipt.options
     if chosen is None or len(options) < 2:
         return ""
@@ -298,7 +300,7 @@ def _rejection(receipt: Receipt) -> str:
 
 
 def _candidate(option: Option, receipt: Receipt) -> dict[str, Any]:
-    mean_load = sum(one.load for one in receipt.options) / len(receipt.options)
+    mean_load = sum(other.load for other in receipt.options) / len(receipt.options)
     return {
         "backend": option.backend,
         "chosen": option is receipt.chosen,
@@ -330,7 +332,7 @@ def _since(receipt: Receipt, at: float) -> float | None:
 
 
 def _s(seconds: float) -> float | None:
-    """Round for JSON; infinity becomes None."""
+    """Round for JSON. Infinity becomes None."""
     return None if seconds == inf else round(seconds, 6)
 
 

@@ -21,12 +21,12 @@ class Scene:
     """The answers of the admin port.
 
     Attributes:
-        status: `/status`; with workers it has theirs.
-        facts: `/backends`: what each backend says about itself.
+        status: `/status`, which holds a status for each worker if there are workers.
+        facts: `/backends`: the answers of each backend about itself.
         samples: `/metrics`.
-        before: `/status` of a moment before `facts`; None: the same.
-        then: `/metrics` of the start of the window; empty: the window is all of the proxy's life.
-        life: of a scene of a window: the metrics since the start of the proxy.
+        before: `/status` of a moment before `facts`, or None if it is the same.
+        then: `/metrics` at the start of the window. Empty if the window is the proxy's whole life.
+        life: the metrics since the start of the proxy, if `samples` are of a window.
     """
 
     status: dict[str, Any]
@@ -46,13 +46,13 @@ class Scene:
         return statuses_of(self.status)
 
     def backends(self) -> dict[str, dict[str, Any]]:
-        """Return each backend as the process knows it that has learned most about it."""
-        found: dict[str, dict[str, Any]] = {}
+        """Return each backend as seen by the process that has learned most about it."""
+        backends: dict[str, dict[str, Any]] = {}
         for backend in (b for status in self.statuses() for b in status["backends"]):
-            known = found.get(backend["name"])
-            if known is None or _learned(backend) > _learned(known):
-                found[backend["name"]] = backend
-        return found
+            before = backends.get(backend["name"])
+            if before is None or _learned(backend) > _learned(before):
+                backends[backend["name"]] = backend
+        return backends
 
     def total(self, name: str, **labels: str) -> float:
         """Return the sum of the samples of a metric that have these labels."""
@@ -60,10 +60,10 @@ class Scene:
 
     def lifetime(self, name: str, **labels: str) -> float:
         """Return the same sum since the start of the proxy."""
-        return sum(one.value for one in _matching(self.life or self.samples, name, labels))
+        return sum(sample.value for sample in _matching(self.life or self.samples, name, labels))
 
     def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
-        """Return the same sum for each value of `label`; those above 0, the largest first."""
+        """Return the same sum for each value of `label`, only above 0, the largest first."""
         sums: dict[str, float] = {}
         for sample in self.matching(name, labels):
             key = sample.labels.get(label, "")
@@ -74,31 +74,35 @@ class Scene:
         return _matching(self.samples, name, labels)
 
     def requests(self, backend: str) -> float:
-        """Return how many requests that backend was the last to be sent."""
+        """Return the number of requests that were last sent to this backend."""
         return self.total("forebay_backend_requests_total", backend=backend)
 
     def sent_now(self, backend: str) -> int:
-        """Return how many requests the proxies have running there, the larger of two moments."""
+        """Return the requests of all proxies that run there, the larger number of two moments."""
         return max(_running(self.status, backend), _running(self.before or self.status, backend))
 
 
 def _matching(
     samples: Iterable[MetricSample], name: str, labels: Mapping[str, str]
 ) -> Iterable[MetricSample]:
-    return (one for one in samples if one.name == name and labels.items() <= one.labels.items())
+    return (
+        sample
+        for sample in samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
 
 
 def statuses_of(status: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a status, or those of its workers that answer."""
+    """Return the status of a single process, or of each worker that answers."""
     if "workers" not in status:
         return [status]
     return [worker["status"] for worker in status["workers"] if worker["status"]]
 
 
 def between(then: Sequence[MetricSample], now: Sequence[MetricSample]) -> list[MetricSample]:
-    """Return the samples of now, with counters as they grew since `then`.
+    """Return the samples of `now`, with the growth of counters since `then`.
 
-    A counter that is smaller than it was has begun anew.
+    A counter that has become smaller was reset to 0 by a restart.
     """
     before = {_key(sample): sample.value for sample in then if _counts(sample.name)}
     grown = []
@@ -120,8 +124,8 @@ def _key(sample: MetricSample) -> tuple[str, frozenset[tuple[str, str]]]:
 
 
 def _running(status: dict[str, Any], name: str) -> int:
-    """Sum over workers; what runs for other proxies is counted once."""
-    mine = [b for one in statuses_of(status) for b in one["backends"] if b["name"] == name]
+    """Sum over workers. Requests of other proxies are counted once."""
+    mine = [b for status_ in statuses_of(status) for b in status_["backends"] if b["name"] == name]
     if len(mine) > 1:
         return sum(backend["in_flight"] for backend in mine)
     return sum(backend["in_flight"] + backend["in_flight_elsewhere"] for backend in mine)

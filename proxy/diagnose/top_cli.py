@@ -1,4 +1,4 @@
-"""`forebay top`: the state of a running proxy in a terminal, renewed each second."""
+"""`forebay top`: show the state of a running proxy in a terminal, renewed each second."""
 
 import json
 import sys
@@ -35,7 +35,7 @@ Example:
 """
 RENEW_S = 1.0
 MOST_WAITS = 6
-MOST_NAMES = 5  # models, and tenants; the JSON has more
+MOST_NAMES = 5  # models, and tenants. The JSON has more.
 
 app = new_app(help=EXAMPLE)
 
@@ -68,7 +68,7 @@ def top(
 
 
 def read(admin: str) -> "TimedScene":
-    """Read /status, /metrics and /history; raises InputError."""
+    """Read /status, /metrics and /history. Raises InputError."""
     from forebay.proxy.diagnose.frame import TimedScene
     from forebay.proxy.diagnose.scene import Scene, samples_of
 
@@ -79,7 +79,7 @@ def read(admin: str) -> "TimedScene":
 
 
 def read_before(admin: str, now: "TimedScene", since_s: float) -> "TimedScene | None":
-    """Read the metrics of `since_s` ago; None if the proxy is younger; raises InputError."""
+    """Read the metrics of `since_s` ago, or None if the proxy is younger. Raises InputError."""
     from forebay.proxy.diagnose.frame import earlier
     from forebay.proxy.diagnose.scene import samples_of
 
@@ -108,6 +108,7 @@ def watch(
                 live.update(f"{error}\nTrying again each second; q ends this.", refresh=True)
                 readings.clear()
                 continue
+            # Drop readings beyond the window, but keep the last reading before it.
             while len(readings) > 2 and readings[-1].at_s - readings[1].at_s >= since_s:
                 readings.popleft()
             before = readings[0] if len(readings) > 1 else None
@@ -116,7 +117,7 @@ def watch(
 
 @contextmanager
 def keys() -> Iterator[Callable[[float], str]]:
-    """Give a function that waits for a key for so many seconds, and returns it or ""."""
+    """Yield a function that waits for a key for a number of seconds, and returns it or ""."""
     try:
         import select
         import termios
@@ -148,6 +149,7 @@ def rendered(frame: "Frame", admin: str) -> "Group":
     from rich.console import Group
     from rich.text import Text
 
+    # The first line: what concerns the whole proxy.
     state = "draining" if frame.draining else "ready" if frame.ready else "no backend is up"
     head = f"forebay {frame.version} at {admin}: {state}, {frame.active} active"
     head += f", up {long_time(frame.uptime_s)}"
@@ -157,6 +159,7 @@ def rendered(frame: "Frame", admin: str) -> "Group":
         head += f", {frame.workers} workers"
     if frame.shedding:
         head += f"; rejects {frame.shedding} of 3 service classes"
+    # The tables, and the waiting requests.
     good = frame.ready and not frame.draining and not frame.shedding
     parts: list[RenderableType] = [Text(head, style="bold" if good else "bold red"), ""]
     parts += [_backends(frame), "", _buckets(frame)]
@@ -176,18 +179,18 @@ def _backends(frame: "Frame") -> "RenderableType":
     table = _table(
         "backend", "state", "running", "prefills", "backlog", "waiting", "KV", "10k tokens", "req/s"
     )
-    for one in frame.backends:
+    for line in frame.backends:
         table.add_row(
-            one.name,
-            one.state.replace("_", "-"),
-            f"{one.running}/{one.slots}",
-            str(one.prefills),
-            f"{one.backlog_s:.2f} s",
-            str(one.waiting),
-            "-" if one.kv_share is None else f"{one.kv_share:.0%}",
-            f"{one.prefill_10k_s:.2f} s",
-            f"{one.requests_per_s:.2f}",
-            style=None if one.state == "up" else "red",
+            line.name,
+            line.state.replace("_", "-"),
+            f"{line.running}/{line.slots}",
+            str(line.prefills),
+            f"{line.backlog_s:.2f} s",
+            str(line.waiting),
+            "-" if line.kv_share is None else f"{line.kv_share:.0%}",
+            f"{line.prefill_10k_s:.2f} s",
+            f"{line.requests_per_s:.2f}",
+            style=None if line.state == "up" else "red",
         )
     return table
 
@@ -195,15 +198,15 @@ def _backends(frame: "Frame") -> "RenderableType":
 def _buckets(frame: "Frame") -> "RenderableType":
     table = _table("bucket", "waiting", "req/s", "rejected/s", "TTFT p50", "TTFT p99")
     table.title = f"Over {long_time(frame.over_s)}"
-    for one in frame.buckets:
+    for line in frame.buckets:
         table.add_row(
-            one.name,
-            str(one.waiting),
-            f"{one.requests_per_s:.2f}",
-            f"{one.rejected_per_s:.2f}",
-            short_time(one.ttft_p50_s),
-            short_time(one.ttft_p99_s),
-            style="yellow" if one.rejected_per_s else None,
+            line.name,
+            str(line.waiting),
+            f"{line.requests_per_s:.2f}",
+            f"{line.rejected_per_s:.2f}",
+            short_time(line.ttft_p50_s),
+            short_time(line.ttft_p99_s),
+            style="yellow" if line.rejected_per_s else None,
         )
     return table
 
@@ -211,16 +214,16 @@ def _buckets(frame: "Frame") -> "RenderableType":
 def _named(kind: str, lines: "Sequence[NameLine]") -> "RenderableType":
     table = _table(kind, "req/s", "share", "tokens/s", "TTFT p50", "TTFT p95", "rejected/s")
     table.title = f"{kind.capitalize()}s, last minute"
-    for one in lines[:MOST_NAMES]:
+    for line in lines[:MOST_NAMES]:
         table.add_row(
-            one.name,
-            f"{one.requests_per_s:.2f}",
-            f"{one.share:.0%}",
-            f"{one.prompt_tokens_per_s:,.0f}",
-            short_time(one.ttft_p50_s),
-            short_time(one.ttft_p95_s),
-            f"{one.rejected_per_s:.2f}",
-            style="yellow" if one.rejected_per_s else None,
+            line.name,
+            f"{line.requests_per_s:.2f}",
+            f"{line.share:.0%}",
+            f"{line.prompt_tokens_per_s:,.0f}",
+            short_time(line.ttft_p50_s),
+            short_time(line.ttft_p95_s),
+            f"{line.rejected_per_s:.2f}",
+            style="yellow" if line.rejected_per_s else None,
         )
     return table
 

@@ -1,8 +1,8 @@
 """Read the public keys of an identity provider (JWKS, RFC 7517), and follow their rotation.
 
 A file is read with the configuration, and again when it changes. A URL is asked at the start, every
-five minutes, and when a token names a key that is not known. While it cannot be read, the keys that
-are known stay in force.
+five minutes, and when a token names an unknown key. While it cannot be read, the latest keys stay
+in force.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from forebay.proxy.telemetry.log_events import LogEvent, Say
 from forebay.traces.errors import InputError
 
 FETCH_EVERY_S: Final = 300.0
-RETRY_S: Final = 10.0  # after a failure, and between two questions for keys that are not known
+RETRY_S: Final = 10.0  # after a failure, and between two questions for unknown keys
 FETCH_S: Final = 5.0
 MOST_BYTES: Final = 1 << 20
 MOST_KEYS: Final = 100
@@ -28,7 +28,7 @@ ALGORITHMS: Final[Mapping[str, tuple[str, ...]]] = {
     "EC": ("ES256", "ES384", "ES512"),
     "OKP": ("EdDSA",),
 }
-"""Those of each type of key. None is symmetric: whoever checks such tokens could make them, too."""
+"""Signatures by type of key. No algorithm is symmetric: a key that checks must not also sign."""
 
 
 Fetch = Callable[[str], Awaitable[bytes]]
@@ -46,7 +46,7 @@ class SigningKey:
 
 
 def jwt_module() -> Any:
-    """Import PyJWT; raises InputError if it is missing."""
+    """Import PyJWT. Raises InputError if it is missing."""
     try:
         import cryptography  # noqa: F401
         import jwt
@@ -61,7 +61,7 @@ def is_url(source: str) -> bool:
 
 
 def read_file(source: str) -> list[SigningKey]:
-    """Read the keys of a file; raises InputError."""
+    """Read the keys of a file. Raises InputError."""
     try:
         with Path(source).open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -71,30 +71,32 @@ def read_file(source: str) -> list[SigningKey]:
 
 
 def parse_jwks(data: bytes, source: str) -> list[SigningKey]:
-    """Return the keys that can check signatures; raises InputError if there is none.
+    """Return the keys that can check signatures. Raises InputError without any.
 
-    Keys of other kinds are left out: providers list those for encryption beside them.
+    Keys of other kinds are skipped, because providers also list their keys for encryption.
     """
     jwt, where = jwt_module(), f"tenants.jwt.jwks: {source}"
     if len(data) > MOST_BYTES:
         raise InputError(f"{where} is larger than {MOST_BYTES >> 20} MiB")
     try:
-        listed = json.loads(data)["keys"]
-        fields = [one for one in listed if isinstance(one, dict)]
+        entries = json.loads(data)["keys"]
+        objects = [entry for entry in entries if isinstance(entry, dict)]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise InputError(f'{where} is no JWKS: give JSON such as {{"keys": [...]}}') from None
     keys = []
-    for one in fields[:MOST_KEYS]:
-        algorithms = ALGORITHMS.get(str(one.get("kty")), ())
-        if named := one.get("alg"):
+    for entry in objects[:MOST_KEYS]:
+        algorithms = ALGORITHMS.get(str(entry.get("kty")), ())
+        if named := entry.get("alg"):
             algorithms = tuple(name for name in algorithms if name == named)
-        if not algorithms or one.get("use", "sig") != "sig":
+        if not algorithms or entry.get("use", "sig") != "sig":
             continue
         try:
-            key = jwt.PyJWK.from_dict({**one, "alg": algorithms[0]} if "crv" not in one else one)
+            key = jwt.PyJWK.from_dict(
+                {**entry, "alg": algorithms[0]} if "crv" not in entry else entry
+            )
         except (jwt.PyJWTError, ValueError, TypeError):
             continue  # a curve or a form that PyJWT does not know
-        keys.append(SigningKey(str(one.get("kid") or ""), key.key, algorithms))
+        keys.append(SigningKey(str(entry.get("kid") or ""), key.key, algorithms))
     if not keys:
         raise InputError(f"{where} has no public key for signatures (RSA, EC or OKP)")
     return keys
@@ -104,7 +106,7 @@ class KeySet:
     """The keys in force.
 
     Attributes:
-        changed: grows whenever the keys do.
+        changed: grows whenever the keys are replaced.
     """
 
     def __init__(self) -> None:
@@ -120,7 +122,7 @@ class KeySet:
         self._use(keys)
 
     def follow(self, url: str) -> None:
-        """Use the keys of a URL; those that are known stay until it has answered."""
+        """Use the keys of a URL. The latest keys stay until it has answered."""
         if url != self._url:
             self._url = url
             self._wanted.set()
@@ -131,30 +133,30 @@ class KeySet:
         self.changed += 1
 
     def for_token(self, key_id: str) -> list[SigningKey]:
-        """Return the keys that may have signed a token; [] if its key is not known.
+        """Return the keys that may have signed a token, [] for an unknown key.
 
-        Then the URL, if there is one, is asked soon.
+        For an unknown key the URL, if there is one, is asked soon.
         """
-        found = [key for key in self.keys if not key_id or key.key_id in (key_id, "")]
-        if not found:
+        matches = [key for key in self.keys if not key_id or key.key_id in (key_id, "")]
+        if not matches:
             self._wanted.set()
-        return found
+        return matches
 
     async def keep_fresh(self, say: Say, fetch: Fetch | None = None) -> None:
-        """Ask the URL now and then, until cancelled; it has just been asked (`refresh`)."""
+        """Ask the URL at intervals, until cancelled. `refresh` has just asked it."""
         while True:
-            asked = self._url
+            url_before = self._url
             every_s = RETRY_S if self._trouble else FETCH_EVERY_S
-            await _until_set(self._moved, RETRY_S)  # who sends unknown keys asks no more often
+            await _until_set(self._moved, RETRY_S)  # unknown keys cause no more questions
             await _until_set(self._wanted, every_s - RETRY_S)
-            if self._url or asked:
+            if self._url or url_before:
                 await self.refresh(say, fetch)
 
     async def refresh(self, say: Say, fetch: Fetch | None = None) -> None:
-        """Take the keys of the URL, if there is one; log once why not.
+        """Take the keys of the URL, if there is one. Log a failure once.
 
         Args:
-            fetch: returns what a URL answers; raises OSError.
+            fetch: returns the body of the URL's answer. Raises OSError.
         """
         self._wanted.clear()
         self._moved.clear()
@@ -164,7 +166,7 @@ class KeySet:
             say(LogEvent.JWKS_UNREACHABLE, f"{self._trouble}; the keys that are known stay")
 
     async def _fetched(self, url: str, fetch: Fetch) -> str:
-        """Take the keys of a URL; return why not, "" if it was possible."""
+        """Take the keys of a URL. Returns the reason of a failure, "" after a success."""
         try:
             keys = parse_jwks(await fetch(url), url)
         except InputError as error:
@@ -178,14 +180,14 @@ class KeySet:
 
 
 async def _until_set(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, at most so long."""
+    """Wait for an event, at most `seconds`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
 
 
 async def fetch_url(url: str) -> bytes:
-    """Return what a URL answers, within FETCH_S; raises OSError."""
+    """Return the body of a URL's answer, within FETCH_S. Raises OSError."""
 
     def fetched() -> bytes:
         request = Request(url, headers={"accept": "application/json"})

@@ -1,7 +1,7 @@
-"""Check signed tokens: signature, times, audience and issuer; a claim names the tenant.
+"""Check signed tokens: signature, times, audience and issuer. A claim names the tenant.
 
-Checking a signature takes up to a tenth of a millisecond, so a token that was good stays known
-until it expires or the keys change.
+Checking a signature takes up to a tenth of a millisecond, so a valid token is remembered until it
+expires or the keys change.
 """
 
 import re
@@ -24,8 +24,8 @@ class JwtVerifier:
     """Returns the tenant of a token.
 
     Args:
-        keys: of the provider; they may change at any time.
-        now: the time in seconds since 1970.
+        keys: the keys of the provider, which may change at any time.
+        now: returns the time in seconds since 1970.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class JwtVerifier:
         self._of_keys = keys.changed
 
     def tenant(self, token: str) -> str | None:
-        """Return the tenant that a token names; None if it is none of ours, or over."""
+        """Return the tenant that a token names, or None for a foreign or expired token."""
         if token.count(".") != 2 or len(token) > MOST_TOKEN:
             return None
         if self._of_keys != self._keys.changed:
             self._known.clear()
             self._of_keys = self._keys.changed
         digest, now = sha256(token.encode()).digest(), self._now()
-        known = self._known.get(digest)
-        if known is not None and now < known[1]:
-            return known[0]
+        remembered = self._known.get(digest)
+        if remembered is not None and now < remembered[1]:
+            return remembered[0]
         claims = self._claims(token)
         tenant = claims.get(self._config.tenant_claim) if claims else None
         if not isinstance(tenant, str) or not _TENANT.fullmatch(tenant):

@@ -1,4 +1,4 @@
-"""`forebay drain`: give one backend no new work, wait until it is empty; or take it back."""
+"""`forebay drain`: give a backend no new work and wait until it is empty, or take it back."""
 
 import json
 import sys
@@ -66,6 +66,6 @@ def _wait_empty(admin: str, name: str, answer: dict[str, Any], patience_s: float
     until = time.monotonic() + patience_s
     while answer["in_flight"] and time.monotonic() < until:
         time.sleep(LOOK_S)
-        # To ask for the same again changes nothing.
+        # A repeated drain changes nothing, and reports the requests that still run.
         answer = ask_json(admin, f"/backends/{quote(name, safe='')}/drain", "backend", b"{}")
     return answer

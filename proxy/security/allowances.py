@@ -1,8 +1,8 @@
 """Limit what each tenant may use: which models, how many requests at once, tokens by hour and day.
 
 An hour begins with the first token that is charged in it. A request is charged its prompt when it
-comes, and what it used once it has ended, output included. So a budget may be overdrawn by the
-output of the requests that run as it ends, which `max_concurrency` bounds.
+arrives, and its actual tokens, output included, once it has ended. So a budget may be overdrawn by
+the output of the requests that run when it is used up, which `max_concurrency` bounds.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ DAY_S: Final = 86_400.0
 
 
 class _Budget:
-    """The tokens of one hour or day."""
+    """The tokens of an hour or a day."""
 
     __slots__ = ("ends_at", "spent")
 
@@ -34,9 +34,9 @@ class Allowances:
     """Counts what tenants use in this process.
 
     Args:
-        clock: of the event loop.
-        models: of the backends.
-        rejected: told the bucket and the code of each rejection.
+        clock: the time of the event loop.
+        models: the models of the backends.
+        rejected: called with the bucket and the code of each rejection.
     """
 
     def __init__(
@@ -49,27 +49,27 @@ class Allowances:
         self._windows: dict[tuple[str, float], _Budget] = {}
 
     def admit(self, config: Config, record: RequestRecord, model: str, tokens: int) -> None:
-        """Let a request in, and charge its prompt; raises ApiError 404 or 429.
+        """Let a request in, and charge its prompt. Raises ApiError 404 or 429.
 
         `ended` must follow for each record, whether it was let in or not.
 
         Args:
-            model: that it asks for, as the backends know it.
+            model: the model of the request, by the name that the backends use.
         """
-        known = config.tenants.known.get(record.tenant)
-        if known is None:
+        tenant = config.tenants.known.get(record.tenant)
+        if tenant is None:
             return
         permitted = permitted_models(config, record.tenant, self._models)
         if permitted is not None and model not in permitted:
-            raise no_such_model(model, known.models)
+            raise no_such_model(model, tenant.models)
         if config.mode != "observe":
-            self._check(known, config, record.tenant)
+            self._check(tenant, config, record.tenant)
         self._running[record.tenant] += 1
         record.admitted, record.reserved_tokens = True, tokens
         self._charge(record.tenant, tokens)
 
     def _check(self, known: KnownTenant, config: Config, tenant: str) -> None:
-        """Raise ApiError 429 for a tenant that has no room for one more request."""
+        """Raise ApiError 429 for a tenant without room for another request."""
         most = known.max_concurrency
         if most is not None and self._running[tenant] >= most:
             raise self._rejection(rejections.too_many_at_once(most, config.reject_status))
@@ -92,7 +92,7 @@ class Allowances:
         return error
 
     def ended(self, record: RequestRecord) -> None:
-        """Give the place of a request back, and charge what it used."""
+        """Give the place of a request back, and charge its actual tokens."""
         if not record.admitted:
             return
         record.admitted = False
@@ -101,22 +101,22 @@ class Allowances:
         if not self._running[tenant]:
             del self._running[tenant]
         used = record.prompt_tokens + record.output_tokens
-        if not record.prompt_tokens:  # it was not counted, or no backend got it
+        if not record.prompt_tokens:  # no backend counted it, or no backend got it
             used = record.reserved_tokens if record.written else 0
         self._charge(tenant, used - record.reserved_tokens)
 
     def _charge(self, tenant: str, tokens: int) -> None:
         for seconds in (HOUR_S, DAY_S):
             window = self._windows.get((tenant, seconds))
-            if window is not None:  # it may have begun anew since the request came
+            if window is not None:  # it may be a later window than the window at arrival
                 window.spent = max(0, window.spent + tokens)
 
 
 def permitted_models(config: Config, tenant: str, models: Models) -> frozenset[str] | None:
-    """Return all names of the models that a tenant may use; None: it may use any."""
-    known = config.tenants.known.get(tenant)
-    if known is None or not known.models:
+    """Return all names of the models that a tenant may use, or None if it may use any."""
+    allowance = config.tenants.known.get(tenant)
+    if allowance is None or not allowance.models:
         return None
-    names = {models.find(name).name for name in known.models}
+    names = {models.find(name).name for name in allowance.models}
     aliases = (alias for alias, name in models.aliases.items() if name in names)
-    return frozenset((*known.models, *names, *aliases))
+    return frozenset((*allowance.models, *names, *aliases))

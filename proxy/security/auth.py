@@ -1,7 +1,7 @@
-"""Authenticate: a key names a tenant; without one a request is rejected unread.
+"""Authenticate: a key names a tenant. A request without a valid key is rejected unread.
 
 Wrong keys are counted by address. Beyond the allowance they get a 429, but a valid key is never
-rejected because of them. Behind a load balancer all clients share one address, and a stranger could
+rejected because of them: behind a load balancer all clients share one address, and a stranger could
 lock all of them out. So the allowance bounds work and noise. Against guessing, long keys help.
 """
 
@@ -18,11 +18,11 @@ from forebay.proxy.security.keys import KeyRing
 FAILURES_AT_ONCE = 20.0
 FAILURES_PER_S = 1.0
 ADDRESSES = 4096
-KEY_HEADERS = ("x-api-key", "api-key")  # of Anthropic's clients, of Azure's
+KEY_HEADERS = ("x-api-key", "api-key")  # Anthropic's clients, Azure's clients
 
 
 class Failures:
-    """Counts wrong keys by address, each in a leaky bucket; the table is bounded."""
+    """Counts wrong keys by address, each in a leaky bucket. The table is bounded."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Failures:
         return len(self._levels)
 
     def count(self, address: str, now: float) -> float:
-        """Count a failure; returns 0 within the allowance, else the seconds until it has room."""
+        """Count a failure. Returns 0 within the allowance, else the seconds until it has room."""
         network = _network(address)
         level, at = self._levels.pop(network, (0.0, now))
         level = max(0.0, level - (now - at) * self._per_s)
@@ -53,7 +53,7 @@ class Failures:
 
 
 class Authenticator:
-    """Maps requests to tenants; without a ring and a verifier all clients are one tenant."""
+    """Maps requests to tenants. Without a ring and a verifier all clients are one tenant."""
 
     def __init__(self, ring: KeyRing | None, verifier: JwtVerifier | None = None) -> None:
         self._ring = ring
@@ -65,7 +65,7 @@ class Authenticator:
         return self._ring
 
     def tenants(self) -> tuple[str, ...] | None:
-        """Return the tenants that there can be; None: any name may come."""
+        """Return all possible tenants, or None if tokens may name any tenant."""
         if self._verifier is not None:
             return None
         return self._ring.tenants if self._ring is not None else ()
@@ -75,7 +75,7 @@ class Authenticator:
         self._verifier = verifier
 
     def tenant(self, request: web.BaseRequest, now: float) -> str:
-        """Return the tenant of a request, "" without keys; raises ApiError 401 or 429."""
+        """Return the tenant of a request, or "" without keys. Raises ApiError 401 or 429."""
         ring, verifier = self._ring, self._verifier
         if ring is None and verifier is None:
             return ""
@@ -102,10 +102,10 @@ class Authenticator:
 
 
 def given_keys(headers: Mapping[str, str]) -> Iterator[str]:
-    """Yield the keys that a request gives, at most one for each header.
+    """Yield the keys of a request, at most one for each header.
 
-    A client that is logged in elsewhere sends a foreign bearer token beside its key, so each place
-    counts. OpenAI's clients send `Authorization: Bearer KEY`, and some leave the scheme out.
+    A client that is logged in elsewhere sends a foreign bearer token next to its key, so each
+    header counts. OpenAI's clients send `Authorization: Bearer KEY`, and some omit the scheme.
     """
     scheme, _, token = headers.get("authorization", "").strip().partition(" ")
     if scheme.lower() == "bearer":

@@ -1,6 +1,6 @@
 """Keys, cache salts and certificate of the public port: read together, replaced together.
 
-`read` reads and checks everything and changes nothing, so a bad file leaves all as it was.
+`read` reads and checks everything and changes nothing, so a bad file has no effect.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class LoadedSecurity:
 
     Attributes:
         seen: modification stamps of the files.
-        jwks: the keys of a file for tokens.
+        jwks: the keys that check tokens, read from a file.
     """
 
     config: Config
@@ -43,7 +43,7 @@ class LoadedSecurity:
 
 
 class Security:
-    """Holds the keys, salts and certificates in force; the constructor raises InputError."""
+    """Holds the keys, salts and certificates in force. The constructor raises InputError."""
 
     def __init__(self, config: Config, environ: Mapping[str, str]) -> None:
         self._seen = _stamps(config)  # before reading, so that no change is missed
@@ -66,13 +66,13 @@ class Security:
     def reload(self, config: Config) -> None:
         """Read and apply keys, tenants and certificate.
 
-        Raises InputError and changes nothing if something is wrong. The authorities for backends,
-        and TLS on or off, stay as at the start.
+        Raises InputError, and then changes nothing. The authorities for backends, and TLS on or
+        off, stay as at the start.
         """
         self.take(self.read(config))
 
     def read(self, config: Config) -> LoadedSecurity:
-        """Read and check the files that `config` names; raises InputError."""
+        """Read and check the files that `config` names. Raises InputError."""
         if bool(config.tls.files) != bool(self.tls):
             raise InputError("tls: cannot be switched on or off without a restart")
         seen = _stamps(config)  # before reading
@@ -91,7 +91,7 @@ class Security:
         )
 
     def take(self, loaded: LoadedSecurity) -> bool:
-        """Apply what was read; returns whether the files have changed."""
+        """Apply the contents of the files. True if the files have changed."""
         renewed = loaded.seen != self._seen
         self._config = loaded.config
         self._use_jwks(loaded.config, loaded.jwks)
@@ -103,7 +103,7 @@ class Security:
         return renewed
 
     def say_notes(self, say: Say, renewed: str = "") -> None:
-        """Log facts about the keys in force, without keys; `renewed` opens the first line."""
+        """Log facts about the keys in force, without keys. `renewed` opens the first line."""
         ring = self.auth.ring
         notes = [renewed] if renewed else []
         if ring is not None:
@@ -185,7 +185,9 @@ class Security:
         tenants = config.tenants
         if not tenants.isolates:
             return None
-        groups = {name: one.trust_group for name, one in tenants.known.items() if one.trust_group}
+        groups = {
+            name: tenant.trust_group for name, tenant in tenants.known.items() if tenant.trust_group
+        }
         return CacheSalts(self._secret, groups)
 
 
@@ -195,13 +197,13 @@ def _ring(config: Config, environ: Mapping[str, str]) -> KeyRing | None:
 
 
 def _file_keys(config: Config) -> list[SigningKey]:
-    """Return the keys of the file for tokens; raises InputError."""
+    """Return the keys that check tokens, if they come from a file. Raises InputError."""
     source = config.tenants.jwt.jwks
     return [] if source is None or is_url(source) else read_file(source)
 
 
 def key_holders(config: Config, environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the tenants that have a key; None if tokens name them. Raises InputError."""
+    """Return the tenants that have a key, or None if tokens name them. Raises InputError."""
     if config.tenants.jwt.jwks is not None:
         return None
     ring = _ring(config, environ)

@@ -1,8 +1,8 @@
-"""API keys of tenants: read from a file or the environment, kept as digests only.
+"""API keys of tenants: read from a file or the environment, stored as digests only.
 
 Each line is `tenant: key` or `tenant: sha256:HEX` (64 hex digits of the key's SHA-256). A tenant
-may have several keys. `#` begins a comment line. A message about a bad line has its number, never
-its text.
+may have several keys. `#` begins a comment line. A message about a bad line quotes its number,
+never its text.
 """
 
 import re
@@ -15,7 +15,7 @@ from forebay.traces.errors import InputError
 
 ENVIRONMENT = "env:"
 FILE_BYTES = 16 << 20
-SHORT_KEY = 16  # characters; shorter keys can be guessed
+SHORT_KEY = 16  # characters: a shorter key can be guessed
 _HEAD = 8  # bytes of a digest by which keys are looked up
 _ENTRY = re.compile(r"""(?P<quote>["']?)(?P<tenant>[^\s:"',]+)(?P=quote)\s*:\s+(?P<key>\S+)""")
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -24,12 +24,12 @@ _DIGEST = re.compile(r"sha256:([0-9A-Fa-f]{64})")
 
 
 class KeyRing:
-    """Maps keys to tenants; immutable.
+    """Maps keys to tenants. Immutable.
 
     Attributes:
         tenants: unique names in the order of the source.
         short_keys: number of plain keys that are short enough to be guessed.
-        ends_line: the source ends with a line end; one that is cut in a key does not.
+        ends_line: the source ends with a line end. A file that was cut within a key does not.
     """
 
     __slots__ = ("_by_head", "ends_line", "short_keys", "tenants")
@@ -49,19 +49,19 @@ class KeyRing:
         return sum(map(len, self._by_head.values()))
 
     def tenant(self, key: str) -> str | None:
-        """Return the tenant of a key; None if it is unknown.
+        """Return the tenant of a key, or None if it is unknown.
 
-        The time depends on digests only, which nobody can bring close to a known one.
+        The time depends on digests only, and no client can choose a digest close to a valid digest.
         """
         digest = sha256(key.encode("utf-8", "surrogateescape")).digest()
-        for known, tenant in self._by_head.get(digest[:_HEAD], ()):
-            if compare_digest(known, digest):
+        for own_digest, tenant in self._by_head.get(digest[:_HEAD], ()):
+            if compare_digest(own_digest, digest):
                 return tenant
         return None
 
 
 def read_keys(source: str, environ: Mapping[str, str]) -> KeyRing:
-    """Read the keys of `tenants.keys`, a path or `env:NAME`; raises InputError."""
+    """Read the keys of `tenants.keys`, a path or `env:NAME`. Raises InputError."""
     if source.startswith(ENVIRONMENT):
         name = source.removeprefix(ENVIRONMENT)
         if name not in environ:
@@ -83,17 +83,18 @@ def read_keys(source: str, environ: Mapping[str, str]) -> KeyRing:
 
 
 def parse_keys(text: str, source: str) -> KeyRing:
-    """Parse keys; entries are separated by line ends or commas. Raises InputError."""
+    """Parse keys, separated by line ends or commas. Raises InputError."""
     digests: dict[bytes, str] = {}
     short_keys = 0
     for number, entry in _entries(text):
         where = f"{source}:{number}"
-        found = _ENTRY.fullmatch(entry)
-        if found is None:
+        match = _ENTRY.fullmatch(entry)
+        if match is None:
             raise InputError(
                 f"{where}: give `tenant: key` or `tenant: sha256:HEX`, one key per line"
             )
-        tenant, key = found["tenant"], found["key"]
+        # Check the name, and turn the key into a digest.
+        tenant, key = match["tenant"], match["key"]
         if key[0] in "\"'" and key[-1] == key[0]:
             key = key[1:-1]
         if not _TENANT.fullmatch(tenant):
@@ -112,6 +113,7 @@ def parse_keys(text: str, source: str) -> KeyRing:
                 )
             short_keys += len(key) < SHORT_KEY
             digest = sha256(key.encode()).digest()
+        # A key that names two tenants would count for either of them by chance.
         if digests.setdefault(digest, tenant) != tenant:
             raise InputError(f"{where}: this key already belongs to {digests[digest]}")
     if not digests:

@@ -7,14 +7,14 @@ from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 
 
 class UnqueuedQuota:
-    """Charges requests before they are sent, and gives back what no backend has answered."""
+    """Charges requests before they are sent, and refunds them if no backend has answered."""
 
     def __init__(self, driver: Driver, metrics: ProxyMetrics) -> None:
         self._driver = driver
         self._metrics = metrics
 
     def charge(self, config: Config, tenant: str, tokens: int) -> int:
-        """Charge a tenant that has a quota; raises ApiError 429.
+        """Charge a tenant that has a quota. Raises ApiError 429.
 
         Returns the tokens that were charged, 0 without a quota.
         """

@@ -2,10 +2,10 @@
 
 In reading order: base (what an API may differ in), chat, completions, responses (OpenAI's),
 messages (Anthropic's), usage (tokens that a response reports), special_work (more than a prefill).
-A new API is one more file, and one more name in DIALECTS.
+A new API is another file, another name in DIALECTS, and its path in config.paths.
 
 May import the modules of api that read fields and text. The relay and the app ask a dialect, and
-know none by name.
+name no dialect.
 """
 
 from typing import Any, Final
@@ -24,7 +24,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
 
 
 def dialect_of(fields: dict[str, Any]) -> Dialect:
-    """Return the first API whose field of messages the body has; completions if it has no such."""
+    """Return the first API whose field of messages the body has, else completions."""
     with_messages = (d for d in DIALECTS.values() if d.has_parts and d.prompt_field in fields)
     return next(with_messages, COMPLETIONS)
 
@@ -33,6 +33,6 @@ def types_errors(path: str, prefix: str) -> bool:
     """True if the JSON of errors on this path has a type.
 
     Args:
-        prefix: stands in front of all paths for clients.
+        prefix: precedes all paths as clients see them.
     """
     return any(d.types_errors and path.startswith(prefix + d.path) for d in DIALECTS.values())

@@ -14,19 +14,19 @@ class Dialect:
     """An API of vLLM. A subclass sets `path`, and what differs from the defaults here.
 
     Attributes:
-        path: on the public port, and of vLLM.
+        path: its path on the public port, and on vLLM.
         operation: the name of the API in traces (OpenTelemetry's `gen_ai.operation.name`).
         prompt_field: the field that holds the prompt.
         has_parts: the prompt is messages, whose content may be parts such as images.
-        limits: fields for the most tokens of an answer; the first one given counts.
+        limits: fields for the most tokens of an answer. The first field that is present counts.
         asks_usage: `stream_options` can ask for the usage of a stream.
         tokenizes: vLLM's /tokenize reads such a body.
         keeps_responses: a later request can refer to a response by its id.
         types_errors: the JSON of an error has a type.
-        opens: types of events that come before the first token.
-        ends: types of the last event of a stream; empty: streams end with `[DONE]`.
-        ping: the type of the event that says only that the server is alive; "": there is no such.
-        heartbeat: bytes that tell a client that its stream is alive, and say nothing.
+        opens: types of events that precede the first token.
+        ends: types of the last event of a stream. Empty if streams end with `[DONE]`.
+        ping: type of the event that says only that the server is alive, or "".
+        heartbeat: bytes that keep a client's stream alive, without content.
     """
 
     path: str
@@ -49,11 +49,11 @@ class Dialect:
         return bool(self.ends)
 
     def prompt_text(self, fields: dict[str, Any], into: BlockHashes | None = None) -> PromptText:
-        """Return the text of the prompt, or what is made `into` of it; raises ApiError 400."""
+        """Return the text of the prompt, as bytes or added to `into`. Raises ApiError 400."""
         return messages_text(fields, self.prompt_field, fields.get(self.prompt_field), None, into)
 
     def previous_id(self, fields: dict[str, Any]) -> str:
-        """Return the id of the response that this request goes on from, or ""; raises ApiError."""
+        """Return the id of the response that this request goes on from, or "". Raises ApiError."""
         return ""
 
     def has_prompts(self, fields: dict[str, Any]) -> bool:
@@ -65,7 +65,7 @@ class Dialect:
         return is_pure(fields)
 
     def sequences(self, fields: dict[str, Any]) -> int:
-        """Return the number of outputs, each with a slot of its own; raises ApiError 400."""
+        """Return the number of outputs, each with a slot of its own. Raises ApiError 400."""
         return 1
 
     def usage_tokens(self, usage: object) -> tuple[int, int | None, int]:
@@ -74,14 +74,14 @@ class Dialect:
 
 
 def answers(fields: dict[str, Any], *names: str) -> int:
-    """Return the largest of these fields, at least 1; raises ApiError 400."""
+    """Return the largest of these fields, at least 1. Raises ApiError 400."""
     most = 1
     for name in names:
         if name in fields:
             try:
                 most = max(most, integer(fields, name, 1))
             except ApiError:
-                # What is not a number is the backend's to reject. But vLLM accepts a whole number
+                # The backend rejects a value that is not a number. But vLLM accepts a whole number
                 # beyond 64 bits, which orjson returns as a float.
                 if type(fields[name]) in (int, float) and fields[name] >= BEYOND_64_BITS:
                     raise

@@ -3,13 +3,14 @@
 from typing import Any, Final
 
 from forebay.proxy.api.dialects.base import Dialect, answers
+from forebay.proxy.config import paths
 
 
 class Chat(Dialect):
     """`/v1/chat/completions`."""
 
-    path = "/v1/chat/completions"
-    # vLLM's completions know no max_completion_tokens: the client may mean it, the engine does not.
+    path = paths.CHAT
+    # Only here: vLLM's completions ignore max_completion_tokens, even if a client sends it.
     limits = ("max_completion_tokens", "max_tokens")
     asks_usage = True
     tokenizes = True

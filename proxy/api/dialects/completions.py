@@ -11,6 +11,7 @@ from forebay.proxy.api.dialects.base import Dialect, answers
 from forebay.proxy.api.large_json import LongText
 from forebay.proxy.api.media_tokens import EMBEDS_BYTES, digest_of
 from forebay.proxy.api.prompt_text import PromptText, Text, add_text, counted, made
+from forebay.proxy.config import paths
 from forebay.proxy.http1.errors import invalid_type
 
 _TOKEN_IDS: Final = TypeAdapter(list[int])  # vLLM's own reader: 7.0, "7" and true are token ids
@@ -19,7 +20,7 @@ _TOKEN_IDS: Final = TypeAdapter(list[int])  # vLLM's own reader: 7.0, "7" and tr
 class Completions(Dialect):
     """`/v1/completions`."""
 
-    path = "/v1/completions"
+    path = paths.COMPLETIONS
     operation = "text_completion"
     prompt_field = "prompt"
     has_parts = False
@@ -38,9 +39,9 @@ class Completions(Dialect):
             if isinstance(prompt[0], int):
                 return PromptText(_id_bytes(prompt), token_ids=True)
             counted(0, prompt, "prompt")
-            if all(isinstance(one, str | LongText) for one in prompt):
+            if all(isinstance(item, str | LongText) for item in prompt):
                 return PromptText(_joined(prompt, into))
-            if all(isinstance(one, list) for one in prompt):
+            if all(isinstance(item, list) for item in prompt):
                 return PromptText(b"".join(map(_id_bytes, prompt)), token_ids=True)
             return PromptText(_id_bytes(prompt), token_ids=True)
         raise invalid_type("prompt", "a string or a list of token ids", "prompt")
@@ -63,17 +64,17 @@ def batch_of(fields: dict[str, Any]) -> list[Any] | None:
     if not isinstance(prompt, list) or isinstance(prompt[0], int):
         return None
     kind: Any = list if isinstance(prompt[0], list) else (str, LongText)
-    return prompt if all(isinstance(one, kind) for one in prompt) else None  # else token ids
+    return prompt if all(isinstance(item, kind) for item in prompt) else None  # else token ids
 
 
 def _embeds_text(embeds: Any) -> PromptText:
-    """Return what stands for embeddings in place of a prompt: base64, or a list of such."""
+    """Return a digest in place of each embedding (base64, or a list of it), and their tokens."""
     several = embeds if isinstance(embeds, list) else [embeds]
     counted(0, several, "prompt_embeds")
-    if not all(isinstance(one, str | LongText) for one in several):
+    if not all(isinstance(item, str | LongText) for item in several):
         raise invalid_type("prompt_embeds", "base64 or a list of it", "prompt_embeds")
     sizes = [
-        sum(map(len, one.pieces)) if isinstance(one, LongText) else len(one) for one in several
+        sum(map(len, item.pieces)) if isinstance(item, LongText) else len(item) for item in several
     ]
     tokens = sum(max(1, size // EMBEDS_BYTES) for size in sizes)
     return PromptText("\0".join(map(digest_of, several)).encode(), media_tokens=tokens)

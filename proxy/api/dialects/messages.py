@@ -6,17 +6,18 @@ from forebay.proxy.api.block_hashes import BlockHashes
 from forebay.proxy.api.dialects.base import Dialect
 from forebay.proxy.api.dialects.special_work import has_schema
 from forebay.proxy.api.prompt_text import PromptText, messages_text
+from forebay.proxy.config import paths
 
 
 class Messages(Dialect):
     """`/v1/messages`."""
 
-    path = "/v1/messages"
+    path = paths.MESSAGES
     types_errors = True
     opens = frozenset(("ping",))
     ends = frozenset(("message_stop",))
     ping = "ping"
-    heartbeat = b'event: ping\ndata: {"type": "ping"}\n\n'  # also before message_start
+    heartbeat = b'event: ping\ndata: {"type": "ping"}\n\n'  # valid also before message_start
 
     def prompt_text(self, fields: dict[str, Any], into: BlockHashes | None = None) -> PromptText:
         return messages_text(fields, "messages", fields.get("messages"), fields.get("system"), into)

@@ -8,13 +8,14 @@ from forebay.proxy.api.dialects.special_work import has_schema
 from forebay.proxy.api.fields import boolean, string
 from forebay.proxy.api.large_json import LongText
 from forebay.proxy.api.prompt_text import PromptText, messages_text
+from forebay.proxy.config import paths
 from forebay.proxy.http1.errors import ApiError
 
 
 class Responses(Dialect):
     """`/v1/responses`."""
 
-    path = "/v1/responses"
+    path = paths.RESPONSES
     prompt_field = "input"
     limits = ("max_output_tokens",)
     keeps_responses = True
@@ -22,16 +23,19 @@ class Responses(Dialect):
     ends = frozenset(("response.completed", "response.incomplete", "response.failed"))
 
     def prompt_text(self, fields: dict[str, Any], into: BlockHashes | None = None) -> PromptText:
-        given = fields.get("input")
-        if isinstance(given, str | LongText):
-            given = [{"role": "user", "content": given}]
-        return messages_text(fields, "input", given, fields.get("instructions"), into)
+        messages = fields.get("input")
+        if isinstance(messages, str | LongText):
+            messages = [{"role": "user", "content": messages}]
+        return messages_text(fields, "input", messages, fields.get("instructions"), into)
 
     def prefill_only(self, fields: dict[str, Any]) -> bool:
         return not has_schema(fields) and super().prefill_only(fields)
 
     def previous_id(self, fields: dict[str, Any]) -> str:
-        """Raise ApiError 400 also for a response in the background: it would pass the queues."""
+        """Also raises ApiError 400 for a response in the background, which would pass the queues.
+
+        See `Dialect.previous_id`.
+        """
         if boolean(fields, "background"):
             message = "This server makes no responses in the background: leave background out."
             raise ApiError(400, "unsupported_value", message, param="background")

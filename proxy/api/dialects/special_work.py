@@ -1,4 +1,4 @@
-"""Tell which requests are more than a prefill of text: grammars, batches, prompt logprobs."""
+"""Recognise requests that are more than a prefill of text: grammars, batches, prompt logprobs."""
 
 from typing import Any
 
@@ -13,9 +13,10 @@ _IMPURE = frozenset((
 
 
 def is_pure(fields: dict[str, Any]) -> bool:
-    """Return whether an engine does nothing before the first token but prefill the text.
+    """True if an engine does nothing before the first token but prefill the text.
 
-    Unless it must call one, a model with tools answers freely: vLLM compiles no grammar for `auto`.
+    A model with tools answers freely unless it must call a tool: vLLM compiles no grammar for
+    `auto`.
     """
     if _IMPURE.isdisjoint(fields):
         return True
@@ -23,13 +24,13 @@ def is_pure(fields: dict[str, Any]) -> bool:
     free = (
         {"response_format"} if isinstance(format_, dict) and format_.get("type") == "text" else ()
     )
-    given = [fields.get(name) for name in _IMPURE.difference(free, ("tool_choice",))]
-    # A number counts though it is 0: prompt_logprobs.
-    return not (must_call(fields) or any(one or type(one) is int for one in given))
+    values = [fields.get(name) for name in _IMPURE.difference(free, ("tool_choice",))]
+    # The number 0 counts, too: prompt_logprobs.
+    return not (must_call(fields) or any(value or type(value) is int for value in values))
 
 
 def must_call(fields: dict[str, Any]) -> bool:
-    """Return whether the answer must be a call of a tool, which a grammar ensures."""
+    """True if the answer must be a call of a tool, which a grammar ensures."""
     choice = fields.get("tool_choice")
     if isinstance(choice, dict):
         choice = choice.get("type")
@@ -37,7 +38,7 @@ def must_call(fields: dict[str, Any]) -> bool:
 
 
 def has_schema(fields: dict[str, Any]) -> bool:
-    """Return whether a request to /v1/responses or /v1/messages wants its answer in a format."""
+    """True if a request to /v1/responses or /v1/messages wants its answer in a format."""
     for name in ("text", "output_config"):
         holder = fields.get(name)
         format_ = holder.get("format") if isinstance(holder, dict) else None

@@ -1,4 +1,4 @@
-"""Check what stands around the engines: restarts, stalls, API servers, and the clients' network.
+"""Check the surroundings of the engines: restarts, stalls, API servers, the clients' network.
 
 Each of them makes first tokens late, while the queue and the GPUs look innocent.
 """
@@ -8,13 +8,13 @@ from forebay.proxy.diagnose.doctor.finding import FEW, Found
 from forebay.proxy.diagnose.scene import Scene
 
 GONE = 0.1
-"""Of the answers in the window: an engine that knows of fewer has restarted since."""
-LARGE = 0.3  # of the time to first tokens, of the time in the queue, or of the streams
-HALF = 0.5  # of the time to first tokens
+"""Share of the answers in the window. An engine that has not counted them has restarted since."""
+LARGE = 0.3  # share of the time to first tokens, or of the streams
+HALF = 0.5  # share of the time to first tokens
 MANY_TIMES = 3.0
-"""What vLLM's API server needs beside an H200: a slower one is a finding."""
-SAME = 0.2  # an engine that counts so many requests more or less has other clients, or restarted
-LEAST_S = 0.1  # a request, on average
+"""Factor above the time that vLLM's API server needs next to an H200."""
+SAME = 0.2  # an engine whose count differs by this share has other clients, or has restarted
+LEAST_S = 0.1  # mean for a request
 
 
 def restarts(scene: Scene) -> Found:
@@ -68,6 +68,7 @@ def tokenizers(scene: Scene) -> Found:
         engine_s = (engine.get("queue_s", 0.0) + engine.get("prefill_s", 0.0)) / prefills
         usual_s = PRIOR_SERVER_S_PER_TOKEN * engine["prompt_tokens"] / prompts
         rest_s = mean_s - engine_s
+        # Time outside of the engine is a finding only if it is long by all three measures.
         if rest_s >= max(LEAST_S, HALF * mean_s, MANY_TIMES * usual_s):
             yield (
                 "warning",

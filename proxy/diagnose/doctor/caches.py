@@ -1,11 +1,11 @@
-"""Check that the prefix caches of the backends work, and that the proxy knows what they hold."""
+"""Check that the prefix caches of the backends work, and that the proxy knows their contents."""
 
 from forebay.proxy.config.advice import NO_ISOLATION, NO_ISOLATION_REMEDY
 from forebay.proxy.diagnose.doctor.finding import FEW, Found
 from forebay.proxy.diagnose.scene import Scene
 from forebay.traces.command_line.messages import shortlist
 
-KEPT = 0.5  # of its KV cache: a backend that keeps less has other clients, or a smaller cache
+KEPT = 0.5  # share of its KV cache: below this a backend has other clients, or a smaller cache
 
 
 def prefix_caching(scene: Scene) -> Found:
@@ -51,9 +51,9 @@ def token_details(scene: Scene) -> Found:
     """Every backend says how many prompt tokens were cached."""
     for name, backend in scene.backends().items():
         served = scene.total("forebay_backend_requests_total", backend=name, outcome="ok")
-        # A server that has just restarted is believed again, though its answers say it.
-        told = scene.total("forebay_cached_tokens_answers_total", backend=name)
-        if served >= FEW and not told and backend["prefix_index"]["mode"] == "believed":
+        # After a restart the mode is "believed" again, although the answers report cached tokens.
+        reported = scene.total("forebay_cached_tokens_answers_total", backend=name)
+        if served >= FEW and not reported and backend["prefix_index"]["mode"] == "believed":
             yield (
                 "warning",
                 f"none of {served:.0f} answers of {name} says how many prompt tokens were cached, "

@@ -1,17 +1,17 @@
-"""Find what causes rejections and waits: whose requests, which documents, which resource.
+"""Find the causes of rejections and waits: a tenant, long documents, a scarce resource.
 
-Each yields findings as the functions of `checks` do. A cause that is found here is the remedy of a
-rejection. Only without one are more GPUs the answer.
+Each function yields findings like the functions of `checks`. The remedy of a cause is the remedy of
+the rejections. Only without a known cause are more GPUs the answer.
 """
 
 from forebay.proxy.diagnose.doctor.finding import Found
 from forebay.proxy.diagnose.scene import Scene
 
-SOME = 0.01  # of all requests: more errors, rejections or preemptions than this are a finding
-MANY = 0.05  # of the admitted requests that were late, or of the waiting time for one reason
-LARGE = 0.2  # of the waiting time: then what was waited for is the cause
+SOME = 0.01  # share of all requests: more errors, rejections or preemptions are a finding
+MANY = 0.05  # share of the admitted requests, or of the waiting time for one reason
+LARGE = 0.2  # share of the waiting time that makes its reason the cause
 MOST = 0.8
-"""Of the rejections: then one tenant or bucket is the cause."""
+"""Share of the rejections that makes a tenant or a bucket the cause."""
 FEW_REJECTED = 2.0
 
 
@@ -37,7 +37,7 @@ def floods(scene: Scene) -> Found:
 def kv_full(scene: Scene) -> Found:
     """Requests wait for prefills, not for room in the KV caches."""
     waits = scene.by("forebay_wait_seconds_total", "reason")
-    behind_s = waits.pop("behind_others", 0.0)  # those in front wait for the cause
+    behind_s = waits.pop("behind_others", 0.0)  # the requests in front wait for the cause
     kept_s, all_s = waits.get("kv_full", 0.0), sum(waits.values())
     if kept_s < max(1.0, LARGE * all_s):
         return
@@ -45,6 +45,7 @@ def kv_full(scene: Scene) -> Found:
         f"requests waited {kept_s:.0f} s for room in the KV cache, {kept_s / all_s:.0%} of all "
         "time in the queue"
     )
+    # Add the requests behind them, and the fullest cache.
     if behind_s:
         text += f", and others {behind_s:.0f} s behind them"
     reserved = {
@@ -65,7 +66,7 @@ def kv_full(scene: Scene) -> Found:
 
 
 def document_stream(scene: Scene) -> Found:
-    """No stream of long prompts takes more prefill than there is."""
+    """No stream of long prompts takes more prefill than the backends can give."""
     name = "forebay_backend_time_to_first_token_seconds"
     taken_s, counts = scene.by(f"{name}_sum", "bucket"), scene.by(f"{name}_count", "bucket")
     if len(taken_s) < 2:
@@ -98,17 +99,19 @@ REJECTION_REMEDIES = {
 
 
 def rejections(scene: Scene) -> Found:
-    """Few requests are rejected, and none needlessly."""
+    """Few requests are rejected, and no request without need."""
+    # Too many rejections: the remedy is the remedy of their cause.
     reasons = scene.by("forebay_rejects_total", "reason")
     rejected = sum(reasons.values())
     answered = scene.total("forebay_responses_total")
     if rejected > max(1.0, SOME * answered):
-        listed = ", ".join(f"{count:.0f} {reason}" for reason, count in reasons.items())
+        counts = ", ".join(f"{count:.0f} {reason}" for reason, count in reasons.items())
         yield (
             "warning",
-            f"{rejected:.0f} of {max(answered, rejected):.0f} requests were rejected: {listed}",
+            f"{rejected:.0f} of {max(answered, rejected):.0f} requests were rejected: {counts}",
             _remedy(scene, next(iter(reasons))),
         )
+    # Too many rejections that hindsight calls unnecessary.
     verdicts = scene.by("forebay_refusals_in_hindsight_total", "verdict")
     judged = sum(count for verdict, count in verdicts.items() if verdict != "unjudged")
     needless = verdicts.get("false", 0.0)
@@ -123,7 +126,7 @@ def rejections(scene: Scene) -> Found:
 
 
 def _remedy(scene: Scene, reason: str) -> str:
-    """Return what helps against rejections: the remedy of their cause, if one is found."""
+    """Return the remedy of the cause of rejections, or of their reason if no cause is found."""
     if reason in ("queue_full", "deadline_unattainable"):
         for check in (floods, kv_full, document_stream):
             for _, _, remedy in check(scene):

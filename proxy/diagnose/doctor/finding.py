@@ -12,11 +12,11 @@ FEW = 20
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong.
+    """A fault of the proxy, a backend or their configuration.
 
     Attributes:
-        text: what, with the figures.
-        remedy: what to do.
+        text: the fault, with the figures.
+        remedy: what to do about it.
     """
 
     check: str

@@ -3,8 +3,9 @@
 import pytest
 from proxy_stage import RawBackend, Stage, on_stage
 
+from forebay.proxy.api.dialects import DIALECTS
 from forebay.proxy.config.checks import OPERATOR_PATHS
-from forebay.proxy.config.paths import GENERATING, kept_response
+from forebay.proxy.config.paths import GENERATING, SHAPED, kept_response
 
 NEW = ("/v2/rerank", "/v2/embed", "/generative_scoring", "/v1/completions/render",
        "/v1/chat/completions/render")  # fmt: skip
@@ -37,3 +38,7 @@ def test_new_paths_are_passed_on_and_operators_are_not() -> None:
 )
 def test_ids_in_paths(path: str, found: tuple[str, str]) -> None:
     assert kept_response(path) == found
+
+
+def test_shaped_paths_are_those_of_the_dialects() -> None:
+    assert tuple(DIALECTS) == SHAPED
