@@ -140,7 +140,7 @@ def _ttft(comparison: Comparison, bucket: str, percentile: str, line: Comparison
 
 
 def _without_pairs(comparison: Comparison) -> list[str]:
-    """Say what a verdict needs, if intervals include equality for want of paired requests."""
+    """Name the needs of a verdict, if intervals include equality for want of paired requests."""
     open_buckets = [
         bucket
         for bucket in comparison.buckets

@@ -41,7 +41,7 @@ def simulate_command(run: RunData) -> str:
 
 
 def _has_usual_proxy(info: Mapping[str, Any]) -> bool:
-    """True if no file configured the proxy; a run does not keep the file's path."""
+    """True if no file configured the proxy. A run does not keep the path of a file."""
     from forebay.proxy.config.schema import Config
 
     usual = Config().model_dump(mode="json", exclude={"upstream_api_key"})
@@ -49,7 +49,7 @@ def _has_usual_proxy(info: Mapping[str, Any]) -> bool:
 
 
 def _engine_options(engine: Mapping[str, Any]) -> list[str] | None:
-    """Return vLLM's flags that were given; None if the run has a setting that is no flag."""
+    """Return the given flags of vLLM, or None for a setting that is not a flag."""
     from forebay.replay.engine.config import EngineConfig
     from forebay.replay.engine.flags import EngineFlags
 

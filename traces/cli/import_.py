@@ -306,7 +306,7 @@ def export_trace(
 
 
 def list_formats(as_json: AsJson = False) -> None:
-    """List the formats that can be imported, those of plug-ins too.
+    """List the formats that can be imported, also by plug-ins.
 
     example:  forebay traces formats
     """

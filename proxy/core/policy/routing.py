@@ -135,7 +135,7 @@ def warm_or_least_work(
         scores.append(option.wait_s + costs_s + (option.decode_s if spreads else 0.0))
     least = min(scores) + SLACK * cheapest
     near = [place for place in zip(options, scores, strict=True) if place[1] <= least]
-    reads = 1.0 if warm else 0.0
+    reads = 1.0 if warm and not spreads else 0.0  # else the scores have it
     return min(near, key=lambda place: (reads * place[0].decode_s, place[0].load, place[1]))[0]
 
 

@@ -2,7 +2,7 @@
 
 - `published`: public traces and Forebay's CSV, a row for each request.
 - `turns`: logs of sessions, whose turns may have only the new part of the prompt.
-- `agents`, `tracelab` and `mlperf`: sessions of coding agents (`kv_cache_tester` reads those of
+- `agents`, `tracelab` and `mlperf`: sessions of coding agents (`kv_cache_tester` reads for
   `agents`). `client_sets`: descriptions of clients.
 - `tools`: results of load generators. `servers` and `gateways`: their logs.
 - `prompts`: prompts without times.

@@ -57,8 +57,8 @@ class _Rounds:
         size = self._block_tokens
         full = input_tokens // size
         last = self._sessions.get(session, ())
-        kept = last[: min(cached_tokens // size, full)]
-        whole = (*kept, *islice(self._fresh, full - len(kept)))
+        cached = last[: min(cached_tokens // size, full)]
+        whole = (*cached, *islice(self._fresh, full - len(cached)))
         self._sessions[session] = whole
         # The last block is partial and never shared.
         return (*whole, next(self._fresh)) if input_tokens % size else whole
