@@ -6,6 +6,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from forebay.replay.plan.slo import SESSION
 from forebay.replay.results.summary import highest_firm
 
 
@@ -28,7 +29,8 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
     for bucket in buckets:
         table.add_column(f"{bucket}\np99", justify="right", no_wrap=True)
     table.add_column("stall", justify="right", no_wrap=True)
-    tasks = any(result.get("sessions") for result in results)
+    # With set arrivals, tasks take as long as their pauses: a column for those who set a target.
+    tasks = any(slo.startswith(f"{SESSION}=") for result in results for slo in result["slos"])
     if tasks:
         table.add_column("session\nE2E p99", justify="right", no_wrap=True)
     for result in results:

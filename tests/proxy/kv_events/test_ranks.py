@@ -98,7 +98,7 @@ def test_each_lane_follows_its_rank() -> None:
                     assert response.status == 200
             first = await asyncio.gather(*(ask(on, document, "first") for document in DOCUMENTS))
             home = {document: lane for document, (lane, _) in zip(DOCUMENTS, first, strict=True)}
-            while {lane.cache.mode for lane in core.values()} != {"exact"}:
+            while {lane.cache.mode for lane in core.values()} != {"exact"}:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)  # a busy machine publishes late
             for question in ("second", "third"):
                 for document in DOCUMENTS:
