@@ -17,12 +17,15 @@ from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import start_engine
 
 RANKS = 2
-DOCUMENTS = [" ".join(str(10**6 * number + word) for word in range(200)) for number in range(1, 5)]
+DOCUMENTS = [
+    " ".join(str(10**6 * number + word) for word in range(1_500)) for number in range(1, 5)
+]
 
 
 async def start_rank(stack: AsyncExitStack, rank: int, base: int) -> str:
     """Start an engine that publishes where vLLM's rank does; returns its URL."""
-    config = EngineConfig(seed=1, time_scale=1_000.0, max_model_len=4_096)
+    # Slow engines: a cached prompt is faster by more than a busy machine takes.
+    config = EngineConfig(seed=1, time_scale=0.1, max_model_len=8_192)
     events = KvEventsConfig(True, endpoint=f"tcp://*:{base + rank}", topic="kv")
     options = ServerOptions(kv_events=events, server_dev_mode=True)
     port = free_ports(1)[0]
