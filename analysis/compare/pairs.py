@@ -10,7 +10,7 @@ from forebay.analysis.runs.run import RunData
 from forebay.analysis.statistics.quantiles import Floats
 
 LEAST_SHARE = 0.99
-"""Of the answered requests of either run: with fewer pairs, the rest could decide."""
+"""Least share of paired requests in either run. With fewer pairs, the rest could decide."""
 SAME_TIME_S = 0.05
 
 

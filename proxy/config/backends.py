@@ -86,7 +86,7 @@ class BackendConfig(Section):
 
 
 class LaneConfig(BackendConfig):
-    """One rank of a server; made by `lanes` only.
+    """One rank of a server. Only `lanes` makes it.
 
     rank: its number, from 0.
     """
@@ -114,12 +114,12 @@ def lanes(backend: BackendConfig) -> list[BackendConfig]:
 
 
 def rank_of(backend: BackendConfig) -> int | None:
-    """Return the number of the rank; None for a server that has no lanes."""
+    """Return the number of the rank, or None for a server without lanes."""
     return backend.rank if isinstance(backend, LaneConfig) else None
 
 
 def rank_header(backend: BackendConfig) -> dict[str, str]:
-    """Return the header by which vLLM chooses the rank; none for a server that has no lanes."""
+    """Return the header by which vLLM chooses the rank, or no header without lanes."""
     rank = rank_of(backend)
     return {} if rank is None else {RANK_HEADER: str(rank)}
 

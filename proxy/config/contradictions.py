@@ -12,7 +12,7 @@ from forebay.traces.command_line.quantities import bytes_text, seconds_text
 
 LEAST_FIRST_TOKEN_S: Final = 1.0  # no server answers all prompts sooner
 Contradiction = tuple[str, str]
-"""What cannot work, and what to do."""
+"""A setting that cannot work, and the remedy."""
 
 
 def contradictions(config: Config, tenants: Collection[str] | None) -> Iterator[Contradiction]:

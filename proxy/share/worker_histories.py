@@ -10,7 +10,7 @@ LARGEST = ("ttft_p50_s", "ttft_p95_s")  # quantiles cannot be added: the largest
 def added_up(histories: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
     """Return one history with the last minute and the events of all workers, by worker."""
     first = next(iter(histories.values()))
-    minutes = [one["minute"] for one in histories.values()]
+    minutes = [history["minute"] for history in histories.values()]
     events = [{**event, "worker": i} for i, one in histories.items() for event in one["events"]]
     return {
         "every_s": first["every_s"],

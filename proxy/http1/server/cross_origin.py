@@ -58,7 +58,7 @@ class Cors:
 
 
 def answer_method(request: web.BaseRequest, methods: Sequence[str], cors: Cors) -> web.Response:
-    """Answer OPTIONS; raises ApiError 405 for other methods that a path has not."""
+    """Answer OPTIONS. Raises ApiError 405 for other methods that a path has not."""
     allow = {"Allow": ", ".join((*methods, "OPTIONS"))}
     if request.method != "OPTIONS":
         raise ApiError(405, "method_not_allowed", f"Use {methods[0]}.", headers=allow)
