@@ -143,6 +143,23 @@ def test_one_bad_stretch_is_one_event() -> None:
     assert p97[1].high < 2
 
 
+def test_a_jam_hides_no_difference_that_each_tenth_of_two_paired_runs_shows() -> None:
+    """All slow requests of a run stand in one jam, yet the other run is faster throughout."""
+    random = np.random.default_rng(4)
+    fast = random.lognormal(0.0, 0.5, 1200)
+    slow = 3.0 * fast * random.lognormal(0.0, 0.1, 1200)
+    slow[:120] *= 30.0
+    interval = ratio_interval(slow, fast, 0.99, paired=True)
+    assert interval is not None
+    assert 2.0 < interval.low < 4.0
+    assert interval.high > 20.0
+    alike = fast * random.lognormal(0.0, 0.1, 1200)
+    alike[:120] *= 30.0  # a jam of the one run alone is no evidence
+    interval = ratio_interval(alike, fast, 0.99, paired=True)
+    assert interval is not None
+    assert not interval.clear
+
+
 @pytest.mark.parametrize(
     ("values", "texts"),
     [
