@@ -36,7 +36,7 @@ Value = str | int | float | bool | None
 SERVER_ONLY = ("time_scale", "served_model_name", "enable_request_id_headers")
 ENGINE_KEYS = tuple(f.name for f in fields(EngineConfig) if f.name not in SERVER_ONLY)
 WORKLOAD_KEYS = ("rate", "speed", "load", "seed")
-KEYS = ("gpus", "policy", *WORKLOAD_KEYS, *ENGINE_KEYS)
+KEYS = tuple(dict.fromkeys(("gpus", "policy", *WORKLOAD_KEYS, *ENGINE_KEYS)))
 
 
 @dataclass(frozen=True, slots=True)
