@@ -40,8 +40,9 @@ check: .venv/dev
 CHECKS := check-types check-imports check-lint check-format
 .PHONY: quick run-quick run-tests $(CHECKS)
 
+# Three workers for two cores: many tests wait for a server or a process.
 run-tests:
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -rs
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -rs
 
 run-quick:
 	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder --quick
