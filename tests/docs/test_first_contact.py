@@ -37,7 +37,8 @@ def test_the_blocks_are_those_that_are_run_here() -> None:
 
 
 @pytest.mark.skipif(
-    not os.environ.get("TEST_INSTALL"), reason="takes a minute: set TEST_INSTALL=1; fetches packages"
+    not os.environ.get("TEST_INSTALL"),
+    reason="takes a minute: set TEST_INSTALL=1; fetches packages",
 )
 @pytest.mark.timeout(600)
 def test_every_block_gives_what_stands_there(stranger: Stranger) -> None:
