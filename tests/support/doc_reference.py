@@ -4,7 +4,7 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
@@ -255,14 +255,94 @@ def trace_table() -> str:
 
 @cache
 def cli_pages() -> str:
-    """The help of every command and subcommand, as it is printed at 80 columns."""
-    parts = []
-    for word, (_, about) in COMMANDS.items():
-        parts += [f"## forebay {word}", f"{about[0].upper()}{about[1:]}.", _help(word)]
-        subcommands: dict[str, Any] = getattr(command_named(word), "commands", {})
-        for name in subcommands:
-            parts += [f"### forebay {word} {name}", _help(word, name)]
+    """The help of every command and subcommand. Options that several share are described once."""
+    helps = {words: _help(*words) for words in _commands()}
+    shared = _shared_options(helps)
+    parts = ["## Options of several commands"]
+    for title, options in shared.items():
+        parts += [f"### {title}", "```text\n" + "\n".join(options.values()) + "\n```"]
+    for words, text in helps.items():
+        parts += [f"##{'#' * (len(words) - 1)} forebay {' '.join(words)}", _own(text, shared)]
     return "\n\n".join(parts)
+
+
+Words = tuple[str, ...]
+Shared = dict[str, dict[str, str]]  # by title, then by the option's words on one line
+OPTION = re.compile(r"^  (?:-|TRACE <).*\n(?: {8,}\S.*\n)*", re.MULTILINE)
+EVERYWHERE = re.compile(
+    r"  (?:--help|--quiet|--json\s+print (?:the result as JSON|JSON|data)\b)", re.IGNORECASE
+)
+"""Options that the beginning of the page describes."""
+EMPTY_GROUP = re.compile(r"^[A-Z][\w ]*:\n(?=\n|\Z)", re.MULTILINE)
+PLAIN_USAGE = re.compile(r"^Usage: forebay [a-z -]+ \[OPTIONS\](?: \[TRACE\])?\n\n")
+LEAST_SAVED = 14  # words; a shorter text is repeated in each command
+SECTIONS = {
+    "engine": "The simulated server", "experiment": "Experiments", "fleet": "Fleet",
+    "report": "Reports", "replay": "Traffic and targets", "traces": "Traces",
+}  # fmt: skip
+"""The title of the section for options of a command's family; the first match decides."""
+
+
+def _commands() -> Iterator[Words]:
+    for word in COMMANDS:
+        yield (word,)
+        for name in getattr(command_named(word), "commands", {}):
+            yield word, name
+
+
+def _shared_options(helps: dict[Words, str]) -> Shared:
+    """Return the options that several commands describe alike, by the title of their section."""
+    holders: dict[str, list[Words]] = {}
+    shown: dict[str, str] = {}
+    for words, text in helps.items():
+        for option in OPTION.findall(f"{text}\n"):
+            if not EVERYWHERE.match(option):
+                key = " ".join(option.split())
+                holders.setdefault(key, []).append(words)
+                shown[key] = option.rstrip()
+    by_title: Shared = {}
+    for key, commands in holders.items():
+        saved = (len(commands) - 1) * (len(key.split()) - 1)
+        if saved >= LEAST_SAVED and _title(commands):
+            by_title.setdefault(_title(commands), {})[key] = shown[key]
+    return by_title
+
+
+def _title(holders: Sequence[Words]) -> str:
+    """Return the title of the section for options of these commands, "" for no section."""
+    families = {words[0] for words in holders}
+    return next((title for word, title in SECTIONS.items() if word in families), "")
+
+
+def _own(text: str, shared: Shared) -> str:
+    """Return the help of a command without shared options, and the names of those."""
+    found: dict[str, list[str]] = {}
+
+    def kept(match: re.Match[str]) -> str:
+        option = " ".join(match[0].split())
+        for title, options in shared.items():
+            if option in options:
+                found.setdefault(title, []).append(option)
+                return ""
+        return "" if EVERYWHERE.match(match[0]) else match[0]
+
+    own = EMPTY_GROUP.sub("", OPTION.sub(kept, f"{text}\n"))
+    own = re.sub(r"\n{3,}", "\n\n", PLAIN_USAGE.sub("", own)).strip("\n")
+    also = [_also(title, options, shared[title]) for title, options in found.items()]
+    return "\n\n".join([f"```text\n{own}\n```", *(["Also " + " ".join(also)] if also else [])])
+
+
+def _also(title: str, options: Sequence[str], section: Iterable[str]) -> str:
+    """Name the options that a command has of a section."""
+    missing = [option for option in section if option not in options]
+    text = ", ".join(map(_name, options))
+    if len(missing) < len(options):
+        text = " but ".join(["all", *[", ".join(map(_name, missing))][: len(missing)]])
+    return f"[{title}](#{title.lower().replace(' ', '-')}): {text}."
+
+
+def _name(option: str) -> str:
+    return f"`{re.split(r' <|, --| [A-Za-z]', option)[0]}`"
 
 
 def command_named(word: str) -> Any:
@@ -274,7 +354,7 @@ def command_named(word: str) -> Any:
 def _help(*words: str) -> str:
     with redirect_stdout(StringIO()) as printed:
         main([*words, "--help"])
-    return "```text\n" + printed.getvalue().strip() + "\n```"
+    return printed.getvalue().strip()
 
 
 def format_table() -> str:
