@@ -26,6 +26,7 @@ ORDER = (
 )  # fmt: skip
 BLOCK = re.compile(r"<!-- generated: study (?P<name>.+?) -->\n.*?<!-- end -->", re.DOTALL)
 DIGITS = 6  # significant digits that are kept
+ALL_ROWS_EQUAL = {"needle"}  # a simulated engine finds nothing; the sentence counts the prompts
 OWN_OPTIONS = re.compile(r" --(out \S+|force|time-scale \S+)")
 
 
@@ -127,7 +128,9 @@ def block(name: str) -> str:
     columns = [
         Column(column["key"], column["heading"], column["kind"]) for column in data["columns"]
     ]
-    parts = [f"```\n{data['command']}\n```", markdown_table(columns, data["rows"])]
+    parts = [f"```\n{data['command']}\n```"]
+    if name not in ALL_ROWS_EQUAL:
+        parts.append(markdown_table(columns, data["rows"]))
     if name in COURSE:
         parts.append(beside_the_course(name, data))
     parts += [
@@ -142,10 +145,13 @@ def beside_the_course(name: str, data: Mapping[str, Any]) -> str:
     """The course's figures of a study next to ours, and why they differ."""
     kinds = {column["key"]: column["kind"] for column in data["columns"]}
     lines = ["| figure | course | here | why |", "| --- | --: | --: | --- |"]
+    earlier = ""
     for figure in COURSE[name]:
         (row,) = [r for r in data["rows"] if all(r.get(k) == v for k, v in figure.row.items())]
         (ours,) = cells_of(Column(figure.key, "", kinds[figure.key]), [row[figure.key]])
-        lines.append(f"| {figure.what} | {figure.course} | {ours} | {figure.why} |")
+        why = "the same" if figure.why == earlier else figure.why
+        lines.append(f"| {figure.what} | {figure.course} | {ours} | {why} |")
+        earlier = figure.why
     return "\n".join(lines)
 
 
