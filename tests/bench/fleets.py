@@ -34,12 +34,12 @@ from forebay.traces.schema import TraceRequest
 
 FOREBAY = "forebay"
 SMG = ("smg_cache_aware", "smg_prefix_hash")
-OTHERS = (*SMG, "lmetric", "dynamo", "dynamo_queues", "least_connections")
-HOME = "each session stays on its engine"
-PLACED = "new sessions to the engine with the fewest tokens of sessions"
-SPREAD = "no session known, cold prompts to the engine with the fewest tokens used of late"
+OTHERS = (*SMG, "lmetric", "dynamo", "least_connections")  # Dynamo's queues do as Dynamo here
+HOME = "pinned sessions"  # each stays on its engine
+PLACED = "placed sessions"  # a new one goes to the engine with the fewest tokens of sessions
+SPREAD = "placed prompts"  # a cold one goes to the engine with the fewest tokens used of late
 SIZES = (1_000, 10_000, 30_000)  # prompt tokens of the learning curve
-COUNTS = (0, 1, 2, 5, 10, 20, 50, 100)  # prefills that an engine has computed
+COUNTS = (0, 1, 5, 20, 100)  # prefills that an engine has computed
 RATES = (0.005, 0.01, 0.0125)  # sessions a second
 LIVE_S = 120.0  # a session that was not heard of for so long has ended: the longest pause
 NEAR_S = 2.0  # a new session goes to an engine whose first token comes no more than this later
@@ -139,7 +139,7 @@ def play(load: Load, rows: Rows, seed: int, policy: str, learned: Learned | None
 
 
 def shown(seconds: float) -> str:
-    return "refused" if seconds == float("inf") else f"{seconds:.2f}"
+    return "rejected" if seconds == float("inf") else f"{seconds:.2f}"
 
 
 def mixed(seeds: int, data: Path) -> Iterator[str]:
@@ -148,10 +148,10 @@ def mixed(seeds: int, data: Path) -> Iterator[str]:
     yield "## Mixed fleets"
     yield ""
     yield (
-        f"One H200, one H100 and one L40S, or two of each, at 0.8 of what they complete; {seeds} "
-        "seeds. TTFT p50 and p99 over all requests of all seeds, seconds. *Times*: p99 over "
-        "Forebay's. A refused request counts as infinite. The floor gives each request an H200 of "
-        "its own, where all prefixes are kept."
+        "One H200, one H100 and one L40S, or two of each, at 0.8 of their throughput; "
+        f"{seeds} seeds. TTFT p50 and p99 over all requests of all seeds, in seconds. *Times*: p99 over Forebay's. "
+        "A rejected request counts as infinite. The floor gives each request an H200 of its own, "
+        "where all prefixes are kept."
     )
     loads = [load for load in LOADS if load.kind == "mixed"]
     for load in loads:
@@ -199,8 +199,8 @@ def _curve(learned: dict[tuple[str, int, int], list[float]]) -> Iterator[str]:
     yield "### How fast Forebay learns an engine"
     yield ""
     yield (
-        "Predicted over measured seconds of a cold prompt on the idle engine, after so many "
-        "prefills there: median over the runs above (least to most)."
+        "Predicted over measured seconds of a cold prompt on the idle engine, by the number of "
+        "prefills there: median over the runs above."
     )
     yield ""
     yield "| GPU, prompt tokens | " + " | ".join(map(str, COUNTS)) + " |"
@@ -210,9 +210,7 @@ def _curve(learned: dict[tuple[str, int, int], list[float]]) -> Iterator[str]:
             cells = []
             for count in COUNTS:
                 found = learned.get((gpu, count, size), [])
-                cells.append(
-                    f"{median(found):.2f} ({min(found):.2f} to {max(found):.2f})" if found else "-"
-                )
+                cells.append(f"{median(found):.2f}" if found else "-")
             yield f"| {gpu.upper()}, {size:,} | " + " | ".join(cells) + " |"
 
 
@@ -274,10 +272,18 @@ def sessions(seeds: int) -> Iterator[str]:
     yield ""
     yield (
         f"`forebay traces synth agent-sessions` on four H200s with Llama-3-8B's shapes; {seeds} "
-        "seeds of 40 minutes. Hit ratio of the requests that were served, mean of the seeds; TTFT "
-        "over all requests, seconds. *Infinite*: a cache that gives up nothing. *Clairvoyant* and "
-        "*LRU*: one cache as large as the four together, without engines, with perfect knowledge "
-        "of what is used again and with the engines' own order."
+        "seeds of 40 minutes. Hit ratio of served requests, mean of the seeds. TTFT is over all "
+        "requests, in seconds. *Infinite*: a cache that evicts nothing. *Clairvoyant* and *LRU*: "
+        "one cache as large as the four together, without engines. The first knows which blocks "
+        "are used again, the second evicts as the engines do."
+    )
+    yield ""
+    yield (
+        "Three variants of Forebay were tried. "
+        "*Pinned sessions*: each session stays on its engine. "
+        "*Placed sessions*: a new session goes to the engine with the fewest tokens of sessions. "
+        "*Placed prompts*: no session is known, and a cold prompt goes to the engine with the "
+        "fewest tokens used in the last two minutes."
     )
     for rate in RATES:
         load = long_sessions(rate)
@@ -301,7 +307,7 @@ def _session_table(
     yield ""
     yield f"### {rate:g} sessions a second, {len(joined(played[FOREBAY]).ttft_s):,} requests"
     yield ""
-    yield "| policy | hit ratio | of infinite | p50 / p90 / p99 | refused % |"
+    yield "| policy | hit ratio | of infinite | p50 / p90 / p99 | rejected % |"
     yield "| --- | --- | --- | --- | --- |"
     most = fmean(bounds["infinite"])
     for name, ratios in bounds.items():

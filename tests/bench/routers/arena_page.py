@@ -175,9 +175,7 @@ def commands(records: Sequence[Record]) -> list[tuple[str, str, str]]:
 
 def generated(records: Sequence[Record]) -> str:
     """Return all tables and the command lines, as Markdown."""
-    started = "\n".join(
-        f"- **{name}**: {note}.\n\n  `{command}`" for name, note, command in commands(records)
-    )
+    started = "\n".join(f"- **{name}**: `{command}`" for name, _, command in commands(records))
     return f"{tables(records)}\n## Commands of these runs\n\n{started}".strip("\n")
 
 

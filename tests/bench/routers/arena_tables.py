@@ -17,9 +17,10 @@ from forebay.analysis.statistics.units import NEVER, NONE
 
 HEADS = (
     "router", "seeds", "chat TTFT p50", "p99", "p99.9", "worst stall", "document TTFT p50", "p99",
-    "p99.9", "worst stall", "goodput /s", "attained", "hit ratio", "imbalance", "rejected",
+    "p99.9", "document stall", "goodput /s", "attained", "hit ratio", "imbalance", "rejected",
     "failed",
 )  # fmt: skip
+ON_THE_HTML_PAGE_ONLY = {"p99.9", "document stall", "imbalance", "ours"}
 BEST_HEADS = (
     "workload", "figure", "ours", "our figure", "best peer", "its figure", "better by",
     "answered: ours, its", "seeds",
@@ -38,7 +39,7 @@ def seconds(value: float | None) -> str:
         return NONE
     if math.isinf(value):
         return NEVER
-    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+    return f"{value:.3g} s" if value >= 0.9995 else f"{value * 1e3:.3g} ms"
 
 
 def spread(estimate: Estimate | None, form: str = "{:.2f}", unit: str = "") -> str:
@@ -112,11 +113,11 @@ def tables(records: Sequence[Record]) -> str:
     parts = []
     for group, found in groups(records).items():
         entries = in_course_order(found)
-        parts.append(f"## {title(group)}\n\n{circumstances(entries)}\n\n{LEGEND}\n")
+        parts.append(f"## {title(group)}\n\n{circumstances(entries)}\n")
         parts.append(against_best(comparisons(entries)))
         for workload in order_of(entries):
             of = ranked([one for one in entries if one.workload == workload])
-            rows = [HEADS, *(cells_of(one) for one in of)]
+            rows = [HEADS, *map(cells_of, of)]
             parts.append(f"### {workload}\n\n{about_of(of, group)}\n\n{markdown(rows)}\n")
     return "\n".join(parts) if parts else "No results yet.\n"
 
@@ -154,12 +155,7 @@ def against_best(found: Sequence[Comparison]) -> str:
     if not found:
         return ""
     rows = [BEST_HEADS, *map(best_cells, found)]
-    return (
-        "### Forebay against the best peer\n\nThe best peer is chosen for each figure apart, by "
-        "its ratio to Forebay on the same seeds, among those that answered as many requests, of "
-        "that kind and of all (to 1 %), and have at least half as many seeds as any; below 1x it "
-        f"is better than Forebay.\n\n{markdown(rows)}\n"
-    )
+    return f"### Forebay against the best peer\n\n{markdown(rows)}\n"
 
 
 def best_cells(one: Comparison) -> list[str]:
@@ -173,7 +169,9 @@ def best_cells(one: Comparison) -> list[str]:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    head, *rest = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    """Return a table of the columns that are not only on the HTML page."""
+    shown = [place for place, head in enumerate(rows[0]) if head not in ON_THE_HTML_PAGE_ONLY]
+    head, *rest = [[row[place].replace("|", "\\|") for place in shown] for row in rows]
     lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rest)])
 
