@@ -149,7 +149,8 @@ def mixed(seeds: int, data: Path) -> Iterator[str]:
     yield ""
     yield (
         "One H200, one H100 and one L40S, or two of each, at 0.8 of their throughput; "
-        f"{seeds} seeds. TTFT p50 and p99 over all requests of all seeds, in seconds. *Times*: p99 over Forebay's. "
+        f"{seeds} seeds. TTFT p50 and p99 over all requests of all seeds, in seconds. "
+        "*Times*: p99 over Forebay's. "
         "A rejected request counts as infinite. The floor gives each request an H200 of its own, "
         "where all prefixes are kept."
     )
