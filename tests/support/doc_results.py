@@ -249,9 +249,8 @@ def problems() -> str:
         f"| In time at 200 % load, virtual time: {_in_time(2_048)} | {_in_time(0)} |",
     ]
     about = (
-        f"*The flag* is vLLM's {FLAG}. Each cell has Forebay's figure and, behind the slash, the "
-        "best other router's, in virtual time the best model of one. All of this was measured on "
-        f"two simulated H200 GPUs, {results().dates()}."
+        f"*The flag* is vLLM's {FLAG}. Each cell: Forebay, then the best other router, in virtual "
+        f"time the best model of a router. Two simulated H200 GPUs, {results().dates()}."
     )
     return "\n".join([*rows, "", about])
 

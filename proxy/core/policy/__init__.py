@@ -1,6 +1,7 @@
 """The policy: one question a file. Start here.
 
  1. admission.py: is a request accepted or rejected, and when should its client come back?
+    Here are the quota (`early_reject`) and Retry-After (`ReturnTimes.book`).
     Constants: SURE, RETURN_SHARE, RETRY_MOST_S; in learn/cost.py FAR_OFF.
     Worth: 41 points at 1.5 to 3 times load; of clients that come back at 3 times load, 97 instead
     of 68 % served.
@@ -23,7 +24,7 @@
  5. long_prefills.py: what protects short prompts from long prefills?
     Constants: OVERLAP_SHARE; in model.py HISTORY.
     Worth: 2.2 points.
- 6. coalesce.py: which requests wait for another request's prefill?
+ 6. coalesce.py: which requests wait for another request's prefill? (leaders and followers)
     Constants: AWAITED.
     Worth: following, 26 % of p99 with chunked prefill; joining a waiting leader, 5 to 9 % of
     documents' p99; followers sent while their leader is computed, a fifth of the worst TTFT of 50
@@ -41,7 +42,7 @@
     Worth: 4 to 16 points of cache hits, 2.5 points of requests in time.
 
 "Worth" is the loss without it, in points of requests in time unless it says otherwise: virtual
-time, 2026-11-23, 25 workloads, 2 to 5 seeds for each part alone (docs/research/policy.md).
+time, 2026-11-23, 25 workloads, 2 to 5 seeds for each part alone (docs/research/parts.md).
 Constants with one meaning in several files are in `model.py`; each says what happens when doubled.
 
 The policy reads facts in `state/` and estimates in `learn/`. `shaper.py` has the events: rejections
