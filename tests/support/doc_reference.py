@@ -113,13 +113,13 @@ def sections() -> Iterator[tuple[str, type[BaseModel]]]:
 
 
 def config_table() -> str:
-    """Every key of the configuration: default, meaning, and whether a change needs a restart."""
+    """Every key of the configuration, its default and meaning; a * needs a restart."""
     parts = []
     for prefix, model in sections():
         about = meanings(model)
         rows = [
-            f"| `{prefix}{name}` | {_default(field)} | {_escaped(about[name])} "
-            f"| {_change(prefix + name)} |"
+            f"| `{prefix}{name}`{_star(prefix + name)} | {_default(field)} "
+            f"| {_escaped(about[name])} |"
             for name, field in model.model_fields.items()
             if model_of(field.annotation) is None and name != "max_imbalance"
         ]
@@ -131,7 +131,7 @@ def config_table() -> str:
     return "\n\n".join(parts)
 
 
-_HEAD = ("| key | default | meaning | a change |", "| --- | --- | --- | --- |")
+_HEAD = ("| key | default | meaning |", "| --- | --- | --- |")
 
 
 def _default(field: Any) -> str:
@@ -157,10 +157,11 @@ def _default(field: Any) -> str:
     return f"`{value}`"
 
 
-def _change(key: str) -> str:
+def _star(key: str) -> str:
+    """Return a star for a key that takes effect only at a restart."""
     parts = key.replace("[]", "").split(".")
     restart = parts[0] in NEEDS_RESTART or ".".join(parts[:2]) in NEEDS_RESTART
-    return "restart" if restart else "reload"
+    return " \\*" if restart else ""
 
 
 def _escaped(text: str) -> str:

