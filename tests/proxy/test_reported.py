@@ -1,6 +1,6 @@
 """Faults that people reported elsewhere, where no other module tests them.
 
-`docs/reference/faults-reported.md` has all of them.
+`docs/reference/faults.md` and the pages beside it have all of them.
 """
 
 import json
