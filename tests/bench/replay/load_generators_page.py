@@ -98,8 +98,8 @@ def _highest(found: Mapping[str, Sequence[float]]) -> str:
         for tool, rates in found.items()
     )
     return (
-        "The highest rate that the server saw, up to the first one more than 1 % below what was "
-        f"asked: {said}. The goal is a ratio of 0.9. The server takes most of the two cores.\n"
+        "The highest rate that the server saw, before the first rate more than 1 % below the wanted "
+        f"rate: {said}. The goal is a ratio of 0.9. The server takes most of the two cores.\n"
     )
 
 
