@@ -59,7 +59,7 @@ class BucketConfig(Section):
     max_queue: waiting requests, of each model; one more is rejected.
     max_wait: a request whose predicted wait is longer is rejected.
     prefills_per_backend: prefills of this bucket that may run at once on one backend.
-    backends: names of those it may use; empty: all.
+    backends: names of the backends that it may use; empty: all.
     """
 
     name: str = Field(pattern=r"^[a-z0-9_-]{1,32}$")
@@ -99,7 +99,7 @@ class Observe(Section):
 class HoldConfig(Section):
     """Requests that are kept while no backend of their model is up.
 
-    max_requests: at most so many, each for at most its bucket's max_wait; 0: they get 503 at once.
+    max_requests: most held requests, each for at most its bucket's max_wait; 0: 503 at once.
     """
 
     max_requests: int = Field(0, ge=0)

@@ -82,12 +82,12 @@ class Timeouts(Section):
     answer: for a chat or completion that is not a stream: its first byte comes with its last token.
     null: five times first_token.
     idle: between two reads from a backend.
-    keep_alive: after so long without a byte, a client that waits for the first token of a stream
+    keep_alive: after this time without a byte, a client that waits for the first token of a stream
     gets a heartbeat; a backend's comments and pings are passed on at once. From then on the status
     is 200, and a later rejection is an error event. 0: nothing is sent before the first token.
     client_headers: for a client to send the head of its request.
     client_body: for a client to send the body.
-    client_write: for a client to take 16 KiB of what was written, or the rest.
+    client_write: for a client to read 16 KiB of the written bytes, or the rest.
     lame_duck: time during which a proxy that is told to stop still takes requests, while its
     /health is already 503.
     drain: time for running requests to end after that.

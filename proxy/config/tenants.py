@@ -18,10 +18,10 @@ class KnownTenant(Section):
     tokens_per_s: quota of prompt tokens.
     burst_tokens: the most that may be sent at once; default: the quota of a minute.
     trust_group: tenants of one group share cached prefixes.
-    classes: classes that put its requests before or behind those of all tenants. Any other class
+    classes: classes that put its requests before or behind all tenants' requests. Any other class
     orders its own requests only.
     models: that it may use, by any of their names; empty: all.
-    max_concurrency: requests that it may have in each process at once, those that wait included.
+    max_concurrency: requests that it may have in each process at once, waiting requests included.
     tokens_per_hour, tokens_per_day: budgets of prompt and output tokens, in each process.
     """
 
@@ -85,7 +85,7 @@ class Tenants(Section):
     keys: a file, or env:NAME for an environment variable (format: security/keys.py).
 
     jwt: tokens that name tenants, beside keys or in place of them.
-    default_weight: weight of tenants that have none of their own.
+    default_weight: weight of tenants without a weight of their own.
     isolate_cache: keep tenants from hitting each other's cached prefixes; auto: if there are keys
     or tokens.
     known: tenants with a weight, quota or trust group of their own.

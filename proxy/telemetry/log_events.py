@@ -16,7 +16,7 @@ class LogEvent(Enum):
 
     REQUEST = "request", INFO, "a request has ended (`debug` for requests outside the sample)"
     LISTENING = "listening", INFO, "the proxy accepts connections"
-    DRAINING = "draining", INFO, "the proxy stops: no new requests, running ones finish"
+    DRAINING = "draining", INFO, "the proxy stops: no new requests, running requests finish"
     REQUESTS_CUT = "requests_cut", WARNING, "requests were still running when the drain ended"
     BACKEND_UP = "backend_up", INFO, "the backend takes work again, or for the first time"
     BACKEND_DOWN = "backend_down", WARNING, "the backend refuses connections or fails /health"
@@ -38,7 +38,7 @@ class LogEvent(Enum):
     CONFIG_CONTRADICTS = "config_contradicts", WARNING, "a key of the configuration cannot work"
     LONG_PROMPTS_BLOCK = (
         *("long_prompts_block", WARNING),
-        "short prompts wait for long ones on this backend: a flag of vLLM is missing",
+        "short prompts wait for long prompts on this backend: a flag of vLLM is missing",
     )
     ROUTING_FAILED = "routing_failed", WARNING, "a plug-in failed to route: the default policy does"
     NO_BACKEND = "no_backend", ERROR, "the last backend went down: requests get 503"

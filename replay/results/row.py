@@ -33,7 +33,7 @@ class Row:
     status: of the HTTP response.
     outcome: ok, rejected or failed.
     reason: code of the error, or why the request failed.
-    retry_after_s: what a rejection said.
+    retry_after_s: the Retry-After of a rejection.
     reject_latency_s: from sending to the rejection.
     backend: the server, where the proxy names it (debug_headers), else the target.
     request_id: as the server returned it.

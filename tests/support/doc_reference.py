@@ -48,7 +48,7 @@ WHAT_TO_DO = {
     "repeated_key": "send each key of the JSON object once",
     "request_timeout": "send the request faster, or raise `timeouts.client_body`",
     "request_too_large": "send a smaller body, or raise `limits.body`",
-    "response_not_found": "create the response again: the proxy remembers the latest ones only",
+    "response_not_found": "create the response again: only the latest responses are remembered",
     "tenant_concurrency": "wait until one of the tenant's requests has ended",
     "tenant_quota": "retry after `Retry-After`, or raise the tenant's quota",
     "too_many_connections": "reuse connections, or raise `limits.connections`",

@@ -31,7 +31,7 @@ DEFINITIONS = {
     "session, with the sessions of its sub-agents; none if a request was rejected, failed or was "
     "never sent",
     "tpot": "(last - first output event) / (output_tokens - tokens in the first); else undefined",
-    "icl": "gap between output events; those of one network read share one time stamp",
+    "icl": "gap between output events; events of one network read share a time stamp",
     "itl": "gap / tokens in the event, counted that many times; 1 token (estimated) unless the "
     "server sends continuous usage; events of one network read count as one",
     "stall": "largest icl of a request",

@@ -98,8 +98,9 @@ def _highest(found: Mapping[str, Sequence[float]]) -> str:
         for tool, rates in found.items()
     )
     return (
-        "The highest rate that the server saw, before the first rate more than 1 % below the wanted "
-        f"rate: {said}. The goal is a ratio of 0.9. The server takes most of the two cores.\n"
+        "The highest rate that the server saw, before the first rate more than 1 % below the "
+        f"wanted rate: {said}. The goal is a ratio of 0.9. "
+        "The server takes most of the two cores.\n"
     )
 
 
