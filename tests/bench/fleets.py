@@ -273,8 +273,9 @@ def sessions(seeds: int) -> Iterator[str]:
     yield ""
     yield (
         f"`forebay traces synth agent-sessions` on four H200s with Llama-3-8B's shapes; {seeds} "
-        "seeds of 40 minutes. Hit ratio of served requests, mean of the seeds. TTFT is over all "
-        "requests, in seconds. *Infinite*: a cache that evicts nothing. *Clairvoyant* and *LRU*: "
+        "seeds of 40 minutes. Hit ratio of served requests, mean of the seeds; TTFT of all "
+        "requests, in seconds. Losses are points of Forebay's hit ratio. "
+        "*Infinite*: a cache that evicts nothing. *Clairvoyant* and *LRU*: "
         "one cache as large as the four together, without engines. The first knows which blocks "
         "are used again, the second evicts as the engines do."
     )
@@ -286,6 +287,7 @@ def sessions(seeds: int) -> Iterator[str]:
         "*Placed prompts*: no session is known, and a cold prompt goes to the engine with the "
         "fewest tokens used in the last two minutes."
     )
+    columns = []
     for rate in RATES:
         load = long_sessions(rate)
         played: dict[str, list[Played]] = {}
@@ -299,36 +301,34 @@ def sessions(seeds: int) -> Iterator[str]:
             bounds["LRU"].append(pooled_ratio(rows, capacity))
             for name in (FOREBAY, HOME, PLACED, SPREAD, SMG[0], "lmetric", "dynamo"):
                 played.setdefault(name, []).append(play(load, rows, seed, name))
-        yield from _session_table(rate, bounds, played)
+        columns.append(dict(_session_cells(rate, bounds, played)))
+    yield ""
+    for number, label in enumerate(columns[0]):
+        yield f"| {label} | {' | '.join(column[label] for column in columns)} |"
+        if not number:
+            yield "| --- |" + " --- |" * len(columns)
 
 
-def _session_table(
+def _session_cells(
     rate: float, bounds: dict[str, list[float]], played: dict[str, list[Played]]
-) -> Iterator[str]:
-    yield ""
-    yield f"### {rate:g} sessions a second, {len(joined(played[FOREBAY]).ttft_s):,} requests"
-    yield ""
-    yield "| policy | hit ratio | of infinite | p50 / p90 / p99 | rejected % |"
-    yield "| --- | --- | --- | --- | --- |"
-    most = fmean(bounds["infinite"])
+) -> Iterator[tuple[str, str]]:
+    """Yield the labels and cells of a rate's column, the head first."""
+    count = len(joined(played[FOREBAY]).ttft_s)
+    yield "hit ratio; p50, p90, p99", f"{rate:g} sessions/s, {count:,} requests"
     for name, ratios in bounds.items():
-        yield f"| *{name}* | {fmean(ratios):.4f} | {fmean(ratios) / most:.2%} | - | - |"
+        yield f"*{name}*", f"{fmean(ratios):.4f}"
     for name, parts in played.items():
         label = f"Forebay, {name}" if name in (HOME, PLACED, SPREAD) else name
         hits, all_of = fmean(p.hit_ratio() for p in parts), joined(parts)
-        times = " / ".join(shown(quantile(all_of.ttft_s, share)) for share in (0.5, 0.9, 0.99))
-        yield (
-            f"| {label} | {hits:.4f} | {hits / most:.2%} | {times} "
-            f"| {100 * all_of.refused.mean():.2f} |"
-        )
-    ours = fmean(p.hit_ratio() for p in played[FOREBAY])
+        times = ", ".join(shown(quantile(all_of.ttft_s, share)) for share in (0.5, 0.9, 0.99))
+        rejected = 100 * all_of.refused.mean()
+        yield label, f"{hits:.4f}; {times}" + (f"; {rejected:.2f} % rejected" if rejected else "")
+    ours, most = fmean(p.hit_ratio() for p in played[FOREBAY]), fmean(bounds["infinite"])
     clairvoyant, lru = fmean(bounds["clairvoyant"]), fmean(bounds["LRU"])
-    yield ""
-    yield (
-        f"Lost, in points of the hit ratio: {100 * (most - clairvoyant):.2f} to the size of the "
-        f"memory, {100 * (clairvoyant - lru):.2f} to the engines' order of eviction, "
-        f"{100 * (lru - ours):.2f} to its division among engines and to routing."
-    )
+    # Points of the hit ratio that Forebay loses, by cause.
+    yield "lost to the size of the memory", f"{100 * (most - clairvoyant):.2f}"
+    yield "lost to the engines' order of eviction", f"{100 * (clairvoyant - lru):.2f}"
+    yield "lost to routing and to several caches", f"{100 * (lru - ours):.2f}"
 
 
 def main() -> None:

@@ -263,7 +263,10 @@ def cli_pages() -> str:
     for title, options in shared.items():
         parts += [f"### {title}", "```text\n" + "\n".join(options.values()) + "\n```"]
     for words, text in helps.items():
-        parts += [f"##{'#' * (len(words) - 1)} forebay {' '.join(words)}", _own(text, shared)]
+        parts += [
+            f"##{'#' * (len(words) - 1)} forebay {' '.join(words)}",
+            _own(words, text, shared),
+        ]
     return "\n\n".join(parts)
 
 
@@ -276,6 +279,7 @@ EVERYWHERE = re.compile(
 """Options that the beginning of the page describes."""
 EMPTY_GROUP = re.compile(r"^[A-Z][\w ]*:\n(?=\n|\Z)", re.MULTILINE)
 PLAIN_USAGE = re.compile(r"^Usage: forebay [a-z -]+ \[OPTIONS\](?: \[TRACE\])?\n\n")
+SUBCOMMANDS = re.compile(r"^Commands:\n(?:  .*\n)*", re.MULTILINE)
 LEAST_SAVED = 14  # words; a shorter text is repeated in each command
 SECTIONS = {
     "engine": "The simulated server", "experiment": "Experiments", "fleet": "Fleet",
@@ -315,7 +319,7 @@ def _title(holders: Sequence[Words]) -> str:
     return next((title for word, title in SECTIONS.items() if word in families), "")
 
 
-def _own(text: str, shared: Shared) -> str:
+def _own(words: Words, text: str, shared: Shared) -> str:
     """Return the help of a command without shared options, and the names of those."""
     found: dict[str, list[str]] = {}
 
@@ -327,7 +331,10 @@ def _own(text: str, shared: Shared) -> str:
                 return ""
         return "" if EVERYWHERE.match(match[0]) else match[0]
 
-    own = EMPTY_GROUP.sub("", OPTION.sub(kept, f"{text}\n"))
+    text = f"{text}\n"
+    if len(words) == 1:  # its subcommands have sections
+        text = SUBCOMMANDS.sub("", text)
+    own = EMPTY_GROUP.sub("", OPTION.sub(kept, text))
     own = re.sub(r"\n{3,}", "\n\n", PLAIN_USAGE.sub("", own)).strip("\n")
     also = [_also(title, options, shared[title]) for title, options in found.items()]
     return "\n\n".join([f"```text\n{own}\n```", *(["Also " + " ".join(also)] if also else [])])
