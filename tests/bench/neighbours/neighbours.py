@@ -55,13 +55,13 @@ lowest priority.
 - *SIGTERM*: seconds to the end of the process while the abuse goes on; `drain` is 2 s.
 
 Compare each scene with `undisturbed`, `undisturbed_documents`, or for scenes of the engine
-`undisturbed_engine`. For `classes` and `priorities` it is `busy`, where a tenant of equal weight
+`undisturbed_engine`. For `classes` and `priorities` compare with `busy`: a tenant of equal weight
 asks for more than the engines can compute, and the good client waits for that tenant's share. For
 `text_without_usage` it is `within_quota`, whose tenant has the same quota and reports its usage.
 {above}
 
 The hundred clients of `slow_images` and `slow_grammars` begin one after the other. If all ask at
-the same moment, every ten seconds, p99 is 65 ms: a hundred requests take the proxy so long. In
+the same moment, every ten seconds, p99 is 65 ms, the proxy's time for a hundred requests. In
 `big_answers_not_read` the backends write 1.8 GB in the first seconds, which *direct* shows.
 
 `tests/faults/test_neighbours.py` plays the scenes that pause at small scale.

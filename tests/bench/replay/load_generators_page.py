@@ -37,10 +37,10 @@ NOTES = """## Notes
 
 - A figure is the difference between a long and a short run, divided by the difference in work. So
   starting up is not counted. Each row of the arrivals is one run.
-- Three goals are missed: a request (1.7 times the lean client, 1.2 wanted), a prompt of 120,000
-  tokens (1.4, 1.3 wanted), and the p99 error of arrivals (1.2 wanted) in about half of the runs.
-- The goal of 1.2 for a request is out of reach: without recording and rendering, sending and
-  reading alone still took 1.5 times the lean client, and machine code (mypyc) helps too little.
+- Three goals are missed: a request (1.7 times the lean client), a prompt of 120,000 tokens (1.4),
+  and the p99 error of arrivals (goal 1.2) in about half of the runs.
+- The goal of 1.2 for a request is out of reach. Sending and reading alone, without recording and
+  rendering, still took 1.5 times the lean client. Machine code (mypyc) helps too little.
 - Forebay writes a row for each request, a histogram log and a summary. The lean client keeps two
   numbers for each request.
 - Making prompts is part of the figure. The other tools use a tokenizer. inference-perf was still
