@@ -108,7 +108,8 @@ class Results:
             len(entry.valid) for (workload, router), entry in self.entries.items()
             if workload in WORKLOADS and router in LABELS and len(entry.valid) >= FEWEST
         ]  # fmt: skip
-        return f"{min(counts)} to {max(counts)}"
+        fewest, most = min(counts), max(counts)
+        return str(most) if fewest == most else f"{fewest} to {most}"
 
 
 @cache
