@@ -131,6 +131,7 @@ def config_table() -> str:
     return "\n\n".join(parts)
 
 
+LONGEST_LIST = 8  # of paths; the page of HTTP has more
 _HEAD = ("| key | default | meaning |", "| --- | --- | --- |")
 
 
@@ -143,6 +144,8 @@ def _default(field: Any) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple):
+        if len(value) > LONGEST_LIST:
+            return "[list](http.md#paths)"
         return "`" + ", ".join(map(str, value)) + "`" if value else "none"
     if value == {}:
         return "none"

@@ -41,8 +41,7 @@ NOTES = """## Notes
   and the p99 error of arrivals (goal 1.2) in about half of the runs.
 - The goal of 1.2 for a request is out of reach. Sending and reading alone, without recording and
   rendering, still took 1.5 times the lean client. Machine code (mypyc) helps too little.
-- Forebay writes a row for each request, a histogram log and a summary. The lean client keeps two
-  numbers for each request.
+- Forebay records each request. The lean client keeps two numbers for each.
 - Making prompts is part of the figure. The other tools use a tokenizer. inference-perf was still
   making its prompts of 120,000 tokens when the measurement ended.
 - The error of an arrival is its distance from the schedule, as the server saw it, at the best

@@ -174,13 +174,12 @@ def commands(records: Sequence[Record]) -> list[tuple[str, str, str]]:
 
 
 def generated(records: Sequence[Record]) -> str:
-    """Return all tables and the command lines, as Markdown."""
-    started = "\n".join(f"- **{name}**: `{command}`" for name, _, command in commands(records))
-    return f"{tables(records)}\n## Commands of these runs\n\n{started}".strip("\n")
+    """Return all tables, as Markdown."""
+    return tables(records).strip("\n")
 
 
 def write_docs(path: Path, records: Sequence[Record]) -> None:
-    """Put tables and commands between the marks of `path`; raises InputError without marks."""
+    """Put the tables between the marks of `path`; raises InputError without marks."""
     text = path.read_text(encoding="utf-8")
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
