@@ -50,3 +50,26 @@ def test_make_targets(page: object) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make ([\w-]+)", blocks, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_every_option_is_on_the_page_of_commands() -> None:
+    """In the command's own section, or in a section that it names."""
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^##+ (.+)\n\n(.*?)(?=^##|\Z)", page, re.DOTALL | re.MULTILINE))
+    everywhere = {"--help", "--quiet", "--json"}
+    for title, text in sections.items():
+        if not title.startswith("forebay "):
+            continue
+        command = command_named(title.split()[1])
+        for word in title.split()[2:]:
+            command = command.commands[word]
+        also = re.findall(r"\]\(#([\w-]+)\)", text)
+        texts = [text, *(sections[name] for name in sections if _anchor(name) in also)]
+        names = {name for parameter in command.params for name in parameter.opts[:1]}
+        options = {name for name in names if name.startswith("-")} - everywhere
+        shown = " ".join(texts).replace("[no-]", "")
+        assert [name for name in sorted(options) if not re.search(rf"{name}\b", shown)] == [], title
+
+
+def _anchor(heading: str) -> str:
+    return heading.lower().replace(" ", "-")
