@@ -40,7 +40,7 @@ NOTES = """## Notes
 - Three goals are missed: a request (1.7 times the lean client), a prompt of 120,000 tokens (1.4),
   and the p99 error of arrivals (goal 1.2) in about half of the runs.
 - The goal of 1.2 for a request is out of reach. Sending and reading alone, without recording and
-  rendering, still took 1.5 times the lean client. Machine code (mypyc) helps too little.
+  rendering, still took 1.5 times the lean client.
 - Forebay records each request. The lean client keeps two numbers for each.
 - Making prompts is part of the figure. The other tools use a tokenizer. inference-perf was still
   making its prompts of 120,000 tokens when the measurement ended.
