@@ -186,8 +186,8 @@ def bench(
     model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B",
     gpu: Annotated[str, typer.Option(help="GPU of the engines")] = "H200",
     mooncake: Annotated[
-        Path, typer.Option(help="the synthetic trace of Mooncake (FAST'25)")
-    ] = Path("../shared/data/traces/mooncake_synthetic_head.jsonl"),
+        Path, typer.Option(help="Mooncake's trace, as `traces fetch mooncake-synthetic` writes it")
+    ] = Path("synthetic_trace.jsonl"),
     force: Annotated[bool, typer.Option("--force", help="replace earlier runs in --out")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
@@ -196,7 +196,8 @@ def bench(
         raise typer.BadParameter(f"{name!r} is unknown; give one of {', '.join(measurements)}, all")
     results = {}
     if name == "all" and not mooncake.exists():
-        print(f"mooncake: skipped, no file {mooncake}; name it with --mooncake", file=sys.stderr)
+        fetch = "run `forebay traces fetch mooncake-synthetic`, or name it with --mooncake"
+        print(f"mooncake: skipped, no file {mooncake}; {fetch}", file=sys.stderr)
         del measurements["mooncake"]
     for case in measurements.values():
         if name in (case.name, "all"):

@@ -116,11 +116,10 @@ class Slowed:
 
     def advance(self, now: float) -> Any:
         first, done = self._engine.advance(now * self._speed)
-        # The engine writes its own times; outcomes are read in the fleet's.
-        for request in first:
-            request.first_token_s = now
+        # Outcomes are read in the fleet's time. The engine needs its own until the request ends.
         for request in done:
-            request.finished_s = now
+            request.first_token_s /= self._speed
+            request.finished_s /= self._speed
         return first, done
 
 

@@ -3,6 +3,7 @@
 Two simulated engines (Llama-3-8B, H200); equal input gives equal figures.
 """
 
+from dataclasses import replace
 from functools import cache
 from statistics import fmean
 
@@ -75,6 +76,19 @@ def test_costs_predicted_wrong_by_two_either_way(speed: float, bias: float) -> N
     assert wrong.good_s() > 0.9 * right.good_s()
     assert wrong.late() < 0.05
     assert wrong.wasted() < 0.05
+
+
+def test_engines_at_half_speed_take_twice_as_long() -> None:
+    trace = poisson(mix, [(SECONDS, 0.05 * capacity(mix))], seed=0)
+    whole, half = (
+        play([replace(row, arrival_s=row.arrival_s / speed) for row in trace], speeds=(speed,))
+        for speed in (1.0, 0.5)
+    )
+    for name in ("ttft_s", "finished_s"):
+        of_whole, of_half = (
+            fmean(getattr(outcome, name) for outcome in played.outcomes) for played in (whole, half)
+        )
+        assert of_half == pytest.approx(2.0 * of_whole, rel=0.02), name
 
 
 def test_engines_that_run_fewer_at_once_than_they_are_said_to() -> None:
