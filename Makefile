@@ -63,8 +63,8 @@ bench: .venv/runtime
 	$(BIN)/forebay bench all --out runs/bench --force
 
 bench-sim: compiled
-	$(BIN)/python -m forebay.replay.sim.bench.speed
-	PYTHONPATH=.compiled $(BIN)/python -m forebay.replay.sim.bench.speed
+	$(BIN)/python tests/bench/sim_speed.py
+	PYTHONPATH=.compiled $(BIN)/python tests/bench/sim_speed.py
 
 # The policy and the simulator as machine code, from the same source, in .compiled/ (needs gcc).
 # To use it: PYTHONPATH=.compiled .venv/bin/forebay ...; for good: docs/how-to/install.md

@@ -16,9 +16,8 @@ CORE = ".typing/forebay/proxy/core"
 SIM = ".typing/forebay/replay/sim"
 # Modules of the simulator that stay interpreted: commands, reports, what runs once per simulation.
 INTERPRETED_SIM = (
-    *("capacity", "cli", "closed_loop", "hindsight", "run_folder", "scenario", "summary", "sweep"),
-    *("table", "workload", "bench/prefix_bench", "bench/speed", "engine/stepping"),
-    "routers/possible",
+    *("capacity", "cli", "closed_loop", "run_folder", "scenario", "summary", "sweep"),
+    *("table", "workload", "engine/stepping", "routers/possible"),
 )
 
 

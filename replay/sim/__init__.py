@@ -3,11 +3,10 @@
 In reading order: `cli` is the command `forebay simulate`, `scenario` the fleet that it describes,
 `workload` and `stream` the requests. `fleet` is the simulation itself. `summary` and `table` sum it
 up, `run_folder` keeps it. `sweep` runs many, `capacity` finds the highest load of a fleet,
-`closed_loop` plays users who wait for answers, `hindsight` judges rejections afterwards.
+`closed_loop` plays users who wait for answers.
 
 - `engine` is a faster implementation of the simulated engine, which skips over steps.
 - `routers` has models of other routers.
-- `bench` measures the simulator.
 
 Modules on top import `routers`, which imports `engine`. All may import `forebay.replay.engine`.
 """

@@ -1,6 +1,7 @@
 """Wrong rejections, and admitted requests that were late: judged in hindsight."""
 
 import pytest
+from admission_hindsight import RejectionHindsight, TtftTargets, judge
 from behaviour_decisions import FILES, MADE, judged, rows
 from behaviour_scenes import about
 from paths import SHARED
@@ -8,7 +9,6 @@ from paths import SHARED
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper
-from forebay.replay.sim.hindsight import RejectionHindsight, TtftTargets, judge
 from forebay.replay.sim.scenario import Scenario
 
 TRACES = SHARED / "data" / "traces"

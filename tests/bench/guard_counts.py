@@ -36,8 +36,10 @@ TOKENS = 2_000  # of a stream
 REPEATS = 3  # the least count of so many: a timer that fires in between only adds
 SIMULATED = 1_000  # requests
 SIMULATION = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).resolve().parent)!r})
+from sim_speed import mix
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.sim.bench.speed import mix
 from forebay.replay.sim.scenario import Scenario, simulate
 simulate(mix(100, 2, 1), Scenario(EngineConfig(), 2))
 rows = mix({SIMULATED}, 2, 0)

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from admission_hindsight import RejectionHindsight, TtftTargets, judge
+
 from forebay.replay.plan.schedule import TRACE_ARRIVALS
 from forebay.replay.plan.slo import DEFAULT_SLO_S
 from forebay.replay.sim.capacity import capacity_per_s
-from forebay.replay.sim.hindsight import RejectionHindsight, TtftTargets, judge
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.workload import SimWorkload
 from forebay.traces.schema import TraceRequest

@@ -30,9 +30,8 @@ from statistics import median
 import uvloop
 from bench_report import Figures, load, ratios, store, table, validity
 from load import Answer, Broken, Client, chat
+from machine import reference_ms
 from peers import PEERS, Missing, Peer, Setting, environment
-
-from forebay.replay.sim.bench.speed import reference_ms
 
 # For the scripts that import this module, too.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))

@@ -26,11 +26,9 @@ from statistics import median, quantiles
 import uvloop
 from bench_proxy import Bench, mock, running, serving
 from bench_report import TARGETS, Figures, middle
-from machine import OPERATIONS, slower
+from machine import OPERATIONS, reference_ms, slower
 from peers import BARE, PEERS, YARDSTICKS, Missing, Setting
 from ports import free_ports
-
-from forebay.replay.sim.bench.speed import reference_ms
 
 SCALE = 0.1  # of the numbers of requests in `bench_proxy.py`
 OURS = ("forebay", "forebay compiled")

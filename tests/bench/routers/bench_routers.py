@@ -49,9 +49,9 @@ from arena_processes import come_first, wait_calm  # noqa: E402
 from arena_run import Run, capacity_per_s, measure  # noqa: E402
 from arena_tables import tables  # noqa: E402
 from arena_traffic import Course, Traffic, prepare, prepare_real  # noqa: E402
+from machine import reference_ms  # noqa: E402
 from peers import Missing  # noqa: E402
 
-from forebay.replay.sim.bench.speed import reference_ms  # noqa: E402
 from forebay.traces.errors import InputError  # noqa: E402
 from forebay.traces.schema import TraceRequest  # noqa: E402
 

@@ -37,6 +37,13 @@ OPERATIONS: dict[str, tuple[Callable[[bytes], object], float]] = {
 """What is timed, and the seconds it took there."""
 
 
+def reference_ms() -> float:
+    """Time a fixed loop of plain Python."""
+    started = time.process_time()
+    sum(i * i for i in range(1_000_000))
+    return (time.process_time() - started) * 1e3
+
+
 def slower() -> float:
     """CPU time over that of the targets' machine: the median of the operations, just now."""
     body = _body()

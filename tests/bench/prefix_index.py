@@ -1,6 +1,6 @@
 r"""Measure how well the proxy knows the engines' prefix caches: believed, corrected and exact.
 
-    python -m forebay.replay.sim.bench.prefix_bench [--mooncake FILE] [--requests N] [--seeds N] \
+    python tests/bench/prefix_index.py [--mooncake FILE] [--requests N] [--seeds N] \
         [--first-seed N] [--pool 96k] [--case "pool unknown"]
 
 Each row is one fleet in virtual time. Every engine step is computed. Believed: blocks that were

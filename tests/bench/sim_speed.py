@@ -10,9 +10,14 @@ import argparse
 import platform
 import random
 import statistics
-import time
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "routers"))
+
+from machine import reference_ms
 
 from forebay.proxy.core import shaper
 from forebay.replay.engine.config import EngineConfig
@@ -63,13 +68,6 @@ WORKLOADS: dict[str, tuple[Callable[[int, int, int], list[TraceRequest]], int]] 
     "chat on 64": (chat, 64),
     "mix on 64": (mix, 64),
 }
-
-
-def reference_ms() -> float:
-    """Time a fixed loop of plain Python."""
-    started = time.process_time()
-    sum(i * i for i in range(1_000_000))
-    return (time.process_time() - started) * 1e3
 
 
 def main() -> None:
