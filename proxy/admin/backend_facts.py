@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 
 from forebay.proxy.backends.pool import Backends
-from forebay.proxy.backends.probes import Upstream, key_header
+from forebay.proxy.backends.probes import key_header
+from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.config.backends import rank_of
 from forebay.proxy.http1.client.backend_errors import UpstreamFault
 

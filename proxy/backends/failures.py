@@ -143,10 +143,10 @@ def check_whole(status: int, body: bytes) -> dict[str, Any] | None:
     return fields
 
 
-def full(answer: web.Response, given: Mapping[str, str]) -> Failure:
+def full(answer: web.Response, headers: Mapping[str, str]) -> Failure:
     """Make the failure of a backend that is too busy. Adds a Retry-After if it gave none."""
-    after_s = _seconds(given.get("retry-after"))
-    if "retry-after" not in given:
+    after_s = _seconds(headers.get("retry-after"))
+    if "retry-after" not in headers:
         answer.headers.update(retry_headers(1.0))
     return Failure("full", answer, verdict="full", retry_after_s=after_s)
 

@@ -80,9 +80,9 @@ class Models:
             may_be_adapter = bool(entry.get("parent")) or (several and "parent" not in entry)
             self._wanted[name] = Wanted(name, "" if everywhere else name, may_be_adapter)
 
-    def find(self, asked: str) -> Wanted:
+    def find(self, name: str) -> Wanted:
         """Return the model that a client means by this name."""
-        return self.named(self.aliases.get(asked, asked))
+        return self.named(self.aliases.get(name, name))
 
     def named(self, name: str) -> Wanted:
         """Return the model that backends know by this name, which may be an alias of another."""
@@ -102,8 +102,8 @@ class Models:
         for alias, name in self.aliases.items():
             if name in self._listed:
                 entries.setdefault(alias, {**self._listed[name], "id": alias, "root": name})
-        listed = [one for name, one in entries.items() if permitted is None or name in permitted]
-        return orjson.dumps({"object": "list", "data": listed})
+        data = [entry for name, entry in entries.items() if permitted is None or name in permitted]
+        return orjson.dumps({"object": "list", "data": data})
 
 
 def _told(entries: Entries) -> set[str]:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1 import errors
@@ -48,8 +48,8 @@ class _Here:
     Attributes:
         tokens: the engine's running work for each tenant, in tokens.
         count: requests of each tenant that run.
-        waiting: by tenant; the tenant served last is at the end.
-        active: tenants by the time of their latest request there, shaped or not.
+        waiting: the waiting requests of each tenant; the tenant served last is at the end.
+        active: time of each tenant's latest request there, shaped or not.
     """
 
     tokens: Counter[str] = field(default_factory=Counter)

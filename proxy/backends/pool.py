@@ -13,19 +13,21 @@ from math import inf
 from forebay.proxy.backends.failures import Failure, MalformedAnswers
 from forebay.proxy.backends.model_search import ModelSearch
 from forebay.proxy.backends.passing import PassedOn
-from forebay.proxy.backends.probes import Prober, Upstream, key_header
+from forebay.proxy.backends.probes import Prober, key_header
+from forebay.proxy.backends.retries import Suspects, Suspicions
 from forebay.proxy.backends.salt_support import SaltSupport
-from forebay.proxy.backends.served_models import (
-    ServedModels,
+from forebay.proxy.backends.served_models import ServedModels
+from forebay.proxy.backends.upstream import (
+    Upstream,
     any_up,
     lanes_beside,
     others,
+    say_transition,
     up_besides,
 )
-from forebay.proxy.backends.suspicions import Suspects, Suspicions
 from forebay.proxy.config.backends import BackendConfig, rank_header
 from forebay.proxy.config.schema import Config
-from forebay.proxy.core.health import ANY, NONE, Health, Intake, State, Transition
+from forebay.proxy.core.health import ANY, NONE, Health, Intake
 from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.client.backend_errors import LostConnection
@@ -37,20 +39,13 @@ STALE_WITHIN_S = 0.5  # a kept connection that is lost so soon was closed while 
 GRAY_EVERY_S = 0.5  # between two looks for backends that are slow
 DECLINED_S = 10.0  # a backend that declined is no alternative for this long
 
-STATE_EVENTS: dict[State, LogEvent] = {
-    "up": LogEvent.BACKEND_UP,
-    "down": LogEvent.BACKEND_DOWN,
-    "ejected": LogEvent.BACKEND_EJECTED,
-    "half_open": LogEvent.BACKEND_HALF_OPEN,
-}
-
 
 class Backends:
     """All backends. Use as a context.
 
     Args:
         say: logs a line when a backend comes up or goes down.
-        tls: for backends with https URLs; the system's authorities by default.
+        tls: checks of https URLs; by default the system's authorities.
 
     Attributes:
         models: which backends serve which model.
@@ -361,9 +356,7 @@ class Backends:
         for intake in self.health.intakes(now):
             self._apply_intake(intake)
         for transition in self.health.new_transitions():
-            line = transition_line(transition, self.upstreams[transition.backend])
-            event = STATE_EVENTS[transition.state]
-            self._say(event, line, transition.backend, transition.reason)
+            say_transition(self._say, transition, self.upstreams[transition.backend])
         if self._serving and not self.any_up():
             self._say(LogEvent.NO_BACKEND, "cannot serve: every backend is down; requests get 503")
         self._serving = self.any_up()
@@ -385,16 +378,3 @@ class Backends:
             return
         self._driver.backend_up(upstream.name, upstream.kv_tokens, intake.most_prefills)
         self.models.pulse()
-
-
-def transition_line(transition: Transition, upstream: Upstream) -> str:
-    """Return the log line for a change of a backend's state."""
-    name, state, _, why = transition
-    line = f"backend {name} is {state.replace('_', '-')}"
-    if state != "up":
-        line += f" ({why})"
-    elif upstream.kv_tokens < inf:
-        line += f", {upstream.cache_text}"
-    if state == "half_open":
-        line += "; it is sent one request at a time"
-    return line

@@ -8,18 +8,18 @@ this is logged once, and the backend is used when it comes up.
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from math import inf
 
-from forebay.proxy.backends.models import Entries, LearnedEntry, configured_models, listed_models
+from forebay.proxy.backends.models import LearnedEntry, listed_models
 from forebay.proxy.backends.salt_support import OPENAPI, paths_of_version, paths_without_salt
-from forebay.proxy.config.backends import BackendConfig, rank_of
+from forebay.proxy.backends.upstream import Upstream
+from forebay.proxy.config.backends import rank_of
 from forebay.proxy.config.paths import MODELS
 from forebay.proxy.config.schema import Config
-from forebay.proxy.core.health import NONE, Health
-from forebay.proxy.core.model import serves
+from forebay.proxy.core.health import Health
 from forebay.proxy.http1.client.backend_errors import (
     LocalShortage,
     LostConnection,
@@ -27,101 +27,19 @@ from forebay.proxy.http1.client.backend_errors import (
     TlsFault,
     UpstreamFault,
 )
-from forebay.proxy.http1.client.client import NO_HEADERS, Origin, read_all
+from forebay.proxy.http1.client.client import NO_HEADERS, read_all
 from forebay.proxy.http1.client.shared_gets import SharedGets
 from forebay.proxy.telemetry.log_events import LogEvent, Say
 
 METRICS_BYTES = 4 << 20
 SIZE_RETRY_S = 30.0  # until a backend that did not report its KV cache size is asked again
 MODELS_EVERY_S = 30.0  # between two questions for the models: adapters are loaded at run time
-MOST_LEARNED = 64  # models of one backend that it serves without naming them
 NEVER_TELLS = (401, 403, 404)  # no key, or no such path: not asked again before it is up again
 LATE = "no health answer"
 INTERNAL = "internal error"
 SHORT = "this proxy has no descriptor, port or memory left for a connection"
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
 _LABEL = re.compile(rb'(\w+)="([^"]*)"')
-
-
-@dataclass(slots=True)
-class Upstream:
-    """One backend as the network sees it.
-
-    Attributes:
-        drained: an operator has taken it out of use, regardless of its health.
-        poke: set to probe the backend now, not at the next interval.
-        probed: set when its first probe is over.
-        heard: the backend has sent something since the last probe began.
-        declined_at: when it last answered that it is busy or broken; -inf once it has served since.
-        kv_tokens: size of its KV cache, as configured or reported by its metrics; inf if unknown.
-        prefix_caching: False if its metrics say that it computes every prompt anew.
-        ask_size_at: when to ask for that size (again); inf once it is known.
-        models: the models that it serves, as configured or by its /v1/models; None if unknown.
-        only: while it is ejected, requests for these models still go to it: no other serves them.
-        ask_models_at: when to ask for them (again); inf if they are configured or never told.
-        ignores_salt: paths on which it drops the salt of a tenant's cache; None if unknown.
-        ask_salts_at: when to ask for them (again); inf once that is known, or never told.
-    """
-
-    config: BackendConfig
-    origin: Origin
-    up: bool = False
-    drained: bool = False
-    poke: asyncio.Event = field(default_factory=asyncio.Event)
-    probed: asyncio.Event = field(default_factory=asyncio.Event)
-    heard: bool = False
-    declined_at: float = -inf
-    kv_tokens: float = inf
-    prefix_caching: bool = True
-    ask_size_at: float = -inf
-    most_prefills: float = NONE
-    models: Entries | None = None
-    only: frozenset[str] | None = None
-    ask_models_at: float = -inf
-    ignores_salt: frozenset[str] | None = None
-    ask_salts_at: float = -inf
-    added_at: float = -inf
-    name: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.name = self.config.name
-        self.use_models(self.config.models)
-
-    @property
-    def cache_text(self) -> str:
-        """The size of its KV cache, as the log says it."""
-        off = "" if self.prefix_caching else "; prefix caching is off, so it shares no prompts"
-        return f"KV cache of {self.kv_tokens:,.0f} tokens{off}"
-
-    def serves(self, model: str) -> bool:
-        """True if it serves the model, as far as is known. "" is any model."""
-        if self.only is not None:
-            return model in self.only
-        return serves(self.models, model)
-
-    def learn_model(self, name: str) -> None:
-        """Add a model that it serves without naming it. The oldest of too many is forgotten."""
-        if not self.models or name in self.models:
-            return
-        base = next(iter(self.models))
-        learned = [model for model, entry in self.models.items() if isinstance(entry, LearnedEntry)]
-        if len(learned) >= MOST_LEARNED:
-            self.forget_model(learned[0])
-        entry = LearnedEntry(id=name, object="model", created=0, owned_by="vllm", parent=base)
-        self.models = {**self.models, name: entry}
-
-    def forget_model(self, name: str) -> bool:
-        """Forget a model that was learned. True if it was."""
-        models = self.models or {}
-        if not isinstance(models.get(name), LearnedEntry):
-            return False
-        self.models = {model: entry for model, entry in models.items() if model != name}
-        return True
-
-    def use_models(self, names: Sequence[str]) -> None:
-        """Take the configured models. Without any, the known models stay until the next probe."""
-        self.models = configured_models(names) or self.models
-        self.ask_models_at = inf if names else -inf
 
 
 @dataclass(slots=True)
@@ -147,7 +65,7 @@ class Prober:
         salts_known: called when it is known on which paths a backend drops salts.
 
     Attributes:
-        tasks: by the name of the backend.
+        tasks: the task of each backend, by its name.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ class SaltSupport:
     """Says on which paths tenants share a cache, though they should not.
 
     Args:
-        upstreams: by name.
+        upstreams: the backends by name.
 
     Attributes:
         ignored: paths on which every backend that has told drops the salt.

@@ -4,11 +4,9 @@ import asyncio
 from collections.abc import Mapping
 
 from forebay.proxy.backends.models import Models
-from forebay.proxy.backends.probes import Upstream
-from forebay.proxy.config.backends import rank_of
+from forebay.proxy.backends.upstream import Upstream, any_up
 from forebay.proxy.core.health import Health
 from forebay.proxy.driver import Driver
-from forebay.proxy.http1 import errors
 from forebay.proxy.telemetry.log_events import LogEvent, Say
 from forebay.traces.command_line.messages import shortlist
 
@@ -19,7 +17,7 @@ class ServedModels(Models):
     """The models of these backends, which change as backends come, go and are asked.
 
     Args:
-        upstreams: by name; all of them are known to the policy.
+        upstreams: the backends by name, all of them known to the policy.
         health: judges each backend by other backends of its models.
 
     Attributes:
@@ -82,7 +80,9 @@ class ServedModels(Models):
 
         Empty while a backend is down or has not told its models.
         """
-        if not all(one.up and one.models is not None for one in self._upstreams.values()):
+        if not all(
+            upstream.up and upstream.models is not None for upstream in self._upstreams.values()
+        ):
             return {}
         return {alias: name for alias, name in self.aliases.items() if not self.lists(name)}
 
@@ -130,46 +130,3 @@ class ServedModels(Models):
 def _names(upstream: Upstream) -> frozenset[str] | None:
     """Return the models that a backend serves, or None while they are unknown."""
     return None if upstream.models is None else frozenset(upstream.models)
-
-
-def any_up(upstreams: Mapping[str, Upstream], model: str = "") -> bool:
-    """True if a backend of the model is up. "" is any model."""
-    return any(upstream.up and upstream.serves(model) for upstream in upstreams.values())
-
-
-def others(upstreams: Mapping[str, Upstream], upstream: Upstream, model: str) -> list[Upstream]:
-    """Return the other backends of a model."""
-    return [other for other in upstreams.values() if other is not upstream and other.serves(model)]
-
-
-def up_besides(
-    upstreams: Mapping[str, Upstream], but: Upstream | None, model: str
-) -> list[Upstream]:
-    """Return the other backends of a model that are up, those of other servers if there are any."""
-    up = [one for one in upstreams.values() if one.up and one is not but and one.serves(model)]
-    if but is None:
-        return up
-    return [one for one in up if one.config.url != but.config.url] or up
-
-
-def lanes_beside(upstreams: Mapping[str, Upstream], upstream: Upstream | None) -> list[Upstream]:
-    """Return the backends at the same server: all of its lanes, or the backend itself.
-
-    None, a backend that has left, has none.
-    """
-    if upstream is None:
-        return []
-    if rank_of(upstream.config) is None:
-        return [upstream]
-    return [one for one in upstreams.values() if one.config.url == upstream.config.url]
-
-
-def must_be_home(upstreams: Mapping[str, Upstream], name: str) -> Upstream | None:
-    """Return the backend of this name, or None if unknown. Raises ApiError 503 if it is down.
-
-    Only it can answer, so no other backend is asked until it is back.
-    """
-    upstream = upstreams.get(name)
-    if upstream is not None and not upstream.up:
-        raise errors.no_backend()
-    return upstream

@@ -1,8 +1,8 @@
 """Learn which engine blocks a prompt has, by asking an engine's /tokenize in the background.
 
 No request waits for this: one prompt at a time, a fifth of the time at most, from a bounded queue.
-A prompt that teaches nothing new is skipped. If /tokenize does not work, or does not show what the
-engine makes of a prompt (images, truncation), the estimated index is used.
+A prompt that teaches nothing new is skipped. The estimated index is used if
+/tokenize does not work, or does not show the engine's tokens (images, truncation).
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import orjson
 
 from forebay.proxy.api.body import BYTES_PER_TOKEN_ID, ParsedBody
 from forebay.proxy.backends.pool import Backends
-from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.core.learn.engine_blocks import BlockTranslations
 from forebay.proxy.http1.client.backend_errors import UpstreamFault
 from forebay.proxy.http1.client.client import read_all
@@ -36,7 +36,7 @@ UNTRANSLATABLE = ("truncate_prompt_tokens", "documents", "prompt_embeds")
 
 
 class NotTokenised(Exception):
-    """The engine did not tokenise the prompt; the message is the reason."""
+    """The engine did not tokenise the prompt. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Translator:
         return self._offers.empty() and not self._busy
 
     def reconfigure(self, block_bytes: int) -> None:
-        """Use another length of text blocks; what was learned about the old ones is dropped."""
+        """Use another length of text blocks. Lessons about the old blocks are dropped."""
         if block_bytes != self._block_bytes:
             self._block_bytes = block_bytes
             self._translations.clear()
@@ -121,7 +121,7 @@ class Translator:
             await asyncio.sleep(REST * (clock() - started))
 
     async def _translate(self, offer: _Offer) -> None:
-        """Tokenise one prompt and learn its blocks; raises NotTokenised."""
+        """Tokenise one prompt and learn its blocks. Raises NotTokenised."""
         fields = await asyncio.to_thread(orjson.loads, offer.body)
         body_fields = _tokenize_body(fields)
         if body_fields is None:
@@ -189,7 +189,7 @@ def _is_text(content: Any) -> bool:
 
 
 def _tokens(data: bytes) -> list[int]:
-    """Return the token ids in a response of /tokenize; raises NotTokenised."""
+    """Return the token ids in a response of /tokenize. Raises NotTokenised."""
     try:
         tokens = orjson.loads(data)["tokens"]
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:

@@ -9,8 +9,8 @@ from typing import Literal
 
 from forebay.proxy.backends.failures import ONLY_HEARTBEATS, Failure
 from forebay.proxy.backends.pool import Backends
-from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.backends.retries import RetryBudget, Tries
+from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Grant
@@ -150,19 +150,19 @@ class Attempts:
         return ShapedAttempt(upstream, tries, limit, self._active, self._backends, request)
 
     async def ask(
-        self, attempt: Attempt, asked: BackendRequest, listener: StreamListener
+        self, attempt: Attempt, request: BackendRequest, listener: StreamListener
     ) -> Answer:
         """Ask the backend of an attempt. Raises Failure on a fault or past the time limit."""
-        asked.heartbeats = False  # of this attempt
+        request.heartbeats = False  # of this attempt
         try:
             with attempt.limit:
                 return await exchange(
-                    asked, attempt.upstream, listener,
+                    request, attempt.upstream, listener,
                     backends=self._backends, watchdog=self._watchdog,
                     limit=self._config.limits.answer,
                 )  # fmt: skip
         except TimeoutError as error:
-            raise _timeout_failure(attempt, asked) from error
+            raise _timeout_failure(attempt, request) from error
         except UPSTREAM_ERRORS as error:
             raise _failure_of(error) from error
 
@@ -189,13 +189,13 @@ class Attempts:
                 attempt.end("hang")
 
 
-def _timeout_failure(attempt: Attempt, asked: BackendRequest) -> Failure:
+def _timeout_failure(attempt: Attempt, request: BackendRequest) -> Failure:
     if attempt.ended == "hang":
         return Failure("hang", errors.upstream_timeout(), "reserved")
     if attempt.ended == "draining":
         return Failure("draining", errors.draining(), "never", "nothing")
     # The prefill may still be running: a second one elsewhere would double the load.
-    kind = ONLY_HEARTBEATS if asked.heartbeats else "timeout"
+    kind = ONLY_HEARTBEATS if request.heartbeats else "timeout"
     return Failure(kind, errors.upstream_timeout(), "never")
 
 

@@ -11,7 +11,7 @@ from forebay.proxy.backends.failures import (
     check_type,
 )
 from forebay.proxy.backends.pool import Backends
-from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.errors import upstream_error
 from forebay.proxy.http1.headers import to_client
@@ -25,7 +25,7 @@ Answer = Stream | LargeAnswer | web.Response
 
 
 async def exchange(
-    asked: BackendRequest,
+    request: BackendRequest,
     upstream: Upstream,
     listener: StreamListener,
     *,
@@ -40,26 +40,26 @@ async def exchange(
         limit: bytes of a response that is not a stream.
     """
     response = await backends.open(
-        asked.method, upstream, asked.target, asked.body, asked.headers,
-        asked.model, asked.wrote,
+        request.method, upstream, request.target, request.body, request.headers,
+        request.model, request.wrote,
     )  # fmt: skip
     # The connection is kept only for a response that is still being sent on.
     relaying = False
     try:
         check_head(response)
-        streams = asked.streams
+        streams = request.streams
         if streams is None:
-            streams = asked.method == "POST" and response.content_type == EVENTS
+            streams = request.method == "POST" and response.content_type == EVENTS
         else:
             check_type(response, streams)
-        headers = asked.reply_headers()
+        headers = request.reply_headers()
         if streams and response.status == 200:
-            stream = Stream(asked, upstream, response, headers, listener, watchdog)
-            await stream.first_event(asked)
+            stream = Stream(request, upstream, response, headers, listener, watchdog)
+            await stream.first_event(request)
             relaying = True
             return stream
         answer = await _read_whole(
-            asked, upstream, response, headers, listener, watchdog=watchdog, limit=limit
+            request, upstream, response, headers, listener, watchdog=watchdog, limit=limit
         )
         relaying = isinstance(answer, LargeAnswer)
         return answer
@@ -69,7 +69,7 @@ async def exchange(
 
 
 async def _read_whole(
-    asked: BackendRequest,
+    request: BackendRequest,
     upstream: Upstream,
     response: UpstreamResponse,
     headers: dict[str, str],
@@ -80,19 +80,19 @@ async def _read_whole(
 ) -> web.Response | LargeAnswer:
     """Read a response that is not a stream. Raises Failure for a bad status."""
     clock = watchdog.clock
-    with watchdog.watching(asked.incoming, response) as watch:
+    with watchdog.watching(request.incoming, response) as watch:
 
         def heard() -> None:
             watch.reading_since = clock()
             upstream.heard = True
 
         heard()
-        body, complete = await read_small(response, limit, asked.memory, heard)
+        body, complete = await read_small(response, limit, request.memory, heard)
     if not complete:
         if response.status in BUSY_STATUSES or response.status >= 500:
             raise Failure("5xx", upstream_error())
         return LargeAnswer(
-            asked.incoming, upstream, response, headers, listener, watchdog,
+            request.incoming, upstream, response, headers, listener, watchdog,
             begin=body, limit=limit,
         )  # fmt: skip
     headers = {**headers, **to_client(response.headers)}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends.pool import Backends
-from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.driver import Grant
 from forebay.proxy.kv_events.tokenize import Translator
 from forebay.proxy.relay.kept_responses import KeptResponses

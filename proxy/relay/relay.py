@@ -18,9 +18,8 @@ from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends.failures import NO_MODEL, Failure, check_whole
 from forebay.proxy.backends.hold import HeldRequests
 from forebay.proxy.backends.pool import Backends
-from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.backends.retries import Tries
-from forebay.proxy.backends.served_models import must_be_home
+from forebay.proxy.backends.upstream import Upstream, must_be_home
 from forebay.proxy.driver import Grant, Rejected
 from forebay.proxy.http1.errors import upstream_error
 from forebay.proxy.http1.headers import to_backend

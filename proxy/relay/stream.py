@@ -9,7 +9,7 @@ import orjson
 from aiohttp import web
 
 from forebay.proxy.backends.failures import BUSY_STATUSES, Failure, full
-from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.http1.client.backend_errors import BrokenAnswer, UpstreamFault
 from forebay.proxy.http1.client.connection import Sink, UpstreamResponse
 from forebay.proxy.http1.errors import stream_error_event, upstream_error
@@ -67,16 +67,16 @@ class Stream:
 
     def __init__(
         self,
-        asked: BackendRequest,
+        request: BackendRequest,
         upstream: Upstream,
         response: UpstreamResponse,
         headers: dict[str, str],
         listener: StreamListener,
         watchdog: Watchdog,
     ) -> None:
-        dialect, opening = asked.dialect, asked.opening
-        self._incoming = asked.incoming
-        self._hides_usage = asked.hides_usage
+        dialect, opening = request.dialect, request.opening
+        self._incoming = request.incoming
+        self._hides_usage = request.hides_usage
         self._until_done = dialect is not None
         self._opens = dialect.opens if dialect is not None else frozenset()
         self._ping = dialect.ping if dialect is not None else ""
@@ -88,8 +88,8 @@ class Stream:
         self._listener = listener
         self._watchdog = watchdog
         self._scanner = EventScanner()
-        self._memory = asked.memory
-        self._memory_before = asked.memory.size
+        self._memory = request.memory
+        self._memory_before = request.memory.size
         self._chunks = TokenChunks(self._scanner)
         self._event_count = 0  # each carries about one token
         self._relayed: Callable[[], int] = lambda: 0  # calls of `send_chunks` that sent something
@@ -104,12 +104,12 @@ class Stream:
     def status(self) -> int:
         return self._response.status
 
-    async def first_event(self, asked: BackendRequest) -> None:
+    async def first_event(self, request: BackendRequest) -> None:
         """Wait for the first event after the opening events. Raises Failure if it is an error.
 
         Opening events before it are kept, as another backend may still answer. So are comments and
-        pings, unless `opening` passes them on. All of these are bounded. `asked` gets whether there
-        were heartbeats only.
+        pings, unless `opening` passes them on. All of these are bounded. `request.heartbeats`
+        becomes True if there were heartbeats only.
         """
         seen, size = False, 0
         while not seen:
@@ -127,7 +127,7 @@ class Stream:
                 size += len(raw)
             if not seen and size > MAX_EVENT_BYTES:
                 raise MalformedStream("comments without end")
-            asked.heartbeats = bool(heartbeats or asked.heartbeats) and not seen
+            request.heartbeats = bool(heartbeats or request.heartbeats) and not seen
             if not seen and heartbeats and self._opening is not None:
                 self._ready[before:] = held
                 await self._opening.pass_on(bytes(heartbeats), self._all_headers())

@@ -12,9 +12,8 @@ from forebay.proxy.backends.failures import NO_MODEL, Failure
 from forebay.proxy.backends.models import Wanted
 from forebay.proxy.backends.passing import LEAST_TOKENS
 from forebay.proxy.backends.pool import Backends
-from forebay.proxy.backends.probes import Upstream
 from forebay.proxy.backends.retries import Tries
-from forebay.proxy.backends.served_models import must_be_home
+from forebay.proxy.backends.upstream import Upstream, must_be_home
 from forebay.proxy.config.paths import ENGINELESS
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.sse import read_object
@@ -35,39 +34,39 @@ class UnshapedRelay:
         self._metrics = metrics
 
     async def serve(
-        self, asked: BackendRequest, *, wanted: Wanted, record: RequestRecord, home: str = ""
+        self, request: BackendRequest, *, model: Wanted, record: RequestRecord, home: str = ""
     ) -> web.StreamResponse:
         """Forward a request to any backend that takes work. Raises ApiError.
 
         Args:
-            wanted: the model; where its `route` is "", any backend may have it.
+            model: where its `route` is "", any backend may have it.
             record: names the tenant and the estimated work; it gets the backend and the usage.
             home: the only backend that can answer; "": any.
         """
         failure: Failure | None = None
-        path, model = asked.target.partition("?")[0], wanted.route
-        tenant, tokens = record.tenant, _work_tokens(asked, path, record)
+        path, route = request.target.partition("?")[0], model.route
+        tenant, tokens = record.tenant, _work_tokens(request, path, record)
         upstream = (
             must_be_home(self._backends.upstreams, home)
             if home
-            else self._backends.next_up(path, model, None, tenant, tokens)
+            else self._backends.next_up(path, route, None, tenant, tokens)
         )
         with Tries(self._attempts.budget) as tries:
             while upstream is not None:
                 async with self._backends.passed_on.slot(upstream, tenant, tokens):
                     try:
-                        with self._attempts.start(upstream, tries, model) as attempt:
+                        with self._attempts.start(upstream, tries, route) as attempt:
                             record.backend = upstream.name
                             listener = UnshapedStreamListener(self._metrics, upstream)
-                            response = await self._attempts.ask(attempt, asked, listener)
+                            response = await self._attempts.ask(attempt, request, listener)
                     except Failure as failed:
                         failure = failed
-                        self._note_failure(upstream, failed, wanted, tries)
+                        self._note_failure(upstream, failed, model, tries)
                         # A refused connection is no attempt, but nothing else bounds their number.
                         retry = "lost" if failed.retry == "refused" else failed.retry
                         again = not home and tries.again(retry)
                         upstream = (
-                            self._backends.next_up(path, model, upstream, tenant, tokens)
+                            self._backends.next_up(path, route, upstream, tenant, tokens)
                             if again
                             else None
                         )
@@ -78,7 +77,7 @@ class UnshapedRelay:
                         self._backends.answered(upstream.name, "", tries.suspects)
                     lacked = failure is not None and failure.kind == NO_MODEL
                     if lacked and response.status == 200:
-                        self._backends.models.learn(upstream, wanted.name)
+                        self._backends.models.learn(upstream, model.name)
                     if isinstance(response, web.Response):
                         _note_usage(record, response)
                         return response
@@ -88,17 +87,17 @@ class UnshapedRelay:
         return failure.result()
 
     def _note_failure(
-        self, upstream: Upstream, failure: Failure, wanted: Wanted, tries: Tries
+        self, upstream: Upstream, failure: Failure, model: Wanted, tries: Tries
     ) -> None:
-        self._backends.failed(upstream.name, "", failure, tries.suspects, wanted.route)
+        self._backends.failed(upstream.name, "", failure, tries.suspects, model.route)
         self._metrics.upstream_error(upstream.name, failure.kind)
         if failure.kind == NO_MODEL:
-            self._backends.models.forget(upstream, wanted.name)
+            self._backends.models.forget(upstream, model.name)
 
 
-def _work_tokens(asked: BackendRequest, path: str, record: RequestRecord) -> int:
+def _work_tokens(request: BackendRequest, path: str, record: RequestRecord) -> int:
     """Return the work of a request for the engine, 0 if the API server alone answers it."""
-    if asked.method != "POST" or path in ENGINELESS:
+    if request.method != "POST" or path in ENGINELESS:
         return 0
     return max(LEAST_TOKENS, record.estimated_tokens)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import aiohttp
 from aiohttp import web
 
-from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.http1.client.backend_errors import AnswerTooLarge, UpstreamFault
 from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.headers import to_client

@@ -24,7 +24,7 @@ from proxy_stage import (
 )
 
 from forebay.proxy.backends.failures import Failure
-from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.config.diff import (
     IN_PLACE,
     NEEDS_RESTART,

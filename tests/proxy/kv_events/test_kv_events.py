@@ -23,7 +23,7 @@ from proxy_stage import SHARED_LOOP, Stage, stage
 from said import Said
 
 from forebay.proxy.api.dialects import DIALECTS
-from forebay.proxy.backends.probes import Upstream
+from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.config.backends import BackendConfig
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
