@@ -394,4 +394,4 @@ class App:
             memory=memory,
             wrote=record.wrote,
         )
-        return await self._unshaped.serve(to_send, wanted=model, record=record, home=home)
+        return await self._unshaped.serve(to_send, model=model, record=record, home=home)

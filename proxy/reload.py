@@ -63,8 +63,8 @@ class Reloader:
         """Take the configuration in force.
 
         Args:
-            config: with a backend for each address of a `dns` backend.
-            read: as it was read, with the names of `dns` backends.
+            config: the configuration with a backend for each address of a `dns` backend.
+            read: the configuration as it was read, with the names of `dns` backends.
             load: reads the configuration again. None if it was not read from a file.
             watch: the file whose changes cause a reload.
         """

@@ -197,16 +197,16 @@ HEADINGS = {
 
 @app.command(help=EXAMPLE, headings=HEADINGS)
 @takes_options
-def replay_command(given: ReplayArguments) -> None:
-    options = given.options()
-    if given.print_schedule:
+def replay_command(arguments: ReplayArguments) -> None:
+    options = arguments.options()
+    if arguments.print_schedule:
         from forebay.replay.plan.schedule_text import csv_lines, json_lines, schedule_of
 
-        lines = json_lines if given.as_json else csv_lines
+        lines = json_lines if arguments.as_json else csv_lines
         sys.stdout.writelines(lines(schedule_of(options)))
         return
     summary = run_on_fast_loop(partial(replay, options))
-    show(summary, as_json=given.as_json)
+    show(summary, as_json=arguments.as_json)
     for warning in summary.values["warnings"]:
         print(f"forebay replay: {warning}", file=sys.stderr)
     if summary.interrupted:

@@ -1,7 +1,4 @@
-"""Docstrings and names stay plain: each pattern that readers stumble over has a limit.
-
-A change that would exceed a limit is worded differently instead.
-"""
+"""Docstrings and names stay plain: no pattern that readers stumble over."""
 
 import re
 from collections.abc import Iterator
@@ -21,59 +18,47 @@ class Rule(NamedTuple):
     Attributes:
         pattern: regular expression over the text of a docstring.
         before, after: a sentence with the pattern, and the same sentence in plain words.
-        limits: number of docstrings that still have it, in the order of `PACKAGES`.
     """
 
     pattern: str
     before: str
     after: str
-    limits: tuple[int, int, int, int]
 
     def breaks(self, text: str) -> bool:
         return re.search(self.pattern, text, re.MULTILINE) is not None
 
 
-# A limit is today's count. It only falls.
 RULES = {
     "semicolon in the first paragraph": Rule(
         r"\A[^;\n]*(?:\n(?!\s*\n)[^;\n]*)*;",
-        "Return the class; None\n    if there is none.", "Return the class.\n\n    It is; it may.",
-        (51, 6, 6, 0)),
+        "Return the class; None\n    if there is none.", "Return the class.\n\n    It is; it may."),
     "`what is` as a noun": Rule(
         r"\bwhat (?:is|was|it|has|they|were|a|the)\b",
-        "Send what is left.", "Send the unsent rest.",
-        (9, 1, 0, 0)),
+        "Send what is left.", "Send the unsent rest."),
     "Return what, whether or how": Rule(
         r"\A(?:Return|Say|Tell) (?:what|whether|how)\b",
-        "Return whether it could.", "True if this backend could have served the request.",
-        (6, 0, 0, 0)),
+        "Return whether it could.", "True if this backend could have served the request."),
     "pronoun `one`": Rule(
         r"\b(?:one that|another one|the (?:first|last|other) one|one of them)\b",
-        "Drop the last one.", "Drop the last link.",
-        (5, 3, 1, 0)),
+        "Drop the last one.", "Drop the last link."),
     "pronoun `those`": Rule(
         r"\b(?:those (?:that|of|who)|that of)\b",
-        "models: those of the backends", "models: served by any backend",
-        (3, 3, 0, 0)),
+        "models: those of the backends", "models: served by any backend"),
     "`none` as a noun": Rule(
         r"\b(?:if there is none|is none|and none)\b|: none\b",
-        "Bad input if it is none.", "Bad input if it is not a number.",
-        (1, 1, 0, 0)),
+        "Bad input if it is none.", "Bad input if it is not a number."),
     "so many, so much, so long": Rule(
         r"\bso (?:many|much|long)\b",
-        "Stop after so many steps.", "Stop after `limit` steps.",
-        (2, 0, 0, 0)),
+        "Stop after so many steps.", "Stop after `limit` steps."),
     "words of a private dialect": Rule(
-        r"(?i:\b(?:whoever|whatever|nobody|lately|beside|anew|under way)\b)",
-        "Whoever came first.", "Regardless of arrival order.",
-        (4, 1, 4, 0)),
+        r"(?i:(?<!-)\b(?:whoever|whatever|nobody|lately|beside|anew|under way)\b(?!-))",
+        "Whoever came first.", "Regardless of arrival order."),
     "an attribute that begins with a preposition": Rule(
         r"^[ \t]+\w+(?:, \w+)*: (?:of|for|from|by|with|in|at|to)\b",
-        "Rows.\n\n    turns: of large bodies", "Rows.\n\n    turns: read order of large bodies",
-        (22, 4, 1, 0)),
+        "Rows.\n\n    turns: of large bodies", "Rows.\n\n    turns: read order of large bodies"),
 }  # fmt: skip
 NAMES = {"one", "found", "known", "listed", "wanted", "kept", "told", "made", "given", "asked"}
-NAME_LIMITS = (43, 26, 8, 0)
+PUBLIC = {("proxy/core/policy/routing.py", "wanted")}  # an attribute that routing rules read
 NAME = re.compile(rf"\b(?:{'|'.join(sorted(NAMES))})\b")
 TEXT = re.compile(r'"""(.*?)"""', re.DOTALL)
 
@@ -126,12 +111,9 @@ def test_a_rule_knows_its_pattern(name: str) -> None:
 def test_docstrings_are_plain(package: str) -> None:
     texts = docstrings(package)
     assert len(texts) > 400
-    over = {}
-    for name, rule in RULES.items():
-        places = [place for place, text in texts if rule.breaks(text)]
-        if len(places) > rule.limits[PACKAGES.index(package)]:
-            over[name] = places
-    assert not over, over
+    assert [
+        (place, name) for place, text in texts for name, rule in RULES.items() if rule.breaks(text)
+    ] == []
 
 
 def test_a_vague_name_is_seen() -> None:
@@ -141,9 +123,9 @@ def test_a_vague_name_is_seen() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_names_are_nouns(package: str) -> None:
-    places = [
+    assert [
         f"{path}:{line}: {name}"
         for path, source in sources(package).items()
         for line, name in vague_names_in(source)
-    ]
-    assert len(places) <= NAME_LIMITS[PACKAGES.index(package)], "\n".join(places)
+        if (path, name) not in PUBLIC
+    ] == []

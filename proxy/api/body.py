@@ -42,7 +42,8 @@ OTHER_TIMEOUTS = (
     ("x-llm-d-slo-ttft-ms", "ms"), ("x-slo-ttft-ms", "ms"),  # llm-d
     ("x-llm-d-inference-ttl", ""), ("request-timeout-ms", "ms"),  # llm-d, Baseten's client
 )  # fmt: skip
-"""Headers of others for the client's patience, with the unit of their numbers; the first counts."""
+"""Headers of other tools for the client's patience, with the unit of their numbers. The first that
+a request has counts."""
 BYTE_ORDER_MARK, UTF_16_MARKS = BOM_UTF8, (BOM_UTF16_BE, BOM_UTF16_LE)  # UTF-32 has NULs
 
 
@@ -105,13 +106,13 @@ def read_fields(
     """
     # The model and the salt come first: prefix caches of models and tenants are apart.
     streams = boolean(fields, "stream")
-    body, wanted = with_model(fields, body, models)
+    body, model = with_model(fields, body, models)
     salt = client_salt(fields)
     if salts is not None:
         reject_media_ids(fields)
         salt = salts.salt(tenant, salt)
         body = with_salt(body, salt)
-    cache = _cache_of(salt, wanted, shared=dialect.path in ignore_salt)
+    cache = _cache_of(salt, model, shared=dialect.path in ignore_salt)
     # The estimated length. A large prompt is hashed as it is read, and never kept as a whole.
     into = BlockHashes(block_bytes, cache) if len(body) >= LARGE_BYTES else None
     text = dialect.prompt_text(fields, into)
@@ -147,13 +148,13 @@ def read_fields(
         sequences=sequences,
         quota_tokens=quota_tokens,
         identity=identity(prompt, block_bytes, blocks),
-        model=wanted.route,
+        model=model.route,
     )
     previous_id = dialect.previous_id(fields)
     teaches = not (text.token_ids or text.media_tokens or previous_id)
     return ParsedBody(
         request, body, len(prompt) if teaches else 0, text.token_ids, streams, dialect, hides_usage,
-        previous_id, wanted.name,
+        previous_id, model.name,
     )  # fmt: skip
 
 
@@ -166,13 +167,13 @@ def with_model(fields: dict[str, Any], body: bytes, models: Models) -> tuple[byt
     return body, model
 
 
-def _cache_of(salt: str | None, wanted: Wanted, *, shared: bool) -> str | None:
+def _cache_of(salt: str | None, model: Wanted, *, shared: bool) -> str | None:
     """Return the seed of a prompt's first hash, from its salt and its model.
 
     Prompts with different seeds never count as equal prefixes.
     """
     salt = None if shared else salt
-    return f"{salt or ''}\0{wanted.name}" if wanted.name else salt
+    return f"{salt or ''}\0{model.name}" if model.name else salt
 
 
 def as_utf8(body: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Name keys that cannot work, and what a backend lacks: a flag of vLLM or a newer version."""
+"""Name keys that cannot work, and backends that lack a flag of vLLM or a newer version."""
 
 from collections.abc import Collection
 from typing import Final

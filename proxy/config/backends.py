@@ -19,7 +19,7 @@ ModelName = Annotated[str, Field(min_length=1)]
 class BackendConfig(Section):
     """One vLLM server.
 
-    name: in logs, metrics and `buckets[].backends`; default: gpu0, gpu1, ... in order.
+    name: its name in logs, metrics and `buckets[].backends`; default: gpu0, gpu1, ... in order.
     url: base URL of the server, without /v1. A path of a gateway, as in https://host/team-a, is put
     in front of every path.
     max_concurrency: requests that may run there at once.
@@ -36,7 +36,8 @@ class BackendConfig(Section):
     `kv_replay` are then the endpoints of rank 0; vLLM adds the rank to the port.
     dns: the host in `url` is a name of several servers, such as a headless service of Kubernetes.
     Each of its addresses is a backend; the name is looked up every few seconds.
-    max_addresses: of such a name that are used; more are left out, and the log says so once.
+    max_addresses: most addresses of such a name that are used. The log reports once that more are
+    left out.
     """
 
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")

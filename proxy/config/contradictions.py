@@ -1,4 +1,4 @@
-"""Find what is valid key by key, and cannot work: names that match nobody, limits that fit nothing.
+"""Find keys that are valid alone but cannot work together: names or limits that match nothing.
 
 Each is a warning, and not an error: a reload may add the other half a moment later.
 """
@@ -16,10 +16,10 @@ Contradiction = tuple[str, str]
 
 
 def contradictions(config: Config, tenants: Collection[str] | None) -> Iterator[Contradiction]:
-    """Yield what cannot work in a valid configuration.
+    """Yield each contradiction of a valid configuration.
 
     Args:
-        tenants: those with a key; None: any name may come.
+        tenants: names that have a key; None: any name may occur.
     """
     if tenants is not None:
         yield from _tenants(config, tenants)
@@ -33,12 +33,12 @@ def contradictions(config: Config, tenants: Collection[str] | None) -> Iterator[
 
 
 def _tenants(config: Config, tenants: Collection[str]) -> Iterator[Contradiction]:
-    known = config.tenants.known
-    if known and not tenants:
+    configured = config.tenants.known
+    if configured and not tenants:
         text = "tenants.known: without keys nobody is a tenant, so no quota or weight is in force"
         yield text, "set tenants.keys"
         return
-    for name in known:
+    for name in configured:
         if name not in tenants:
             text = f"tenants.known: {name} has no key, so nothing of it is in force"
             yield text, f"give it a key, or correct the name{_close(name, tenants)}"

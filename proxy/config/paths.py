@@ -30,11 +30,11 @@ ENGINE: Final = (
 """Paths whose requests the engine computes."""
 ROUTED: Final = (MODELS, "/version", *ENGINELESS, *ENGINE)
 FORMS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations")
-"""Paths of vLLM whose bodies are forms; all others of this module take JSON."""
+"""Paths of vLLM whose bodies are forms. All other paths of this module take JSON."""
 GENERATING: Final = (
     "/v1/chat/completions/batch", "/inference/v1/generate", "/cohere/v2/chat", "/v1/decisions",
 )  # fmt: skip
-"""Paths that generate beside those that are shaped; not passed on unless `routes` says so."""
+"""Paths that generate, but are not shaped. They are passed on only if `routes` says so."""
 
 
 def may_be_form(path: str) -> bool:

@@ -54,9 +54,9 @@ BURST_S = 60.0  # a tenant's default burst: the tokens its rate brings in this t
 class BucketConfig(Section):
     """A length bucket: requests of up to `up_to` estimated prompt tokens share a queue.
 
-    name: in metrics, logs and the header x-forebay-bucket.
+    name: its name in metrics, logs and the header x-forebay-bucket.
     up_to: the longest prompt of this bucket, in estimated tokens.
-    max_queue: waiting requests, of each model; one more is rejected.
+    max_queue: waiting requests of each model; the next request is rejected.
     max_wait: a request whose predicted wait is longer is rejected.
     prefills_per_backend: prefills of this bucket that may run at once on one backend.
     backends: names of the backends that it may use; empty: all.

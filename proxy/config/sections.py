@@ -46,13 +46,15 @@ class Section(BaseModel):
 
 
 class Listen(Section):
-    """Addresses to listen on; port 0 takes any free port.
+    """Addresses to listen on. Port 0 stands for any free port.
 
     host: address of the public port; 0.0.0.0 accepts connections from other machines.
     port: the public port.
-    admin_port: for operators: /healthz, /readyz, /metrics, /status, /drain and /reload.
-    admin_host: for the admin port, which has neither keys nor TLS: keep it private. null: as host.
-    path_prefix: of all paths of the public port, such as /llm behind a gateway that keeps it.
+    admin_port: port for operators: /healthz, /readyz, /metrics, /status, /drain and /reload.
+    admin_host: address of the admin port, which has neither keys nor TLS: keep it private. null: as
+    host.
+    path_prefix: beginning of all paths of the public port, such as /llm behind a gateway that keeps
+    it.
     reuse_port: let a second proxy listen on the same ports, for an upgrade without a gap.
     """
 
@@ -77,17 +79,17 @@ class Listen(Section):
 class Timeouts(Section):
     """Time limits.
 
-    connect: of a connection to a backend, TLS included.
-    first_token: until the first event of a stream, and for a response of an unshaped path.
-    answer: for a chat or completion that is not a stream: its first byte comes with its last token.
-    null: five times first_token.
-    idle: between two reads from a backend.
-    keep_alive: after this time without a byte, a client that waits for the first token of a stream
-    gets a heartbeat; a backend's comments and pings are passed on at once. From then on the status
+    connect: time to connect to a backend, TLS included.
+    first_token: time until the first event of a stream, or until a response of an unshaped path.
+    answer: time until a chat or completion that is not a stream: its first byte arrives with its
+    last token. null: five times first_token.
+    idle: time between two reads from a backend.
+    keep_alive: time without a byte after which a client that waits for the first token of a stream
+    gets a heartbeat. A backend's comments and pings are passed on at once. From then on the status
     is 200, and a later rejection is an error event. 0: nothing is sent before the first token.
-    client_headers: for a client to send the head of its request.
-    client_body: for a client to send the body.
-    client_write: for a client to read 16 KiB of the written bytes, or the rest.
+    client_headers: time in which a client must send the head of its request.
+    client_body: time in which a client must send the body.
+    client_write: time in which a client must take 16 KiB of a response, or its rest.
     lame_duck: time during which a proxy that is told to stop still takes requests, while its
     /health is already 503.
     drain: time for running requests to end after that.
@@ -113,15 +115,16 @@ class Timeouts(Section):
 class Limits(Section):
     """Sizes that protect the proxy.
 
-    body: of a request.
+    body: size of a request's body.
     header: all header fields of a request together.
-    connections: open at once, of clients; auto is half of the process's file descriptors.
-    queue_bytes: of the bodies, and of answers that are no streams, of all requests together; auto
-    is a quarter of `memory`, at most 192 MiB. One tenant, or address without keys, never gets all.
-    memory: of the process; auto is the limit of its cgroup.
+    connections: open connections of clients; auto is half of the process's file descriptors.
+    queue_bytes: memory for the bodies, and for answers that are no streams, of all requests
+    together; auto is a quarter of `memory`, at most 192 MiB. One tenant, or address without keys,
+    never gets all.
+    memory: memory of the process; auto is the limit of its cgroup.
     loop_lag: lag of the event loop. A p99 above it sheds class batch, a median above it class
     standard too.
-    answer: of a response that is not a stream.
+    answer: size of a response that is not a stream.
     """
 
     body: Bytes = 16 << 20
@@ -182,7 +185,7 @@ class Tracing(Section):
     """OpenTelemetry spans (extra `otel`).
 
     enabled: send spans.
-    endpoint: of a collector, OTLP over HTTP.
+    endpoint: URL of a collector, OTLP over HTTP.
     sample: share of the requests without a sampled parent that get a span.
     service_name: resource attribute service.name of the spans.
     """
@@ -194,7 +197,7 @@ class Tracing(Section):
 
 
 class Tls(Section):
-    """TLS of the public port; without it: plain HTTP.
+    """TLS of the public port, which is plain HTTP without it.
 
     cert: certificate chain, a PEM file.
     key: private key, a PEM file.
@@ -228,7 +231,7 @@ class UpstreamTls(Section):
 class UsageConfig(Section):
     """A ledger of what each request used.
 
-    path: the file, to which a JSON line is added for each request that was served; null: none.
+    path: the file, to which a JSON line is added for each request that was served; null: no ledger.
     """
 
     path: Path | None = None

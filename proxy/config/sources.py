@@ -55,7 +55,7 @@ def load_config(
 
     Args:
         overrides: values of the options, nested as in the file.
-        to_serve: at least one backend is required.
+        to_serve: True requires at least one backend.
     """
     layers = [(str(path), _file(path))] if path else []
     layers += _environment(environ)
@@ -246,11 +246,11 @@ def _variables(key: str) -> list[str]:
     return variables
 
 
-def _shown(given: Any) -> Any:
+def _shown(value: Any) -> Any:
     """Mask what may be a password in a value, even if the URL has no scheme."""
-    if not isinstance(given, str) or "@" not in given:
-        return given
-    user, _, host = given.rpartition("@")
+    if not isinstance(value, str) or "@" not in value:
+        return value
+    user, _, host = value.rpartition("@")
     scheme, mark, _ = user.partition("://")
     return f"{scheme + mark if mark else ''}{STANDS_FOR}@{host}"
 

@@ -20,7 +20,7 @@ class KnownTenant(Section):
     trust_group: tenants of one group share cached prefixes.
     classes: classes that put its requests before or behind all tenants' requests. Any other class
     orders its own requests only.
-    models: that it may use, by any of their names; empty: all.
+    models: the models that it may use, by any of their names; empty: all.
     max_concurrency: requests that it may have in each process at once, waiting requests included.
     tokens_per_hour, tokens_per_day: budgets of prompt and output tokens, in each process.
     """
@@ -46,9 +46,9 @@ class JwtConfig(Section):
     """Signed tokens (JWT) of an identity provider (extra `jwt`).
 
     jwks: the provider's public keys: a file, or a URL with https. null: no tokens.
-    audience: that tokens must be for.
-    issuer: that they must be from; null: any whose keys are in jwks.
-    tenant_claim: of a token, which names the tenant.
+    audience: the audience that tokens must be for.
+    issuer: the issuer that they must be from; null: any whose keys are in jwks.
+    tenant_claim: the claim of a token that names the tenant.
     """
 
     jwks: str | None = Field(None, min_length=1)
@@ -84,7 +84,7 @@ class Tenants(Section):
 
     keys: a file, or env:NAME for an environment variable (format: security/keys.py).
 
-    jwt: tokens that name tenants, beside keys or in place of them.
+    jwt: tokens that name tenants, in addition to keys or in place of them.
     default_weight: weight of tenants without a weight of their own.
     isolate_cache: keep tenants from hitting each other's cached prefixes; auto: if there are keys
     or tokens.
@@ -111,10 +111,10 @@ class Tenants(Section):
         return entry is not None and entry.tokens_per_s is not None
 
     def counts_usage(self, tenant: str) -> bool:
-        """Return whether the tokens of this tenant are charged, so that answers must tell them."""
-        known = self.known.get(tenant)
+        """True if the tokens of this tenant are charged, so that answers must report them."""
+        entry = self.known.get(tenant)
         return self.has_quota(tenant) or bool(
-            known and (known.tokens_per_hour or known.tokens_per_day)
+            entry and (entry.tokens_per_hour or entry.tokens_per_day)
         )
 
     def class_among_all(self, tenant: str, service_class: ServiceClass) -> ServiceClass:

@@ -26,8 +26,8 @@ prediction still counts for this share of it. A resource this far below its limi
 load is balanced at the cost of longer waits, and the engine may run empty behind a late prefill."""
 FULL: Final = 0.95
 """The share of a resource that can be used. Above it an engine preempts requests or lets them wait
-for KV cache, and a request behind more urgent requests would be predicted to wait for ever. It has
-no double; at 0.9 a tenth of the KV pool stays empty."""
+for KV cache, and a request behind more urgent requests would be predicted to wait for ever. It
+cannot be doubled. At 0.9 a tenth of the KV pool stays empty."""
 HISTORY: Final = 256
 """How many recent answers, prompts, rejections, ratios, tenants or steps of a request a statistic,
 report or record covers. Older entries fade or are left out. Doubled: twice the memory and bytes,

@@ -152,8 +152,8 @@ def versions(scene: Scene) -> Found:
                 "upgrade vLLM",
             )
     if len(set(by_backend.values())) > 1:
-        listed = ", ".join(f"{name} {text}" for name, text in by_backend.items())
-        yield "warning", f"the backends run different versions ({listed})", "run one version"
+        pairs = ", ".join(f"{name} {text}" for name, text in by_backend.items())
+        yield "warning", f"the backends run different versions ({pairs})", "run one version"
 
 
 def unanswered(scene: Scene) -> Found:
@@ -206,8 +206,8 @@ def backend_errors(scene: Scene) -> Found:
         kinds.pop("only_heartbeats", None)  # a finding of its own
         total, served = sum(kinds.values()), scene.requests(name)
         if total > max(1.0, SOME * served):
-            listed = ", ".join(f"{count:.0f} {kind}" for kind, count in kinds.items())
-            text = f"{total:.0f} of {served + total:.0f} requests to {name} failed: {listed}"
+            counts = ", ".join(f"{count:.0f} {kind}" for kind, count in kinds.items())
+            text = f"{total:.0f} of {served + total:.0f} requests to {name} failed: {counts}"
             yield "error", text, "read its log around the time of the errors"
 
 

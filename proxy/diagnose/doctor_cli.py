@@ -133,8 +133,8 @@ def exact_paths(scene: "Scene") -> list[str]:
     return [f"Prefix index of {', '.join(of)}: {text}." for text, of in names.items()]
 
 
-def _summary(scene: "Scene", found: "Sequence[Finding]", checked: Sequence[str]) -> str:
+def _summary(scene: "Scene", findings: "Sequence[Finding]", checked: Sequence[str]) -> str:
     backends = len(scene.backends())
-    result = "nothing found" if not found else f"{len(found)} found"
+    result = "nothing found" if not findings else f"{len(findings)} found"
     hosts = f"{backends} backend{'s' if backends != 1 else ''}"
     return f"Checked {hosts}: {', '.join(checked)}. {result.capitalize()}."

@@ -126,11 +126,11 @@ def preview(admin: str, file: Path, tenant: str = "") -> dict[str, Any]:
         raise InputError(f"--dry-run {file}: {error}") from None
 
 
-def show_list(found: dict[str, Any]) -> None:
+def show_list(answer: dict[str, Any]) -> None:
     """Print the JSON of `/requests` as a table, of 80 columns unless names are too long."""
     # A row for each request, and a line with its reason.
-    rejected = found["by"] == "rejected"
-    rows = found["requests"]
+    rejected = answer["by"] == "rejected"
+    rows = answer["requests"]
     tenants = any(row["tenant"] for row in rows)
     heads = ["request", "ago", "bucket"] + ["tenant"] * tenants + ["predicted"]
     if not rejected:
@@ -148,13 +148,13 @@ def show_list(found: dict[str, Any]) -> None:
     if not rejected:
         kind = f"request{plural} with a first token or a failure"
     note = (
-        f"{len(rows)} {kind}, of {found['considered']:,} that ended and are remembered "
-        f"(metrics.receipts: {found['kept']:,})."
+        f"{len(rows)} {kind}, of {answer['considered']:,} that ended and are remembered "
+        f"(metrics.receipts: {answer['kept']:,})."
     )
-    if not rejected and found["unseen"]:
-        note += f" {found['unseen']:,} were no streams: their first token is not visible."
-    if rejected and found["by_tenant"]:
-        note += f" Rejected by tenant: {_counts(found['by_tenant'])}."
+    if not rejected and answer["unseen"]:
+        note += f" {answer['unseen']:,} were no streams: their first token is not visible."
+    if rejected and answer["by_tenant"]:
+        note += f" Rejected by tenant: {_counts(answer['by_tenant'])}."
     talk(textwrap.fill(note, 80))
 
 

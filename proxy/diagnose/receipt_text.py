@@ -174,7 +174,7 @@ def main_reason(receipt: Receipt) -> str:
 
 
 def _why_waited(waits: Mapping[str, float]) -> str:
-    """Name the longest wait. Behind others, that is also what it waited for as the first of them.
+    """Name the longest wait. After a wait for its turn, name the wait at the queue's head too.
 
     The requests before it mostly waited for the same.
     """

@@ -45,7 +45,7 @@ def chain_keys(
     Raises OverflowError or TypeError for values that are no token ids.
 
     Args:
-        extra_keys: for each block, values such as a salt that distinguish equal tokens.
+        extra_keys: values of each block, such as a salt, that distinguish equal tokens.
     """
     data, width = array("I", token_ids).tobytes(), 4 * block_size
     keys = []
@@ -59,10 +59,10 @@ def chain_keys(
 
 
 class KvBlocks:
-    """The cached blocks of one engine by its own hashes; keeps the index `held` up to date.
+    """The cached blocks of one engine by its own hashes. Keeps the index `held` up to date.
 
-    A hybrid model has several groups of layers, and an event is about one of them. A block is held
-    when each group that keeps whole prompts holds it.
+    A hybrid model has several groups of layers, and an event is about a single group. A block is
+    held when each group that keeps whole prompts holds it.
 
     Attributes:
         salted: every prompt is sent with a salt, so events without salts are useless.
@@ -82,7 +82,7 @@ class KvBlocks:
         self.held.cleared(complete=complete)
 
     def apply(self, events: Sequence[Any]) -> None:
-        """Apply one batch in order; raises BadEvent."""
+        """Apply one batch in order. Raises BadEvent."""
         for event in events:
             try:
                 fields = _fields(event)
@@ -123,7 +123,7 @@ class KvBlocks:
         return self._groups.setdefault(number, {})
 
     def _copies(self, block_hash: Any) -> int:
-        """Return how many copies of a block all groups hold."""
+        """Return the number of copies of a block that every group holds."""
         return min(group.get(block_hash, NO_COPY)[1] for group in self._groups.values())
 
     def _stored(self, fields: dict[str, Any], group: dict[Any, list[int]]) -> None:
@@ -180,7 +180,7 @@ class KvBlocks:
 
 
 def _fields(event: Any) -> dict[str, Any]:
-    """Return an event as a mapping; up to vLLM 0.2x it is a list that begins with its type."""
+    """Return an event as a mapping. Up to vLLM 0.2x it is a list that begins with its type."""
     if isinstance(event, dict):
         return event
     names = OLD_STORED if event[0] == "BlockStored" else OLD_REMOVED

@@ -38,7 +38,7 @@ POOL_SHARE = 0.95  # of the KV cache that blocks can be known of; the rest is in
 
 
 class Followers:
-    """One follower for each backend that has `kv_events`; use as a context.
+    """One follower for each backend that has `kv_events`. Use as a context.
 
     Attributes:
         translator: gets the prompts that backends have computed.
@@ -77,7 +77,7 @@ class Followers:
             self._context.destroy(linger=0)
 
     def reconfigure(self, config: Config) -> None:
-        """Use another length of text blocks, and salts or none; `follow` does the rest."""
+        """Use another length of text blocks, and salts or none. `follow` does the rest."""
         self.translator.reconfigure(config.affinity.block_bytes)
         self._salted = config.tenants.isolates
         for follower in self._followers.values():
@@ -89,7 +89,7 @@ class Followers:
             kv_event_modules()
 
     async def follow(self, config: BackendConfig) -> None:
-        """Follow this backend from now on, if it has `kv_events`; raises InputError.
+        """Follow this backend from now on, if it has `kv_events`. Raises InputError.
 
         Nothing changes if it is followed at the same endpoints already.
         """
@@ -164,7 +164,7 @@ class Follower:
         self._sub.close(linger=0)
 
     async def open(self, zmq: Any, context: Any, decode: Callable[[bytes], Any]) -> None:
-        """Subscribe; raises InputError.
+        """Subscribe. Raises InputError.
 
         An address to bind may become free only after a moment: ZeroMQ closes in the background.
         """
@@ -216,7 +216,7 @@ class Follower:
                 await self._live(int.from_bytes(frames[1], "big"), frames[2])
 
     async def _live(self, number: int, payload: bytes) -> None:
-        """Take a published batch; they come in order, but some may be missing."""
+        """Take a published batch. Batches arrive in order, but some may be missing."""
         if number <= self._last_live:
             self._restarted()
         elif self._last_live < 0 and number < self._next:
@@ -248,7 +248,7 @@ class Follower:
             held.pool_blocks = int(POOL_SHARE * self._backend.kv_tokens / size)
 
     def _follow_on(self, number: int) -> None:
-        """Clear the index if the batch is the engine's first, or does not follow the last one."""
+        """Clear the index if the batch is the engine's first, or batches before it are missing."""
         held = self._blocks.held
         if number == 0:
             self._blocks.clear(complete=True)
@@ -279,7 +279,7 @@ class Follower:
         self._logged_no_salt = False  # its version may have changed
 
     async def _replay(self) -> int:
-        """Request the batches after the last one; returns their number, -1 without an end.
+        """Request the batches that are missing. Returns their number, or -1 without an end.
 
         The last known batch is requested too. If the engine has not the same one, it has restarted,
         and its numbers may have passed ours in the meantime.
@@ -325,7 +325,7 @@ def _unusable(config: BackendConfig, error: Any) -> InputError:
 
 
 def kv_event_modules() -> tuple[ModuleType, ModuleType]:
-    """Import zmq and msgspec, which only KV events need; raises InputError."""
+    """Import zmq and msgspec, which only KV events need. Raises InputError."""
     try:
         import msgspec
         import zmq.asyncio

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from math import inf
-from types import TracebackType
 
 import aiohttp
 import orjson
@@ -75,12 +74,7 @@ class Opening:
             self._watchdog.beating.add(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> web.StreamResponse | None:

@@ -12,7 +12,7 @@ STRAY_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGALRM")  # sent by tools that mean ano
 
 
 def fast_runner() -> asyncio.Runner:
-    """Return a runner for the event loop of a program; use it in `with`."""
+    """Return a runner for the event loop of a program. Use it in `with`."""
     try:
         import uvloop
     except ImportError:  # Windows
@@ -41,7 +41,7 @@ def _ignore(names: Iterable[str]) -> None:
 
 
 def on_signal(name: str, act: Callable[[], object]) -> None:
-    """Call `act` in the running loop on each signal of this name; call this in the main thread.
+    """Call `act` in the running loop on each signal of this name. Only for the main thread.
 
     Unlike `loop.add_signal_handler` this outlasts the loop, whose end would bring back the default:
     the process would die of a second signal, and `timeout` sends two.
@@ -58,11 +58,11 @@ def on_signal(name: str, act: Callable[[], object]) -> None:
 
 @contextmanager
 def short_collections() -> Iterator[None]:
-    """Keep the pauses of garbage collection at about 1 ms; enter this when everything is set up.
+    """Keep the pauses of garbage collection at about 1 ms. Enter this when everything is set up.
 
     Objects that exist by then, mostly modules, are not searched again: that takes 20 to 40 ms each
-    time (measured). Nor is anything searched when the process ends, which takes 0.3 s: what is left
-    then needs no clean end.
+    time (measured). Nor is anything searched when the process ends, which takes 0.3 s: the objects
+    of that moment need no clean end.
     """
     atexit.register(gc.freeze)
     gc.collect()

@@ -25,7 +25,7 @@ DECIDE_EVERY = 20  # steps
 
 
 class Protection:
-    """Sheds classes while resources are short; use as a context around the life of the proxy.
+    """Sheds classes while resources are short. Use as a context around the life of the proxy.
 
     Attributes:
         shed: number of classes that are rejected now.
@@ -39,9 +39,11 @@ class Protection:
         read: Callable[[float, float], Reading] | None = None,
         strangers_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`lagged` gets each lag; `read` (of the lag's p99 and median) replaces the measurement.
+        """Take the limits.
 
         Args:
+            lagged: gets each lag of the event loop, in seconds.
+            read: replaces the measurement; its arguments are the lag's p99 and median.
             strangers_s: returns the time that work for strangers has taken so far.
         """
         self._say = say
@@ -109,7 +111,7 @@ class Protection:
 
 
 def descriptor_share() -> float:
-    """Return the share of the file descriptors in use; 0 if it is unknown."""
+    """Return the share of the file descriptors in use, or 0 if it is unknown."""
     try:
         import resource
 

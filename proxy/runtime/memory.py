@@ -31,7 +31,7 @@ def memory_limit(limits: Limits) -> float:
 
 
 def request_bytes(limits: Limits) -> int:
-    """Return how many bytes all requests may hold together."""
+    """Return the bytes that all requests may hold together."""
     if limits.queue_bytes != "auto":
         return limits.queue_bytes
     return int(min(MOST_REQUEST_BYTES, memory_limit(limits) / REQUESTS_SHARE))
@@ -54,7 +54,7 @@ def keep_large_apart() -> None:
 
 
 def cgroup_limit(root: Path = Path("/")) -> float:
-    """Return the lowest limit of the process's cgroup and of those around it; inf without one.
+    """Return the lowest limit of the process's cgroup and the cgroups around it, or inf.
 
     A container may see its own cgroup as the root, by a path that is not there: then the limits of
     the nearest folder that is there count.
@@ -87,7 +87,7 @@ def _text(path: Path) -> str:
 
 
 def resident_bytes(last: float = 0.0) -> float:
-    """Return resident memory; 0 without /proc, `last` while no descriptor is left to read it."""
+    """Return resident memory, or 0 without /proc, or `last` without a descriptor to read it."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError as error:

@@ -6,7 +6,7 @@ import time
 
 
 def notify(*lines: str) -> bool:
-    """Send lines such as `READY=1`; returns False if it fails. Never raises."""
+    """Send lines such as `READY=1`. Returns False if it fails, and never raises."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address or not hasattr(socket, "AF_UNIX"):
         return False
@@ -25,7 +25,7 @@ def ready(status: str) -> None:
 
 
 def reloading() -> None:
-    """Report a reload; Type=notify-reload needs the monotonic time too."""
+    """Report a reload. Type=notify-reload needs the monotonic time too."""
     notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 

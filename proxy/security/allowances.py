@@ -68,12 +68,12 @@ class Allowances:
         record.admitted, record.reserved_tokens = True, tokens
         self._charge(record.tenant, tokens)
 
-    def _check(self, known: KnownTenant, config: Config, tenant: str) -> None:
+    def _check(self, entry: KnownTenant, config: Config, tenant: str) -> None:
         """Raise ApiError 429 for a tenant without room for another request."""
-        most = known.max_concurrency
+        most = entry.max_concurrency
         if most is not None and self._running[tenant] >= most:
             raise self._rejection(rejections.too_many_at_once(most, config.reject_status))
-        for seconds, budget in ((HOUR_S, known.tokens_per_hour), (DAY_S, known.tokens_per_day)):
+        for seconds, budget in ((HOUR_S, entry.tokens_per_hour), (DAY_S, entry.tokens_per_day)):
             if budget is None:
                 self._windows.pop((tenant, seconds), None)
                 continue

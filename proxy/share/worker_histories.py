@@ -1,4 +1,4 @@
-"""Add up what the workers answer to `/history`."""
+"""Add up the workers' answers to `/history`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,9 @@ def added_up(histories: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
     """Return one history with the last minute and the events of all workers, by worker."""
     first = next(iter(histories.values()))
     minutes = [history["minute"] for history in histories.values()]
-    events = [{**event, "worker": i} for i, one in histories.items() for event in one["events"]]
+    events = [
+        {**event, "worker": i} for i, history in histories.items() for event in history["events"]
+    ]
     return {
         "every_s": first["every_s"],
         "kept_s": first["kept_s"],
@@ -31,13 +33,13 @@ def _sums(parts: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return one line for each name, those with most requests first."""
     lines: dict[str, dict[str, Any]] = {}
     for line in (line for part in parts for line in part):
-        known = lines.get(line["name"])
-        if known is None:
+        total = lines.get(line["name"])
+        if total is None:
             lines[line["name"]] = dict(line)
             continue
         for key in ADDED:
-            known[key] += line[key]
+            total[key] += line[key]
         for key in LARGEST:
-            times = [one[key] for one in (known, line) if one[key] is not None]
-            known[key] = max(times, default=None)
+            times = [row[key] for row in (total, line) if row[key] is not None]
+            total[key] = max(times, default=None)
     return sorted(lines.values(), key=lambda line: (-line["requests"], line["name"]))

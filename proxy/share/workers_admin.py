@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
@@ -59,12 +58,7 @@ class WorkersAdmin:
         self._telling = asyncio.create_task(self._keep_drained(), name="drained backends")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._telling.cancel()
         await asyncio.gather(self._telling, return_exceptions=True)
         await self._session.close()
@@ -178,13 +172,13 @@ class WorkersAdmin:
         sums: dict[str, Any] = {
             key: sum(part[key] for part in lists) for key in ("remembered", "considered", "unseen")
         }
-        rejected = sum((Counter(one["by_tenant"]) for one in lists), Counter[str]())
+        rejected = sum((Counter(part["by_tenant"]) for part in lists), Counter[str]())
         sums["by_tenant"] = by_count(rejected)
         fields = {**lists[0], **sums, "requests": ordered(rows, lists[0]["by"], count)}
         return web.Response(body=orjson.dumps(fields), content_type="application/json")
 
     async def _history(self, request: web.BaseRequest) -> web.Response:
-        """Answer with the last minute and the events of all workers; samples are by worker."""
+        """Answer with the last minute and the events of all workers, and samples by worker."""
         answers = await self._ask(request.raw_path)
         good = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
         if not good:
@@ -230,7 +224,7 @@ class WorkersAdmin:
         """Return status and body of each worker that responds in time."""
         limit = aiohttp.ClientTimeout(within_s)
 
-        async def one(worker: Worker) -> tuple[int, bytes] | None:
+        async def ask_worker(worker: Worker) -> tuple[int, bytes] | None:
             if worker.admin_url is None:
                 return None
             try:
@@ -241,7 +235,7 @@ class WorkersAdmin:
                 return None
 
         workers = self._workers.workers
-        answers = await asyncio.gather(*(one(worker) for worker in workers))
+        answers = await asyncio.gather(*(ask_worker(worker) for worker in workers))
         return {
             worker.index: answer for worker, answer in zip(workers, answers, strict=True) if answer
         }

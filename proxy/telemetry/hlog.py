@@ -349,9 +349,9 @@ def read_overflows(path: Path | str) -> dict[str, int]:
         return {match[1]: int(match[2]) for match in matches if match is not None}
 
 
-def _stamp(pattern: re.Pattern[str], line: str, where: str, known: float | None) -> float | None:
+def _stamp(pattern: re.Pattern[str], line: str, where: str, previous: float | None) -> float | None:
     match = pattern.match(line)
-    return known if match is None else _number(match[1], "seconds since 1970", where)
+    return previous if match is None else _number(match[1], "seconds since 1970", where)
 
 
 def _interval(line: str, where: str) -> tuple[str, float, float, Any]:

@@ -13,7 +13,7 @@ PASSED_OVER = frozenset({LogEvent.REJECTIONS_GO_ON, LogEvent.RELOAD_UNCHANGED, L
 
 
 class RecentEvents:
-    """A `Say` that remembers what it says."""
+    """A `Say` that remembers the last events."""
 
     def __init__(self, say: Say, clock: Callable[[], float]) -> None:
         self._say = say

@@ -38,8 +38,8 @@ class VllmRelease:
             budget overtakes a prompt that does not. Otherwise it waits behind that prompt.
         stretches_yarn: the context of a YaRN model is its factor times its original length.
             Otherwise max_position_embeddings includes the factor.
-        keeps_steps_in_flight: with asynchronous scheduling, sliding layers keep the tokens of two
-            steps in addition to their window.
+        keeps_steps_in_flight: sliding layers keep the tokens of two steps in addition to their
+            window, with asynchronous scheduling.
     """
 
     name: str

@@ -138,7 +138,7 @@ def make_plan(
         ports: one for each server, so their number is the number of servers.
 
     Raises:
-        InputError: for an option that vLLM would reject, or a model that does not fit.
+        InputError: vLLM would reject an option, or the model does not fit.
     """
     _check_options(options)
     options = replace(options, vllm_args=_known_args(options, install))

@@ -243,7 +243,7 @@ class _Child:
         await self.part.finish()
         return ended
 
-    async def _message(self, wanted: str) -> Any:
+    async def _message(self, key: str) -> Any:
         """Wait for a message (InputError: the part fails before it)."""
         while line := await self.part.line():
             message = orjson.loads(line)
@@ -251,8 +251,8 @@ class _Child:
                 self._live.update(self._number, message["live"])
             elif "error" in message:
                 raise InputError(f"{self.part.option}: {self.part.name}: {message['error']}")
-            elif wanted in message:
-                return message[wanted]
+            elif key in message:
+                return message[key]
         raise InputError(
             f"{self.part.option}: {self.part.name} {await self.part.status()}; the run was "
             "stopped and nothing of it is kept"

@@ -62,7 +62,7 @@ def default_slos(buckets: Sequence[str]) -> tuple[Slo, ...]:
 
 
 def session_limit_s(slos: Sequence[Slo]) -> float:
-    """Return the strictest target of a task, in seconds; infinite if there is none."""
+    """Return the strictest target of a task, in seconds, or inf without a target."""
     return min((slo.limit_s for slo in slos if slo.metric == SESSION), default=inf)
 
 
@@ -76,7 +76,7 @@ def check_sessions(slos: Sequence[Slo], has_sessions: bool) -> None:
 
 
 def meets(slos: Sequence[Slo], bucket: str, values_s: Mapping[str, float | None]) -> bool:
-    """True if a completed request met every target but that of its task.
+    """True if a completed request met every target except its task's.
 
     Args:
         values_s: seconds by metric; None where undefined.

@@ -85,23 +85,23 @@ async def ask_served(
     session: aiohttp.ClientSession,
     targets: Sequence[Target],
     model: str | None,
-    wanted: Set[str | None] = frozenset(),
+    row_models: Set[str | None] = frozenset(),
 ) -> Served:
     """Ask every target's /v1/models (InputError: a target is down, or serves another model).
 
-    A target without a model list is accepted with `model`. Without `model`, `wanted` has the models
-    that rows of the trace name, and None for rows without a model.
+    A target without a model list is accepted with `model`. Without `model`, `row_models` has the
+    models that rows of the trace name, and None for rows without a model.
     """
     lengths: list[int | None] = []
     random_weights = False
-    named = {name for name in wanted if name is not None} if model is None else set[str]()
+    named = {name for name in row_models if name is not None} if model is None else set[str]()
     for target in dict.fromkeys(targets):
         served = await _models(session, target)
         models = {name: description.max_model_len for name, description in served.items()}
         random_weights |= any(description.random_weights for description in served.values())
         if named:
             lengths += _lengths(named, target, models)
-        if not named or None in wanted:
+        if not named or None in row_models:
             model = _one_model(model, target, models)
             lengths.append(models.get(model))
     limits = [length for length in lengths if length is not None]

@@ -12,7 +12,7 @@ from forebay.traces.schema import TraceRequest
 
 
 class TaskNames:
-    """Names the task of each request; ask in the order of the trace.
+    """Names the task of each request, asked in the order of the trace.
 
     A session whose first request waits for a request of another session belongs to that task.
     """
@@ -22,14 +22,14 @@ class TaskNames:
         self._session_of: dict[str, str] = {}  # by request
 
     def name(self, row: TraceRequest) -> str | None:
-        """Return the name of the session that the task began with; None without a session."""
+        """Return the name of the session that the task began with, or None without a session."""
         session = row.session
         if session is None:
             return None
         self._session_of[row.id] = session
         if session not in self._task_of:
-            wanted = (row.parent, *row.waits_for)
-            starters = (self._session_of[one] for one in wanted if one in self._session_of)
+            awaited = (row.parent, *row.waits_for)
+            starters = (self._session_of[id_] for id_ in awaited if id_ in self._session_of)
             starter = next(starters, session)
             self._task_of[session] = self._task_of.get(starter, session)
         return self._task_of[session]
@@ -37,12 +37,12 @@ class TaskNames:
 
 def other_tasks(rows: Iterable[TraceRequest]) -> dict[str, str]:
     """Return the tasks by request id, of the requests whose task has not their session's name."""
-    names, found = TaskNames(), dict[str, str]()
+    names, tasks = TaskNames(), dict[str, str]()
     for row in rows:
         task = names.name(row)
         if task is not None and task != row.session:
-            found[row.id] = task
-    return found
+            tasks[row.id] = task
+    return tasks
 
 
 class TaskTimes:

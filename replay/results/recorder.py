@@ -62,7 +62,7 @@ class Recorder:
     """Records the requests of one run.
 
     Args:
-        tasks: by request id, where a task has not the name of the session.
+        tasks: names of tasks that are not their session's, by request id.
 
     Attributes:
         many: set when `LOGGED_TOGETHER` requests have ended, to record them.

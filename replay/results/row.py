@@ -1,6 +1,8 @@
 """Define one row of a run's table: all facts that are kept about one request."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from forebay.replay.send.http.exchange import ClientExchange
 from forebay.replay.send.http.measure import Latency
@@ -11,7 +13,7 @@ from forebay.traces.schema import TraceRequest
 class Row:
     """The columns in order. Times are seconds from the start of the run. None is undefined.
 
-    id: of the request in the trace.
+    id: id of the request in the trace.
     bucket: length bucket of the prompt.
     session, tenant, document: as in the trace.
     input_tokens: prompt length that the trace asks for.
@@ -30,11 +32,11 @@ class Row:
     tpot_s: mean time per output token after the first event.
     stall_s: longest gap between two output events.
     queue_ms: wait in the proxy, from its header x-forebay-queue-ms.
-    status: of the HTTP response.
+    status: status of the HTTP response.
     outcome: ok, rejected or failed.
     reason: code of the error, or why the request failed.
     retry_after_s: the Retry-After of a rejection.
-    reject_latency_s: from sending to the rejection.
+    reject_latency_s: time from sending to the rejection.
     backend: the server, where the proxy names it (debug_headers), else the target.
     request_id: as the server returned it.
     tokens_estimated: the server did not count the tokens of each event.
@@ -126,17 +128,21 @@ def never_sent_row(
     request: TraceRequest, bucket: str, intended_s: float | None, task: str | None
 ) -> Row:
     """Make the row of a scheduled request that was never sent."""
-    unset = dict.fromkeys(Row.__slots__)
-    values = {
+    values = {"intended_s": intended_s, "outcome": "failed", "reason": "never_sent"}
+    return row_with(request, bucket, task, values)
+
+
+def row_with(
+    request: TraceRequest, bucket: str, task: str | None, values: Mapping[str, Any]
+) -> Row:
+    """Make a row with these values of a request. All other columns are None."""
+    described = {
         "id": request.id,
         "bucket": bucket,
         "session": request.session,
         "tenant": request.tenant,
         "document": request.document,
-        "input_tokens": request.input_tokens,
-        "intended_s": intended_s,
-        "outcome": "failed",
-        "reason": "never_sent",
         "task": task,
+        "input_tokens": request.input_tokens,
     }
-    return Row(**{**unset, **values})  # type: ignore[arg-type]
+    return Row(**{**dict.fromkeys(Row.__slots__), **described, **values})

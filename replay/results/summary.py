@@ -100,17 +100,17 @@ def throughput(completed: int, prompt: float, output: float, seconds: float) -> 
 
 
 def task_figures(seconds: Iterable[float]) -> dict[str, Any]:
-    """Return the number of tasks, and the distribution of the times of those that have one."""
-    listed = list(seconds)
-    known_ms = sorted(one * 1e3 for one in listed if one < math.inf)
-    count = len(known_ms)
+    """Return the number of tasks, and the distribution of the finite times among them."""
+    times = list(seconds)
+    ended_ms = sorted(time_s * 1e3 for time_s in times if time_s < math.inf)
+    count = len(ended_ms)
     figures: dict[str, Any] = {"count": count}
     for percentile in PERCENTILES:
-        value = known_ms[rank_of(percentile, count) - 1] if count else None
+        value = ended_ms[rank_of(percentile, count) - 1] if count else None
         figures[f"p{percentile:g}"] = value
-    figures["max"] = known_ms[-1] if count else None
-    figures["mean"] = math.fsum(known_ms) / count if count else None
-    return {"sessions": len(listed), "session_e2e_ms": {"all": figures}}
+    figures["max"] = ended_ms[-1] if count else None
+    figures["mean"] = math.fsum(ended_ms) / count if count else None
+    return {"sessions": len(times), "session_e2e_ms": {"all": figures}}
 
 
 @dataclass(slots=True)

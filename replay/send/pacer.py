@@ -11,7 +11,6 @@ import ctypes
 import os
 import sys
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 from forebay.replay.clock.clock import Clock
@@ -61,12 +60,7 @@ class Pacer:
                     self._loop.add_reader(descriptor, self._fire)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._descriptor is not None:
             self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)

@@ -197,33 +197,35 @@ HEADINGS = {
 
 @app.command(help=EXAMPLE, headings=HEADINGS)
 @takes_options
-def simulate_command(given: SimulateArguments, flags: EngineFlags) -> None:
+def simulate_command(arguments: SimulateArguments, flags: EngineFlags) -> None:
     from forebay.replay.plan.slo import default_slos, parse_slos
     from forebay.replay.sim.sweep import cases, parse_axes, run_all, run_on_ray
 
-    axes = parse_axes(given.sweep or ())
-    given.check(axes)
-    scenario = given.scenario(flags, sweeps_policy="policy" in axes)
+    axes = parse_axes(arguments.sweep or ())
+    arguments.check(axes)
+    scenario = arguments.scenario(flags, sweeps_policy="policy" in axes)
     names = [bucket.name for bucket in scenario.buckets()]
-    slos = default_slos(names) if given.slo is None else parse_slos(given.slo, names)
-    sweep = list(cases(axes, scenario, given.workload(), slos))
+    slos = default_slos(names) if arguments.slo is None else parse_slos(arguments.slo, names)
+    sweep = list(cases(axes, scenario, arguments.workload(), slos))
     remarks = (remark for case in sweep for remark in case.scenario.constants_remarks())
     for remark in dict.fromkeys(remarks):
         print(f"forebay simulate: {remark}", file=sys.stderr)
-    if given.explain is not None:
-        _explain(sweep[0], given.explain, as_json=given.as_json)
+    if arguments.explain is not None:
+        _explain(sweep[0], arguments.explain, as_json=arguments.as_json)
         return
-    if given.stream:
+    if arguments.stream:
         from forebay.replay.sim.stream import stream_case
 
         results = [stream_case(sweep[0])]
-    elif given.out is not None:
-        results = [_kept(sweep[0], given.out, force=given.force, bounded=given.possible)]
-    elif given.ray:
-        results = list(run_on_ray(sweep, given.ray, bounded=given.possible))
+    elif arguments.out is not None:
+        results = [
+            _kept(sweep[0], arguments.out, force=arguments.force, bounded=arguments.possible)
+        ]
+    elif arguments.ray:
+        results = list(run_on_ray(sweep, arguments.ray, bounded=arguments.possible))
     else:
-        results = list(run_all(sweep, given.jobs, bounded=given.possible))
-    show(results, as_json=given.as_json)
+        results = list(run_all(sweep, arguments.jobs, bounded=arguments.possible))
+    show(results, as_json=arguments.as_json)
 
 
 def show(results: list[dict[str, Any]], *, as_json: bool) -> None:

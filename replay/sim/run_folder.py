@@ -15,7 +15,7 @@ from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.replay.plan.source import TraceSource
 from forebay.replay.plan.tasks import TaskNames
 from forebay.replay.results.folder import RunFolder
-from forebay.replay.results.row import Row
+from forebay.replay.results.row import Row, row_with
 from forebay.replay.send.http.measure import DEFINITIONS
 from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.scenario import Simulated
@@ -62,16 +62,8 @@ def row_of(outcome: SimOutcome, bucket: str, names: TaskNames) -> Row:
     request, reject = outcome.request, outcome.reject
     due, first = request.arrival_s, outcome.first_token_s
     queued_s = reject.queued_s if reject else (outcome.sent_s or due) - due
-    unset = dict.fromkeys(Row.__slots__)
     # A simulated request is sent when it is due, and the proxy's wait is the only delay before it.
     values = {
-        "id": request.id,
-        "bucket": bucket,
-        "session": request.session,
-        "tenant": request.tenant,
-        "document": request.document,
-        "task": names.name(request),
-        "input_tokens": request.input_tokens,
         "intended_s": due,
         "sent_s": due,
         "first_s": first,
@@ -88,7 +80,7 @@ def row_of(outcome: SimOutcome, bucket: str, names: TaskNames) -> Row:
         **_end(outcome),
         **(_rejection(reject) if reject else {}),
     }
-    return Row(**{**unset, **values})  # type: ignore[arg-type]
+    return row_with(request, bucket, names.name(request), values)
 
 
 def _end(outcome: SimOutcome) -> dict[str, float | int | None]:

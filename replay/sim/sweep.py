@@ -135,24 +135,24 @@ def describe(
 
 
 def run_all(
-    listed: Sequence[SweepCase], jobs: int | None = None, *, bounded: bool = True
+    sweep: Sequence[SweepCase], jobs: int | None = None, *, bounded: bool = True
 ) -> Iterator[dict[str, Any]]:
     """Simulate the cases on `jobs` processes (default: all cores). Summaries are in their order.
 
     Args:
         bounded: compute the bound, see `summarise`.
     """
-    jobs = min(jobs or len(os.sched_getaffinity(0)), len(listed))
-    leads = _leads(listed, bounded)
+    jobs = min(jobs or len(os.sched_getaffinity(0)), len(sweep))
+    leads = _leads(sweep, bounded)
     if jobs <= 1:
-        yield from _with_bounds(listed, map(_run, listed, leads))
+        yield from _with_bounds(sweep, map(_run, sweep, leads))
         return
     with process_pool(jobs) as pool:
-        yield from _with_bounds(listed, pool.map(_run, listed, leads))
+        yield from _with_bounds(sweep, pool.map(_run, sweep, leads))
 
 
 def run_on_ray(
-    listed: Sequence[SweepCase], address: str, *, bounded: bool = True
+    sweep: Sequence[SweepCase], address: str, *, bounded: bool = True
 ) -> Iterator[dict[str, Any]]:
     """Simulate the cases on a Ray cluster (InputError: Ray is missing or unreachable)."""
     ray = connect(address)
@@ -161,18 +161,18 @@ def run_on_ray(
         # All are submitted at once. Results are small and come back in the order of the cases.
         pending = [
             remote.remote(case, leads)
-            for case, leads in zip(listed, _leads(listed, bounded), strict=True)
+            for case, leads in zip(sweep, _leads(sweep, bounded), strict=True)
         ]
-        yield from _with_bounds(listed, map(ray.get, pending))
+        yield from _with_bounds(sweep, map(ray.get, pending))
     finally:
         ray.shutdown()
 
 
-def _leads(listed: Sequence[SweepCase], bounded: bool) -> list[bool]:
+def _leads(sweep: Sequence[SweepCase], bounded: bool) -> list[bool]:
     """Return a flag for each case: True for the first with its requests and engines."""
     if not bounded:
-        return [False] * len(listed)
-    traffic = [case.traffic for case in listed]
+        return [False] * len(sweep)
+    traffic = [case.traffic for case in sweep]
     first = {key: number for number, key in reversed(list(enumerate(traffic)))}
     return [first[key] == number for number, key in enumerate(traffic)]
 
@@ -185,11 +185,11 @@ def _run(case: SweepCase, leads: bool) -> tuple[dict[str, Any], int | None]:
 
 
 def _with_bounds(
-    listed: Sequence[SweepCase], results: Iterable[tuple[dict[str, Any], int | None]]
+    sweep: Sequence[SweepCase], results: Iterable[tuple[dict[str, Any], int | None]]
 ) -> Iterator[dict[str, Any]]:
     """Give each summary the bound that the first case with its requests and engines found."""
     bounds: dict[tuple[tuple[str, Value], ...], int] = {}
-    for case, (summary, most) in zip(listed, results, strict=True):
+    for case, (summary, most) in zip(sweep, results, strict=True):
         if most is not None:
             bounds[case.traffic] = most
         if case.traffic in bounds:

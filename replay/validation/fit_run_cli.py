@@ -73,9 +73,9 @@ def check_model(sources: Sequence[Path], config: EngineConfig) -> None:
             )
 
 
-def differ(one: str, other: str) -> bool:
+def differ(*models: str) -> bool:
     """True if two names of models are of different families, or of different sizes."""
-    names = [name.lower().rsplit("/config.json", 1)[0].rsplit("/", 1)[-1] for name in (one, other)]
+    names = [model.lower().rsplit("/config.json", 1)[0].rsplit("/", 1)[-1] for model in models]
     families = [{word for word in FAMILIES if word in name} for name in names]
     sizes = [set(re.findall(r"(?<![a-z\d.])(\d+(?:\.\d+)?)b(?![a-z\d])", name)) for name in names]
     return any(all(pair) and pair[0].isdisjoint(pair[1]) for pair in (families, sizes))

@@ -80,11 +80,11 @@ def read_runs(folders: Sequence[Path], trace: Sequence[TraceRequest]) -> tuple[T
     return tuple(request for request in timed if request is not None)
 
 
-def _timed(row: TraceRequest, found: Sequence[Mapping[str, Any]]) -> Timed | None:
+def _timed(row: TraceRequest, records: Sequence[Mapping[str, Any]]) -> Timed | None:
     """Return a request with its median times, or None if no server worked on it."""
-    done = [record for record in found if _answered(record)]
+    done = [record for record in records if _answered(record)]
     if not done:
-        return _failed(row, found)
+        return _failed(row, records)
     tpots = [record["tpot_s"] for record in done if record["tpot_s"]]
     output = done[0]["output_tokens"]
     return Timed(
@@ -97,9 +97,9 @@ def _timed(row: TraceRequest, found: Sequence[Mapping[str, Any]]) -> Timed | Non
     )
 
 
-def _failed(row: TraceRequest, found: Sequence[Mapping[str, Any]]) -> Timed | None:
+def _failed(row: TraceRequest, records: Sequence[Mapping[str, Any]]) -> Timed | None:
     """Return a request that failed with the tokens that it got, or None if no server served it."""
-    for record in found:
+    for record in records:
         if _occupied(record):
             prompt, output = (
                 record["prompt_tokens"] or row.input_tokens,
@@ -296,11 +296,11 @@ def _result(path: Path, number: int, row: Mapping[str, Any], traced: TraceReques
     )  # fmt: skip
 
 
-def _values(path: Path, number: int, found: Mapping[str, Any], *, failed: bool) -> dict[str, float]:
+def _values(path: Path, number: int, row: Mapping[str, Any], *, failed: bool) -> dict[str, float]:
     """Return the numbers of one row. A failed request may lack some. Raises InputError."""
     values: dict[str, float] = {}
     for name in _NEEDED:
-        value = 0.0 if failed and found[name] is None else found[name]
+        value = 0.0 if failed and row[name] is None else row[name]
         if value is None or not 0 <= value < float("inf"):
             unit = " with _s or _ms" if name in _TIMES else ""
             raise InputError(

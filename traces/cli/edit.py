@@ -45,7 +45,7 @@ def slice_trace(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Keep a span of time; it starts at 0 again.
+    """Keep a span of time, which starts at 0 again.
 
     example:  forebay traces slice day.jsonl --from 3600 --to 7200 -o hour.jsonl
     """
@@ -114,7 +114,7 @@ def merge_traces(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Lay traces over one another; names and blocks of each stay its own.
+    """Lay traces over one another. Names and blocks of each stay its own.
 
     example:  forebay traces merge chat.jsonl documents.jsonl -o both.jsonl
     """
@@ -134,7 +134,7 @@ def thin_trace(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Keep a share of the sessions, each whole. The rate falls; so does sharing between sessions.
+    """Keep a share of the sessions, each whole. The rate falls. So does sharing between sessions.
 
     example:  forebay traces thin day.jsonl --keep 0.1 -o tenth.jsonl
     """
@@ -183,7 +183,7 @@ def cap_trace(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Shorten prompts and answers to limits; a prompt keeps its beginning.
+    """Shorten prompts and answers to limits. A prompt keeps its beginning.
 
     example:  forebay traces cap day.jsonl --context 32768 -o capped.jsonl
     """
@@ -224,9 +224,9 @@ def anonymise_trace(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Replace text and names by keyed hashes; equal beginnings of prompts stay equal.
+    """Replace text and names by keyed hashes. Equal beginnings of prompts stay equal.
 
-    The key is FOREBAY_CAPTURE_SALT from the environment, else a random one that is not kept.
+    The key is FOREBAY_CAPTURE_SALT from the environment, else a random key that is not kept.
 
     example:  forebay traces anonymise production.jsonl -o to_share.jsonl
     """

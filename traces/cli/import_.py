@@ -121,7 +121,7 @@ class ImportArguments:
 
 
 @takes_options
-def import_trace(given: ImportArguments) -> None:
+def import_trace(arguments: ImportArguments) -> None:
     """Convert traffic of any known format, or any table of requests, to a trace.
 
     Each row that cannot be read is an error that names it, unless --skip-bad counts it. Rows that
@@ -136,42 +136,48 @@ def import_trace(given: ImportArguments) -> None:
     from forebay.traces.synth.ticks import spread_ticks
 
     # Check all options before a file is opened.
-    if given.spread_ticks and given.format_name != "mooncake":
-        raise InputError(f"--spread-ticks: {given.format_name} has no ticks; leave it out")
-    if not given.dry_run:
-        beside = meta_path(given.output)
-        check_output(given.output, beside, force=given.force, as_json=given.as_json)
+    if arguments.spread_ticks and arguments.format_name != "mooncake":
+        raise InputError(f"--spread-ticks: {arguments.format_name} has no ticks; leave it out")
+    if not arguments.dry_run:
+        beside = meta_path(arguments.output)
+        check_output(arguments.output, beside, force=arguments.force, as_json=arguments.as_json)
     # Open the file, and only show it in a dry run.
-    reader, name, mapping = _open(given)
-    if given.dry_run:
-        _show(given, reader, name, mapping)
+    reader, name, mapping = _open(arguments)
+    if arguments.dry_run:
+        _show(arguments, reader, name, mapping)
         return
-    guessed = bool(mapping) and given.columns is None
+    guessed = bool(mapping) and arguments.columns is None
     if guessed:
         talk(f"guessed:  --map {mapping}")
     # Convert as a stream. The facts are read after the last row.
-    rows = spread_ticks(reader, seed=given.seed, name=given.file) if given.spread_ticks else reader
-    drawn = given.spread_ticks or name in ("servegen", "kv-cache-tester")
+    rows = (
+        spread_ticks(reader, seed=arguments.seed, name=arguments.file)
+        if arguments.spread_ticks
+        else reader
+    )
+    drawn = arguments.spread_ticks or name in ("servegen", "kv-cache-tester")
 
     def facts() -> dict[str, Any]:
         return {
             "command": "import",
             "format": name,
             "map": mapping,
-            "file": given.file,
-            "spread_ticks": given.spread_ticks,
-            "seed": given.seed if drawn else None,
+            "file": arguments.file,
+            "spread_ticks": arguments.spread_ticks,
+            "seed": arguments.seed if drawn else None,
             "skipped": reader.skipped,
             "ignored": dict(reader.ignored),
             "notes": dict(reader.notes),
         }
 
     stream = _first_told(rows) if guessed else rows
-    report(write_whole(given.output, Totals(stream), facts), given.output, given.as_json)
+    report(
+        write_whole(arguments.output, Totals(stream), facts), arguments.output, arguments.as_json
+    )
     _tell_losses(reader)
 
 
-def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
+def _open(arguments: ImportArguments) -> tuple[TraceReader, str, str | None]:
     from forebay.traces.formats import (
         FOREBAY,
         ReadOptions,
@@ -186,59 +192,61 @@ def _open(given: ImportArguments) -> tuple[TraceReader, str, str | None]:
     # The settings of a reader, as the options give them.
     one_or_more(
         {
-            "--input-tokens": given.input_tokens,
-            "--output-tokens": given.output_tokens,
-            "--block-tokens": given.block_tokens,
+            "--input-tokens": arguments.input_tokens,
+            "--output-tokens": arguments.output_tokens,
+            "--block-tokens": arguments.block_tokens,
         }
     )
     options = ReadOptions(
-        skip_bad=given.skip_bad,
-        sort=given.sort,
-        mode=given.mode,
-        input_tokens=given.input_tokens,
-        output_tokens=given.output_tokens,
-        block_tokens=given.block_tokens,
-        tokens=given.tokens,
-        session_gap_s=given.session_gap,
-        longest_pause_s=given.longest_pause,
-        start_s=given.start,
-        duration_s=given.duration,
-        seed=given.seed,
+        skip_bad=arguments.skip_bad,
+        sort=arguments.sort,
+        mode=arguments.mode,
+        input_tokens=arguments.input_tokens,
+        output_tokens=arguments.output_tokens,
+        block_tokens=arguments.block_tokens,
+        tokens=arguments.tokens,
+        session_gap_s=arguments.session_gap,
+        longest_pause_s=arguments.longest_pause,
+        start_s=arguments.start,
+        duration_s=arguments.duration,
+        seed=arguments.seed,
     )
     # A given mapping needs no format.
-    if given.columns is not None:
-        if given.format_name != "auto":
-            raise InputError(f"--map: {given.format_name} has set columns; use traces import auto")
-        columns = parse_map(given.columns)
-        return mapped_format(columns).open(given.file, options), "map", map_text(columns)
+    if arguments.columns is not None:
+        if arguments.format_name != "auto":
+            raise InputError(
+                f"--map: {arguments.format_name} has set columns; use traces import auto"
+            )
+        columns = parse_map(arguments.columns)
+        return mapped_format(columns).open(arguments.file, options), "map", map_text(columns)
     # Else find the format: by its name, by the first bytes, or by a guess at the columns.
-    name = given.format_name
+    name = arguments.format_name
     if name == "auto":
-        detected = detect(given.file)
+        detected = detect(arguments.file)
         if detected is None:
-            if given.file == "-":
+            if arguments.file == "-":
                 raise InputError("standard input: format not recognised; name it or give --map")
-            if Path(given.file).is_dir():
+            if Path(arguments.file).is_dir():
                 folders = " or ".join(
                     candidate.name for candidate in formats().values() if candidate.folder
                 )
                 raise InputError(
-                    f"{given.file}: no folder that auto knows by its files; give one file of it, "
-                    f"or the name of its format ({folders}) in place of auto"
+                    f"{arguments.file}: no folder that auto knows by its files; give one file of "
+                    f"it, or the name of its format ({folders}) in place of auto"
                 )
-            columns = guess(given.file)
-            return mapped_format(columns).open(given.file, options), "map", map_text(columns)
+            columns = guess(arguments.file)
+            return mapped_format(columns).open(arguments.file, options), "map", map_text(columns)
         name = detected
     if name != FOREBAY:
         trace_format(name)  # an unknown name is an error even for an empty pipe
-    return open_trace(given.file, format_name=name, options=options), name, None
+    return open_trace(arguments.file, format_name=name, options=options), name, None
 
 
-def _show(given: ImportArguments, reader: TraceReader, name: str, mapping: str | None) -> None:
+def _show(arguments: ImportArguments, reader: TraceReader, name: str, mapping: str | None) -> None:
     """Print format, mapping and first rows, which proves that the file can be read."""
     rows = list(islice(reader, SHOWN_ROWS))
     reader.close()
-    if given.as_json:
+    if arguments.as_json:
         import orjson
 
         from forebay.traces.reading.jsonl import row_bytes
@@ -248,7 +256,7 @@ def _show(given: ImportArguments, reader: TraceReader, name: str, mapping: str |
         return
     talk(f"format:  {name}")
     if mapping:
-        guessed = "guessed; correct it with" if given.columns is None else "given by"
+        guessed = "guessed; correct it with" if arguments.columns is None else "given by"
         talk(f"columns, {guessed} --map:\n  {mapping.replace(',', chr(10) + '  ')}")
     talk(f"first {len(rows)} rows:")
     for row in rows:

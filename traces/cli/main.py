@@ -170,7 +170,7 @@ class ZeroScrollsArguments:
 
 @app.command()
 @takes_options
-def zeroscrolls(given: ZeroScrollsArguments) -> None:
+def zeroscrolls(arguments: ZeroScrollsArguments) -> None:
     """Make a trace from ZeroSCROLLS tasks: real documents, several questions about each.
 
     example:  forebay traces zeroscrolls squality.zip --order shuffled --rate 2 -o squality.jsonl
@@ -186,32 +186,39 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
     from forebay.traces.tokens import counter
 
     # Check all options before the long read.
-    one_or_more({"--context": given.context, "--limit": given.limit})
-    check_output(given.output, meta_path(given.output), force=given.force, as_json=given.as_json)
+    one_or_more({"--context": arguments.context, "--limit": arguments.limit})
+    check_output(
+        arguments.output,
+        meta_path(arguments.output),
+        force=arguments.force,
+        as_json=arguments.as_json,
+    )
     # Read the tasks, and put their samples in order.
     files = [
-        read_task(path, task=given.task, split=given.split, skip_bad=given.skip_bad)
-        for path in given.paths
+        read_task(path, task=arguments.task, split=arguments.split, skip_bad=arguments.skip_bad)
+        for path in arguments.paths
     ]
     for warning in (warning for file in files for warning in file.warnings):
         talk(f"warning: {warning}")
-    count = counter(given.tokens)
+    count = counter(arguments.tokens)
     everything = [sample for file in files for sample in file.samples]
-    samples = ordered(everything, given.order, seed=given.seed, zipf_s=given.zipf)[: given.limit]
+    samples = ordered(everything, arguments.order, seed=arguments.seed, zipf_s=arguments.zipf)[
+        : arguments.limit
+    ]
     # A file of reference answers, if there are any.
-    answered = given.output != "-" and has_references(samples)
-    answers = (answers_path(given.output), reference_lines(samples)) if answered else None
+    answered = arguments.output != "-" and has_references(samples)
+    answers = (answers_path(arguments.output), reference_lines(samples)) if answered else None
     if answers is not None:
-        refuse_existing([answers[0]], force=given.force)
+        refuse_existing([answers[0]], force=arguments.force)
     # Write the trace with the facts that are needed to make it again.
     requests = to_trace(
         samples,
         count,
-        form=given.form,
-        context_tokens=given.context,
-        arrivals=given.arrivals,
-        rate_per_s=given.rate,
-        seed=given.seed,
+        form=arguments.form,
+        context_tokens=arguments.context,
+        arrivals=arguments.arrivals,
+        rate_per_s=arguments.rate,
+        seed=arguments.seed,
     )
     facts = {
         "command": "zeroscrolls",
@@ -228,21 +235,21 @@ def zeroscrolls(given: ZeroScrollsArguments) -> None:
             for file in files
         ],
         "documents": len(by_document(samples)),
-        "form": given.form,
-        "order": given.order,
-        "zipf_s": given.zipf if given.order == "zipf" else None,
-        "context_tokens": given.context,
+        "form": arguments.form,
+        "order": arguments.order,
+        "zipf_s": arguments.zipf if arguments.order == "zipf" else None,
+        "context_tokens": arguments.context,
         "tokens_by": count.name,
-        "arrivals": given.arrivals,
-        "rate_per_s": given.rate,
-        "seed": given.seed,
+        "arrivals": arguments.arrivals,
+        "rate_per_s": arguments.rate,
+        "seed": arguments.seed,
     }
     totals = Totals(requests, IdealCache())
-    result = write_whole(given.output, totals, lambda: facts, answers)
+    result = write_whole(arguments.output, totals, lambda: facts, answers)
     if answers is not None:
         talk(f"reference answers in {answers[0]}")
     talk(f"tokens counted by {count.name}")
-    report(result, given.output, given.as_json)
+    report(result, arguments.output, arguments.as_json)
 
 
 @app.command()
@@ -275,7 +282,7 @@ def needle(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Hide a fact in a long text and ask for it; expected answers go beside the trace.
+    """Hide a fact in a long text and ask for it. Expected answers go into a second file.
 
     example:  forebay traces needle --haystack stories.jsonl --lengths 8192,65536 -o needle.jsonl
     """

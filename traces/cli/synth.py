@@ -83,35 +83,37 @@ class DocumentsArguments:
 
 @app.command()
 @takes_options
-def documents(given: DocumentsArguments) -> None:
+def documents(arguments: DocumentsArguments) -> None:
     """Users ask about documents of Zipf popularity.
 
     example:  forebay traces synth documents --users 200 --documents 50 --rate 4 -o rag.jsonl
     """
     from forebay.traces.synth.documents import Workload, workload
 
-    unlimited = given.duration is None and given.requests is None
+    unlimited = arguments.duration is None and arguments.requests is None
     spec = Workload(
-        users=given.users,
-        documents=given.documents,
-        zipf_s=given.zipf,
-        document_tokens=parse_length(given.document_tokens, "--document-tokens"),
-        question_tokens=parse_length(given.question_tokens, "--question-tokens"),
-        output_tokens=parse_length(given.output_tokens, "--output-tokens"),
-        chat_share=given.chat_share,
-        chat_tokens=parse_length(given.chat_tokens, "--chat-tokens"),
-        chat_output_tokens=parse_length(given.chat_output_tokens, "--chat-output-tokens"),
-        arrivals=given.arrivals,
-        rate_per_s=given.rate,
-        think_s=given.think,
-        duration_s=600.0 if unlimited else given.duration,
-        requests=given.requests,
-        instruction_tokens=given.instruction_tokens,
-        tenants=given.tenants,
-        seed=given.seed,
+        users=arguments.users,
+        documents=arguments.documents,
+        zipf_s=arguments.zipf,
+        document_tokens=parse_length(arguments.document_tokens, "--document-tokens"),
+        question_tokens=parse_length(arguments.question_tokens, "--question-tokens"),
+        output_tokens=parse_length(arguments.output_tokens, "--output-tokens"),
+        chat_share=arguments.chat_share,
+        chat_tokens=parse_length(arguments.chat_tokens, "--chat-tokens"),
+        chat_output_tokens=parse_length(arguments.chat_output_tokens, "--chat-output-tokens"),
+        arrivals=arguments.arrivals,
+        rate_per_s=arguments.rate,
+        think_s=arguments.think,
+        duration_s=600.0 if unlimited else arguments.duration,
+        requests=arguments.requests,
+        instruction_tokens=arguments.instruction_tokens,
+        tenants=arguments.tenants,
+        seed=arguments.seed,
     )
     requests = workload(spec)
-    _write(given.output, given.force, given.as_json, requests, "documents", asdict(spec))
+    _write(
+        arguments.output, arguments.force, arguments.as_json, requests, "documents", asdict(spec)
+    )
 
 
 @app.command("shared-document")
@@ -184,8 +186,8 @@ class ChatBesideDocumentsArguments:
 
 @app.command("chat-beside-documents")
 @takes_options
-def chat_and_documents(given: ChatBesideDocumentsArguments) -> None:
-    """Chat with prompt lengths of Azure's trace, beside long documents with several questions each.
+def chat_and_documents(arguments: ChatBesideDocumentsArguments) -> None:
+    """Chat with prompt lengths of Azure's trace, and long documents with several questions each.
 
     example:  forebay traces synth chat-beside-documents --chat-rate 8 --duration 300 -o mix.jsonl
     """
@@ -195,23 +197,28 @@ def chat_and_documents(given: ChatBesideDocumentsArguments) -> None:
     )
 
     spec = ChatBesideDocuments(
-        chat_rate_per_s=given.chat_rate,
-        document_rate_per_s=given.document_rate,
-        questions=given.questions,
-        follow_gap_s=given.follow_gap,
-        document_tokens=parse_length(given.document_tokens, "--document-tokens"),
-        question_tokens=parse_length(given.question_tokens, "--question-tokens"),
-        output_tokens=parse_length(given.output_tokens, "--output-tokens"),
-        chat_tokens=parse_length(given.chat_tokens, "--chat-tokens"),
-        chat_output_tokens=parse_length(given.chat_output_tokens, "--chat-output-tokens"),
-        users=given.users,
-        duration_s=given.duration,
-        instruction_tokens=given.instruction_tokens,
-        seed=given.seed,
+        chat_rate_per_s=arguments.chat_rate,
+        document_rate_per_s=arguments.document_rate,
+        questions=arguments.questions,
+        follow_gap_s=arguments.follow_gap,
+        document_tokens=parse_length(arguments.document_tokens, "--document-tokens"),
+        question_tokens=parse_length(arguments.question_tokens, "--question-tokens"),
+        output_tokens=parse_length(arguments.output_tokens, "--output-tokens"),
+        chat_tokens=parse_length(arguments.chat_tokens, "--chat-tokens"),
+        chat_output_tokens=parse_length(arguments.chat_output_tokens, "--chat-output-tokens"),
+        users=arguments.users,
+        duration_s=arguments.duration,
+        instruction_tokens=arguments.instruction_tokens,
+        seed=arguments.seed,
     )
     requests = chat_beside_documents(spec)
     _write(
-        given.output, given.force, given.as_json, requests, "chat-beside-documents", asdict(spec)
+        arguments.output,
+        arguments.force,
+        arguments.as_json,
+        requests,
+        "chat-beside-documents",
+        asdict(spec),
     )
 
 
@@ -248,7 +255,7 @@ class AgentSessionsArguments:
 
 @app.command("agent-sessions")
 @takes_options
-def sessions_of_agents(given: AgentSessionsArguments) -> None:
+def sessions_of_agents(arguments: AgentSessionsArguments) -> None:
     """Sessions of coding agents, as in vLLM's AgentX: 43 turns, 142k input tokens, sub-agents.
 
     example:  forebay traces synth agent-sessions --duration 3600 -o agents.jsonl
@@ -256,19 +263,26 @@ def sessions_of_agents(given: AgentSessionsArguments) -> None:
     from forebay.traces.synth.agents import AgentSessions, agent_sessions
 
     spec = AgentSessions(
-        session_rate_per_s=given.session_rate,
-        task_tokens=parse_length(given.task_tokens, "--task-tokens"),
-        tool_tokens=parse_length(given.tool_tokens, "--tool-tokens"),
-        output_tokens=parse_length(given.output_tokens, "--output-tokens"),
-        subagent_share=given.subagent_share,
-        context_tokens=given.context_tokens,
-        summary_tokens=given.summary_tokens,
-        instruction_tokens=given.instruction_tokens,
-        duration_s=given.duration,
-        seed=given.seed,
+        session_rate_per_s=arguments.session_rate,
+        task_tokens=parse_length(arguments.task_tokens, "--task-tokens"),
+        tool_tokens=parse_length(arguments.tool_tokens, "--tool-tokens"),
+        output_tokens=parse_length(arguments.output_tokens, "--output-tokens"),
+        subagent_share=arguments.subagent_share,
+        context_tokens=arguments.context_tokens,
+        summary_tokens=arguments.summary_tokens,
+        instruction_tokens=arguments.instruction_tokens,
+        duration_s=arguments.duration,
+        seed=arguments.seed,
     )
     requests = agent_sessions(spec)
-    _write(given.output, given.force, given.as_json, requests, "agent-sessions", asdict(spec))
+    _write(
+        arguments.output,
+        arguments.force,
+        arguments.as_json,
+        requests,
+        "agent-sessions",
+        asdict(spec),
+    )
 
 
 def _write(
@@ -313,7 +327,7 @@ def fitted(
         raise InputError(f"--speed {speed:g}: give more than 0")
     totals = Made(read_model(model), speed)
     rows = synthesise(
-        totals.model, duration_s=duration, requests=requests, speed=speed, seed=seed, made=totals
+        totals.model, duration_s=duration, requests=requests, speed=speed, seed=seed, totals=totals
     )
     settings = {
         "model": model,

@@ -11,7 +11,7 @@ from typing import Any, Final
 from forebay.traces.errors import InputError
 from forebay.traces.formats.columns import MappedColumn, Mapping, check_map
 from forebay.traces.formats.totals import AGGREGATES, only_totals, refuse_totals
-from forebay.traces.formats.usage import BESIDE, PARTS_OF_PROMPT
+from forebay.traces.formats.usage import EXCLUDED, PARTS_OF_PROMPT
 from forebay.traces.reading.containers import table_rows
 from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import FileFacts, RowError, SourceRow, decoded, unit_of
@@ -149,7 +149,7 @@ def _add_up(columns: list[Sampled], mapping: Mapping) -> None:
     above, _, name = prompt.path.rpartition(".")
     beside = (column.path.rpartition(".") for column in columns)
     if name in PARTS_OF_PROMPT and any(
-        place == above and BESIDE.fullmatch(last) for place, _, last in beside
+        place == above and EXCLUDED.fullmatch(last) for place, _, last in beside
     ):
         for target in ("input", "output", "total"):
             mapping.pop(target, None)

@@ -28,12 +28,12 @@ BARE: Final = frozenset({"input", "output", "prompt", "completion", "total"})
 ADD_UP: Final = frozenset({"input", "output", "candidatesTokenCount", "candidates_token_count"})
 """Names of parts in Langfuse and Gemini, to which the other parts are added."""
 PARTS_OF_PROMPT: Final = ("input_tokens", "inputTokens", "input")
-"""Names of the uncached tokens, if the usage also has a name that matches `BESIDE`."""
+"""Names of the uncached tokens, if the usage also has a name that matches `EXCLUDED`."""
 CACHED: Final = re.compile(r"cach(?!e.*miss)|^input_", re.IGNORECASE)
 REASONING: Final = re.compile(r"reasoning|thought|^output_", re.IGNORECASE)
 NOT_COUNTS: Final = re.compile(r"details|cost|price|ephemeral|rate|ttl", re.IGNORECASE)
 # Names of Anthropic, Bedrock and Claude Code, for tokens that `input_tokens` do not include.
-BESIDE: Final = re.compile(
+EXCLUDED: Final = re.compile(
     r"cache_?(read|creation|write)_?(input_?)?tokens?(count)?", re.IGNORECASE
 )
 OWN_PARTS: Final = ("toolUsePromptTokenCount", "tool_use_prompt_token_count")  # Gemini
@@ -71,7 +71,7 @@ def whole_usage(usage: Mapping[str, Any], *, flat: bool = False) -> WholeUsage:
     added = prompt_name in ADD_UP or (
         prompt_name in PARTS_OF_PROMPT
         and f"gen_ai.usage.{prompt_name}" not in usage  # OpenTelemetry's is the whole prompt
-        and any(map(BESIDE.fullmatch, cached))
+        and any(map(EXCLUDED.fullmatch, cached))
     )
     prompts = _readings(prompt, sum(cached.values()), added=added)
     answers = _readings(answer, thought, added=answer_name in ADD_UP)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from xxhash import xxh3_64_intdigest
@@ -114,12 +113,7 @@ class TraceReader(Iterator[TraceRequest]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

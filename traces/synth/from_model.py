@@ -123,18 +123,18 @@ def synthesise(
     requests: int | None = None,
     speed: float = 1.0,
     seed: int = 0,
-    made: Made | None = None,
+    totals: Made | None = None,
 ) -> Iterator[TraceRequest]:
     """Make traffic like the fitted trace, which repeats after its end.
 
     Args:
         speed: factor of the number of sessions. Think times stay the same.
-        made: totals, which the caller can compare after the last request.
+        totals: totals, which the caller can compare after the last request.
     """
     if duration_s is None and requests is None:
         duration_s = model.duration_s
-    if made is None:
-        made = Made(model, speed)
+    if totals is None:
+        totals = Made(model, speed)
     maker = _Maker(model, seed)
     starts = merge(
         maker.short_sessions(speed, Random(f"{seed}:starts")),
@@ -151,12 +151,12 @@ def synthesise(
         else:
             at_s, _, session = heappop(due)
         if duration_s is not None and at_s >= duration_s:
-            made.reach(duration_s)
+            totals.reach(duration_s)
             return
         if requests is not None and number >= requests:
             return
         request, hit_blocks = maker.turn(session, at_s, number)
-        made.add(request, hit_blocks)
+        totals.add(request, hit_blocks)
         yield request
         if session.left:
             session.next = maker.next_turn(session)

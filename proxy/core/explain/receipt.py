@@ -26,7 +26,7 @@ class Step:
 
     Attributes:
         kind: queued, sent, failed, first_token, ended, left or refused.
-        why: for "queued": what keeps it waiting, a `Block` or "turn".
+        why: the reason to wait of a "queued" request, a `Block` or "turn".
     """
 
     __slots__ = ("at", "backend", "kind", "why")

@@ -50,8 +50,8 @@ class TimeInServer:
     """The time in the API server during one observation of the engine.
 
     Attributes:
-        before_s: until the engine got the first text.
-        after_s: from the end of the last step to its answers.
+        before_s: time until the engine got the first text.
+        after_s: time from the end of the last step to its answers.
         alone: one prefill found the engine empty and left it so.
     """
 

@@ -40,12 +40,12 @@ DRIFT: Final = 0.001  # share of these variances added per observation; doubled:
 FURTHEST: Final = log(100.0)  # bound of a log scale; doubled: an engine may be 10,000 times as slow
 MOST_OFF: Final = 5.0
 """An observation counts as at most this many times off. At 3, two documents no longer correct the
-lessons of a chat about an engine; doubled: one hiccup spoils predictions."""
+lessons of a chat about an engine. Doubled: one hiccup spoils predictions."""
 FAR_OFF: Final = 3.0
-"""A prefill hardly ever differs from its prediction by more than this factor; else something is
-wrong with the backend. A backend whose first tokens are later than its peers' by more takes no
-work, and a request is hopeless if its prefill takes this many times its client's limit. Doubled: a
-failing backend is used for longer."""
+"""A prefill hardly ever differs from its prediction by more than this factor. If it does,
+something is wrong with the backend. A backend whose first tokens are later than its peers' by more
+takes no work, and a request is hopeless if its prefill takes this many times its client's limit.
+Doubled: a failing backend is used for longer."""
 UNPROVEN: Final = 0.25
 """Relative error of a prediction that nothing has confirmed. A prefill that takes longer by more
 was not cached as believed, and backends whose prefills differ by less are equally fast. Doubled:
@@ -54,7 +54,7 @@ EDGES_S: Final[tuple[float, ...]] = (0.25, 1.0, 4.0)
 """Between the classes of `PredictionError`. Doubled: waits up to 0.5 s share the error of chats."""
 OF_ALL: Final = 0.75
 """A wait is at least as uncertain as this share of the error of all prefills: short prefills are
-off the most, but most waits consist of many of them. Doubled, it hardly applies; without it,
+off the most, but most waits consist of many of them. Doubled, it hardly applies. Without it,
 1.7 to 3.1 instead of at most 1.9 % of Azure code's requests are rejected falsely."""
 
 FULL_STEP_TOKENS: Final = 8_192

@@ -11,8 +11,8 @@ that is idle for this long is forgotten, with its overuse. Doubled: the balance 
 equal backends is restored more slowly."""
 RECENT_S: Final = 10.0
 """Window and time constant of everything else that counts as recent: arrivals of a bucket or
-tenant, use of buckets, tenants and classes, late first tokens. Doubled or halved, little changes;
-with LOAD_TIME_S for the use of buckets, the forecast lags behind the load in overload."""
+tenant, use of buckets, tenants and classes, late first tokens. Doubled or halved, little changes.
+With LOAD_TIME_S for the use of buckets, the forecast lags behind the load in overload."""
 
 
 class Average:

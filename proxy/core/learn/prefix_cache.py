@@ -24,7 +24,7 @@ KEPT_LEAST_UNKNOWN: Final = 1e-3
 """Share of DEFAULT_INDEX_BLOCKS. Doubled: pools below 65k tokens suffer."""
 KEPT_MOST: Final = 1.5  # prompts may be shorter than estimated; doubled: slower back to 1
 SURPLUS_BLOCKS: Final = 1.5
-"""Text blocks cached beyond the prediction; less may be the end of a prompt, which is in no block.
+"""Text blocks cached beyond the prediction. Fewer may be the end of a prompt, which is in no block.
 Doubled: an index that is too small is noticed later."""
 
 

@@ -35,12 +35,12 @@ def leading_run(held: dict[int, V], chain: Sequence[int]) -> int:
     return first
 
 
-def common_run(chain: Sequence[int], other: Sequence[int], known: int = 0) -> int:
-    """Return the length of the common beginning of two chains, known to be at least `known`.
+def common_run(chain: Sequence[int], other: Sequence[int], at_least: int = 0) -> int:
+    """Return the length of the common beginning of two chains, which has `at_least` blocks or more.
 
     Binary search: where two chained hashes are equal, all before them are.
     """
-    first, beyond = known, min(len(chain), len(other))
+    first, beyond = at_least, min(len(chain), len(other))
     while first < beyond:
         middle = (first + beyond) // 2
         if chain[middle] == other[middle]:

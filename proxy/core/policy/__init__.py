@@ -35,7 +35,7 @@
     overload; waiting hits that need no KV cache, a third of the load of popular
     documents with vLLM's flag.
  8. precedence.py: which work goes before a request?
-    Constants: in learn/cost.py FULL_STEP_TOKENS; in model.py FULL, SLACK.
+    Constants: FULL_STEP_TOKENS in learn/cost.py; FULL, SLACK in model.py.
     Worth: arrivals that overtake 0.5 points; work alongside chunks 1.3 points.
  9. rendezvous.py: where do several proxies send a cold prompt?
     Constants: AGREED_SHARE; in model.py MAJORITY, ENOUGH, HISTORY.

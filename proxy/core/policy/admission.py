@@ -28,7 +28,7 @@ from forebay.proxy.core.state.tenants import Fairness, Quotas
 RETRY_MOST_S: Final = 60.0  # openai-python gives up above 120 s; doubled: at its limit
 SURE: Final = 2.0
 """Times the mean error of predictions: nine in ten normal errors are smaller. At 2.5, 94.7 instead
-of 96.7 % are in time next to unshared 120k documents; doubled: still fewer."""
+of 96.7 % are in time next to unshared 120k documents. Doubled: still fewer."""
 RETURN_SHARE: Final = 0.2
 """Clients that come back have this share of the engines and of `max_wait` kept for them. Doubled:
 they come back twice as early and nearly all are served, but 2 % less work is done in time."""

@@ -24,7 +24,7 @@ from forebay.proxy.core.state.backend import Backend
 
 AGREED_SHARE: Final = 0.75
 """Part of a cold prefill: the worth of a backend to which every proxy would send the prompt. With
-0.5, two proxies lost 6 % of one proxy's hits (documents of 40k tokens, 5 questions each); with 1
+0.5, two proxies lost 6 % of one proxy's hits (documents of 40k tokens, 5 questions each). With 1
 its prefill would count as nothing."""
 
 

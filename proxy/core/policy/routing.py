@@ -112,7 +112,8 @@ def warm_or_least_work(
     answers are decoded anyway. While a backend is free, a shared prefix is copied so that answers
     are decoded in batches of less context.
 
-    Of equally good backends one that decodes little context gets a prompt that is cached somewhere.
+    Of equally good backends, the prompt goes to a backend that decodes little context if it is
+    cached somewhere.
     Other ties (all cold, all idle) go to the backend with the fewest tokens in use, then to the
     lower score, then to the first, so that a run can be repeated.
     """

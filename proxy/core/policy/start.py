@@ -299,18 +299,18 @@ def slots_fit(backend: Backend, waiting: QueuedRequest) -> bool:
     return min(slots, waiting.request.sequences) <= room
 
 
-def kv_room(backend: Backend, waiting: QueuedRequest, wanted: float = inf) -> float:
+def kv_room(backend: Backend, waiting: QueuedRequest, enough: float = inf) -> float:
     """Return the tokens of KV cache that this request may use.
 
     Args:
-        wanted: tokens that are enough; a result above them need not be exact.
+        enough: tokens that are enough; a result above them need not be exact.
     """
     most = FULL * backend.kv_tokens
     room = most - backend.kv.held
     if backend.starving is not None and (other := kept_for(backend, waiting)) is not None:
         output_tokens = reserved(other.output_tokens, backend.kv_tokens)
         room -= min(most, backend.kv.need(other.request, output_tokens))
-    if room < wanted and waiting.request.tenant:
+    if room < enough and waiting.request.tenant:
         owed = backend.holdings.lent(waiting.request.tenant)
         room += owed * most if owed else 0.0
     return room

@@ -29,23 +29,23 @@ class Leaders:
 
 
 def longest_run(
-    request: Request, others: Iterable[QueuedRequest], known: int
+    request: Request, others: Iterable[QueuedRequest], above: int
 ) -> tuple[int, QueuedRequest | None]:
     """Find the prompt that shares the most leading blocks with a request.
 
     Args:
-        known: only longer runs than this count.
+        above: only longer runs than this count.
 
     Returns:
-        The length of the run in blocks and the other request, or `known` and None.
+        The length of the run in blocks and the other request, or `above` and None.
     """
-    blocks, most, best = request.blocks, known, None
-    if len(blocks) > known:
-        next_block = blocks[known]
+    blocks, most, best = request.blocks, above, None
+    if len(blocks) > above:
+        next_block = blocks[above]
         for other in others:
             theirs = other.request.blocks
-            if len(theirs) > known and theirs[known] == next_block and other.request is not request:
-                run = common_run(blocks, theirs, known + 1)
+            if len(theirs) > above and theirs[above] == next_block and other.request is not request:
+                run = common_run(blocks, theirs, above + 1)
                 if run > most:
                     most, best = run, other
     return most, best

@@ -13,7 +13,7 @@ from typing import Final
 from forebay.proxy.core.learn.cost import Vector
 
 SILENT_S: Final = 1.0
-"""A proxy without a report for this long is gone; its work on a backend no longer counts. Within it
+"""A proxy without a report for this long is gone. Its work on a backend no longer counts. Within it
 every other proxy reports the prefills that ended, so an observation of shared work takes as long.
 Doubled: the work of a proxy that died holds a backend for 2 s."""
 
@@ -30,9 +30,9 @@ class BackendReport:
         load: prompt tokens of its last requests (a DecayedSum).
         fresh_tokens: tokens that its requests put into the prefix cache, ever.
         work: cost terms (cost.features) of all prefills it saw the end of, ever.
-        prefills: by bucket, requests without a first token.
-        queued_s: by bucket, prefill seconds that wait for the backend.
-        worked: by bucket, share of the engine's recent time that prefills took.
+        prefills: requests without a first token, by bucket.
+        queued_s: prefill seconds that wait for the backend, by bucket.
+        worked: share of the engine's recent time that prefills took, by bucket.
     """
 
     __slots__ = (

@@ -23,8 +23,8 @@ class PrefillQueue:
     """The prefills in one engine, in the order they were sent.
 
     Attributes:
-        prefills: by request.
-        prefills_of: by bucket, number of prefills that count towards `prefills_per_backend`.
+        prefills: the prefill of each request.
+        prefills_of: number of prefills that count towards `prefills_per_backend`, by bucket.
         head: the prefill that the engine computes; None if the queue is empty.
         tokens: uncached tokens of all prefills.
         total_s: prefill_s of all prefills.

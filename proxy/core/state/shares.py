@@ -13,7 +13,7 @@ from forebay.proxy.core.state.queue import BucketQueue, QueuedRequest
 
 BUCKETS_SHARE: Final = 0.6
 """Share of the seconds that all buckets with waiting requests get, in equal parts. At 0.8, 74
-instead of 82 % are in time at 1.5 times the capacity; it has no double."""
+instead of 82 % are in time at 1.5 times the capacity. It cannot be doubled."""
 CLASS_SHARE: Final = 0.05
 """Share of the seconds that each class with waiting requests gets. Doubled: batch takes a tenth of
 overload."""

@@ -19,7 +19,7 @@ from forebay.proxy.core.state.elsewhere import SILENT_S, TenantUse
 
 LATELY_S: Final = 0.5
 """Seconds of prefill, over its weight, that a tenant may catch up on after it used less than its
-share; also the time between two counts of the active tenants. Doubled: a light tenant that returns
+share. Also the time between two counts of the active tenants. Doubled: a light tenant that returns
 keeps others waiting for longer, and fair shares adapt 0.5 s later after a tenant has left."""
 
 

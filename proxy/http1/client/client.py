@@ -33,7 +33,7 @@ class Origin:
     Args:
         url: such as http://127.0.0.1:8001. Its path, if any, is put in front of every target.
         connect_s: time limit of connecting, TLS included.
-        tls: for an https URL; the system's authorities by default.
+        tls: checks of an https URL; by default the system's authorities.
         headers: sent with every request.
     """
 

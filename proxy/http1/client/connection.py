@@ -26,7 +26,7 @@ PIECE_BYTES = 512 << 10  # of a large request: the loop may do other work betwee
 BUFFER_BYTES = 256 << 10  # of a body that is not read yet: beyond it the backend must wait
 
 Sink = Callable[[bytes], bool]
-"""Takes a piece of a body at once; returns False when it wants no more for now."""
+"""Takes a piece of a body at once. Returns False when it wants no more for now."""
 
 
 class Connection(asyncio.Protocol):

@@ -63,7 +63,7 @@ class _Gzip:
 
 
 class _Brotli:
-    """Decompresses brotli; the library is an extra, imported when it is needed."""
+    """Decompresses brotli. The library is an extra, imported when it is needed."""
 
     unused_data = b""  # bytes after the end are a fault
 
@@ -80,7 +80,7 @@ class _Brotli:
         return not self._more and bool(self._stream.can_accept_more_data())
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Return what comes next, about `max_length` bytes at most; raises EOFError."""
+        """Return the next bytes, about `max_length` of them at most. Raises EOFError."""
         try:
             piece = bytes(self._stream.process(data, output_buffer_limit=max_length))
         except import_module("brotli").error as error:
@@ -121,7 +121,7 @@ def coding_of(headers: CIMultiDictProxy[str]) -> str:
 
 
 def has_brotli() -> bool:
-    """Return whether the library of the extra `brotli` is installed."""
+    """True if the library of the extra `brotli` is installed."""
     return find_spec("brotli") is not None
 
 

@@ -29,10 +29,10 @@ class _Children(dict[tuple[str, ...], Child]):
         child = self[values] = self._make()
         return child
 
-    def keep(self, label: str, known: Container[str]) -> None:
-        """Drop the children whose value of `label` is not among `known`."""
+    def keep(self, label: str, current: Container[str]) -> None:
+        """Drop the children whose value of `label` is not among `current`."""
         at = self.labels.index(label)
-        for values in [values for values in self if values[at] not in known]:
+        for values in [values for values in self if values[at] not in current]:
             del self[values]
 
 

@@ -48,7 +48,7 @@ class Tally:
         self.first_tokens.update(other.first_tokens)
 
     def ttft_s(self, share: float) -> float | None:
-        """Return a quantile of the times to first token, within 5 %; None without any."""
+        """Return a quantile of the times to first token, within 5 %, or None without any."""
         rank, below = share * self.first_tokens.total(), 0
         for at, count in sorted(self.first_tokens.items()):
             below += count
@@ -67,7 +67,7 @@ class Tally:
 
 
 class Sample:
-    """The tallies of some seconds; a name beyond the first `MOST_NAMES` counts as `OTHERS`."""
+    """The tallies of some seconds. A name beyond the first `MOST_NAMES` counts as `OTHERS`."""
 
     __slots__ = ("began_at", "buckets", "models", "tenants")
 
@@ -88,15 +88,15 @@ class Sample:
 
 
 def _tally(tallies: dict[str, Tally], name: str) -> Tally:
-    known = tallies.get(name)
-    if known is None:
+    tally = tallies.get(name)
+    if tally is None:
         name = name if len(tallies) < MOST_NAMES else OTHERS
-        known = tallies.setdefault(name, Tally())
-    return known
+        tally = tallies.setdefault(name, Tally())
+    return tally
 
 
 class LiveHistory:
-    """The samples of one process, oldest first, and the one that is being counted."""
+    """The samples of one process, oldest first, and the sample that is being counted."""
 
     def __init__(self, shaper: Shaper, clock: Callable[[], float]) -> None:
         self._shaper = shaper
@@ -148,16 +148,16 @@ class LiveHistory:
         shaper = self._shaper
         return {
             "waiting": {bucket: shaper.queued(bucket) for bucket in shaper.buckets},
-            "backends": {name: _backend(one) for name, one in shaper.backends.items()},
+            "backends": {name: _backend(backend) for name, backend in shaper.backends.items()},
         }
 
 
 def _backend(backend: Backend) -> dict[str, Any]:
-    known = backend.kv_tokens not in (0, float("inf"))
+    sized = backend.kv_tokens not in (0, float("inf"))
     return {
         "up": backend.up,
         "running": len(backend.in_flight) + backend.passing,
-        "kv_share": round(backend.kv.tokens / backend.kv_tokens, 3) if known else None,
+        "kv_share": round(backend.kv.tokens / backend.kv_tokens, 3) if sized else None,
     }
 
 

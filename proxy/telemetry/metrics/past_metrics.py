@@ -38,7 +38,7 @@ class PastMetrics:
         return zlib.decompress(chosen[1]) if chosen is not None else b""
 
     def age(self, seconds: float) -> bytes:
-        """Return how old `ago(seconds)` is, as a metric; empty if that is empty."""
+        """Return the age of `ago(seconds)` as a metric, or nothing if that is empty."""
         chosen = self._chosen(seconds)
         age_s = 0.0 if chosen is None else self._clock() - chosen[0]
         return b"" if chosen is None else b"# TYPE %s gauge\n%s %.3f\n" % (AGE, AGE, age_s)

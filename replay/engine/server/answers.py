@@ -43,15 +43,15 @@ def ending_of(call: Call, generation: Generation, room: int) -> Ending:
     if not call.stop:
         return Ending(most, tokens, size, reason)
     text = generation.words(0, size // BYTES_PER_TOKEN).decode()
-    found: tuple[int, str] | None = None
+    first: tuple[int, str] | None = None
     for stop in call.stop:
         # It has to be complete behind the tokens of `min_tokens`.
         start = text.find(stop, max(0, BYTES_PER_TOKEN * least + 1 - len(stop)))
-        if start >= 0 and (found is None or start + len(stop) < found[0]):
-            found = start + len(stop), stop
-    if found is None:
+        if start >= 0 and (first is None or start + len(stop) < first[0]):
+            first = start + len(stop), stop
+    if first is None:
         return Ending(most, tokens, size, reason)
-    end, stop = found
+    end, stop = first
     size = end if call.keeps_stop else end - len(stop)
     return Ending(most, -(-end // BYTES_PER_TOKEN), size, "stop", stop)
 
@@ -71,7 +71,7 @@ class AnswerText:
         self._held = 0 if call.keeps_stop else max(map(len, call.stop), default=1) - 1
 
     def between(self, start: int, stop: int, reason: str | None) -> bytes:
-        """Return the text that tokens `start`..`stop` add; with `reason` they are the last."""
+        """Return the text that tokens `start`..`stop` add. With `reason` they are the last."""
         held = self._held
         first = max(0, BYTES_PER_TOKEN * start - held)
         if reason is None:

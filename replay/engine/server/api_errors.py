@@ -66,11 +66,11 @@ def unavailable(why: Unavailable) -> EngineApiError:
     return EngineApiError(status, message, _KINDS[status])
 
 
-def invalid(kind: str, where: str, message: str, given: str, context: str = "") -> EngineApiError:
+def invalid(kind: str, where: str, message: str, value: str, context: str = "") -> EngineApiError:
     """Return a validation error with the message of vLLM's schema library."""
     place = f"body.{where}" if where else "body"
     entry = (
-        f"{{'type': '{kind}', 'loc': '{place}', 'msg': '{message}', 'input': '{given}'{context}}}"
+        f"{{'type': '{kind}', 'loc': '{place}', 'msg': '{message}', 'input': '{value}'{context}}}"
     )
     return bad_request(f"1 validation error:\n  {entry}", place)
 

@@ -38,9 +38,9 @@ class Call:
     Attributes:
         max_tokens: None: as many as the context has room for.
         include_usage, continuous_usage: the options in `stream_options`.
-        stop: strings, of which the one that is complete first ends the answer.
-        keeps_stop: the answer includes it (`include_stop_str_in_output`).
-        stopped_by: the one that does so: the words of an answer are known before.
+        stop: strings that end an answer; the first that is complete does.
+        keeps_stop: the answer includes that string (`include_stop_str_in_output`).
+        stopped_by: that string, as the words of an answer are known before.
     """
 
     chat: bool
@@ -267,11 +267,11 @@ def _stop_strings(body: dict[str, Any]) -> tuple[str, ...]:
         value = [value]
     if not isinstance(value, list):
         raise invalid("string_type", "stop.str", "Input should be a valid string", shown(value))
-    for index, one in enumerate(value):
-        if not isinstance(one, str):
+    for index, text in enumerate(value):
+        if not isinstance(text, str):
             where = f"stop.list[str].{index}"
-            raise invalid("string_type", where, "Input should be a valid string", shown(one))
-        if not one:
+            raise invalid("string_type", where, "Input should be a valid string", shown(text))
+        if not text:
             raise bad_value("stop cannot contain an empty string.")
     return tuple(value)
 

@@ -225,11 +225,11 @@ def _constants(values: Any, name: str, source: str) -> Calibration:
     return Calibration(**{key: float(values[key]) for key in CONSTANTS}, source=source)
 
 
-def _check_keys(body: dict[str, Any], known: tuple[str, ...], name: str, before: str) -> None:
+def _check_keys(body: dict[str, Any], keys: tuple[str, ...], name: str, before: str) -> None:
     for key in body:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(keys)}"
             raise InputError(f"{name}: {before}{key}: unknown key{hint}")
 
 

@@ -86,11 +86,13 @@ class Setting:
     kv_cache_dtype: str | None = None
 
 
-def serve_flags(s: Setting, listed: Collection[str] | None = None) -> tuple[list[Flag], list[Flag]]:
+def serve_flags(
+    s: Setting, available: Collection[str] | None = None
+) -> tuple[list[Flag], list[Flag]]:
     """Return the flags that all servers share, and the flags that this vLLM lacks.
 
     Args:
-        listed: flags of the installed vLLM. None: the flags of its version count.
+        available: flags of the installed vLLM. None: the flags of its version count.
 
     Raises:
         InputError: if vLLM lacks a flag that the fleet needs.
@@ -146,7 +148,7 @@ def serve_flags(s: Setting, listed: Collection[str] | None = None) -> tuple[list
         if since > s.release:
             why = f"vLLM has it from {_release(since)} on: {flag.why}"
             lack.append(Flag(flag.name, flag.value, why))
-        elif listed is None or flag.name in listed:
+        elif available is None or flag.name in available:
             have.append(flag)
         elif flag.name in OPTIONAL:
             why = f"`vllm serve --help` does not list it: {flag.why}"

@@ -62,18 +62,18 @@ def parse_indexes(text: str | None, environ: Mapping[str, str]) -> list[int] | N
     return [int(word) for word in words]
 
 
-def choose_gpus(indexes: Sequence[int] | None, found: Sequence[Gpu]) -> list[Gpu]:
+def choose_gpus(indexes: Sequence[int] | None, present: Sequence[Gpu]) -> list[Gpu]:
     """Return the GPUs to serve on (InputError: a GPU that does not exist)."""
-    if not found:
+    if not present:
         raise InputError(
             "no GPU here (nvidia-smi lists none): give --cpu, or --dry-run to only see the plan"
         )
     if indexes is None:
-        return list(found)
-    by_index = {gpu.index: gpu for gpu in found}
+        return list(present)
+    by_index = {gpu.index: gpu for gpu in present}
     for index in indexes:
         if index not in by_index:
-            there = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in found)
+            there = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in present)
             raise InputError(f"--gpus: there is no GPU {index}; there are {there}")
     return [by_index[index] for index in indexes]
 

@@ -15,7 +15,7 @@ from forebay.traces.errors import InputError
 
 STEP_TARGET_S = 0.3
 """Longest step, seconds, that computes the last chunk of a document of full context length. Answers
-that run beside it have gaps between tokens of this length."""
+that run at the same time have gaps between tokens of this length."""
 USUAL_CHUNK = 2048
 CPU_CHUNK = 512
 
@@ -115,5 +115,7 @@ def _of_folder(path: Path) -> Profile:
     return Profile(str(path.resolve()), shape.max_model_len, longest, shape=shape)
 
 
-def _copy(known: Profile, repository: str) -> Profile:
-    return Profile(repository, known.context, known.native, known.chunk, known.shape, known.note)
+def _copy(profile: Profile, repository: str) -> Profile:
+    return Profile(
+        repository, profile.context, profile.native, profile.chunk, profile.shape, profile.note
+    )

@@ -98,10 +98,10 @@ def parse_bytes(text: str) -> int:
     return value
 
 
-def sequences(given: int | None, kv_tokens: int | None) -> tuple[int, str]:
+def sequences(limit: int | None, kv_tokens: int | None) -> tuple[int, str]:
     """Return --max-num-seqs and the reason for it."""
-    if given is not None:
-        return given, "most requests in a step, as given; the others wait in the proxy"
+    if limit is not None:
+        return limit, "most requests in a step, as given; the others wait in the proxy"
     if kv_tokens is None:
         return USUAL_SEQS, "most requests in a step; the others wait in the proxy"
     fit = kv_tokens // CHAT_TOKENS

@@ -48,13 +48,13 @@ def release_of(version: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def find_vllm(given: str | None) -> VllmInstall:
-    """Find the given vllm, else this environment's, else PATH's (InputError: no vllm)."""
+def find_vllm(name: str | None) -> VllmInstall:
+    """Find the command `name`, else this environment's, else PATH's (InputError: no vllm)."""
     beside = Path(sys.executable).with_name("vllm")
-    command = shutil.which(given or (str(beside) if beside.is_file() else "vllm"))
+    command = shutil.which(name or (str(beside) if beside.is_file() else "vllm"))
     if command is None:
-        if given:
-            raise InputError(f"--vllm {given}: no such command; {_HOW}")
+        if name:
+            raise InputError(f"--vllm {name}: no such command; {_HOW}")
         raise InputError(f"vllm is not installed here: {_HOW}")
     command = str(Path(command).absolute())
     version = _by_metadata(command) or _by_asking(command)

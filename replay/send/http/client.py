@@ -7,7 +7,6 @@ its `ClientExchange`, never as an exception. No task runs for a request.
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 import aiohttp
@@ -59,12 +58,7 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._pool.close()
         self._line.close()
         for task in self._connecting:

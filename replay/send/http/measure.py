@@ -146,7 +146,7 @@ def measure(
 def _each_token(
     gaps: "array[float]", events: OutputEvents, *, single: bool
 ) -> list[tuple[float, int]]:
-    """Return time and number of the tokens of each read after the first one."""
+    """Return time and number of the tokens of each read but the first."""
     tokens = array("q", [1]) * len(gaps) if single else events.tokens[1:]
     reads: list[tuple[float, int]] = []  # the gap before each, and its tokens
     for gap, n in zip(gaps, tokens, strict=True):

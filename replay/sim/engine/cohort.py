@@ -14,7 +14,7 @@ class Cohort:
     """Requests that each compute one token in every step.
 
     Every step adds one token to each of them, so nothing here changes from step to step. Sliding
-    layers read at most a window of each: `slide` moves those that have outgrown it.
+    layers read at most a window of each: `slide` moves requests that have outgrown it.
 
     Attributes:
         window: tokens of the window of sliding layers; 0 without any.
@@ -104,7 +104,7 @@ class Cohort:
             self._near_offsets -= offset
 
     def slide(self, step: int) -> None:
-        """Make `step` the one that is planned; it never goes back."""
+        """Move the planned step on to `step`."""
         self._slid_to = step
         outgrow, below = self._outgrow, step * RANKS
         while outgrow and outgrow[0] < below:
@@ -118,7 +118,7 @@ class Cohort:
         return self._near_offsets + self.near * step + (self.size - self.near) * self.window
 
     def next_outgrown(self) -> int:
-        """Return the next step that is the last of a request within the window; else no step."""
+        """Return the next step in which a request outgrows the window, or a step never reached."""
         outgrow = self._outgrow
         while outgrow and outgrow[0] % RANKS not in self._ranked:
             heappop(outgrow)

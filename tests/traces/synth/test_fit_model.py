@@ -87,7 +87,7 @@ def test_traffic_of_long_lived_sessions_is_made_again(
     model = saved(fitted, tmp_path)
     duration_s = None if repetitions == 1 else repetitions * model.duration_s
     made = Made(model)
-    found = describe(synthesise(model, duration_s=duration_s, seed=1, made=made))
+    found = describe(synthesise(model, duration_s=duration_s, seed=1, totals=made))
     assert found.requests == pytest.approx(repetitions * len(rows), rel=0.04)
     assert found.duration_s == pytest.approx(repetitions * wanted.duration_s, rel=0.03)
     assert found.ideal_hit_ratio == pytest.approx(wanted.ideal_hit_ratio, abs=0.02)

@@ -5,7 +5,7 @@ Haystacks of different depths share the text before the shallower needle. Haysta
 lengths share the text before the needle of the shorter haystack.
 
 A trace record has no field for the expected answer. Answers are in a file next to the trace, one
-JSON object a line with the request's id, which `read_answers` reads. `document` names the haystack.
+JSON object a line with the request's id. `document` names the haystack.
 """
 
 from collections.abc import Iterator, Sequence
@@ -112,7 +112,8 @@ def needle_requests(
     Args:
         lengths: prompt lengths in tokens, including instruction and question. A prompt may be a
             few tokens shorter.
-        depths: from 0 (right after the instruction) to 1 (just before the question).
+        depths: places of the fact, from 0 (right after the instruction) to 1 (just before the
+            question).
 
     Raises:
         InputError: a length, depth or count out of range, or a haystack that is too short.
@@ -191,21 +192,3 @@ def _hidden(body: str, needle: str, depth: float) -> str:
 
 def answer_line(answer: NeedleAnswer) -> bytes:
     return orjson.dumps(asdict(answer), option=orjson.OPT_APPEND_NEWLINE)
-
-
-def read_answers(path: str | Path) -> dict[str, NeedleAnswer]:
-    """Read the file of answers next to a needle trace, by request id."""
-    answers: dict[str, NeedleAnswer] = {}
-    try:
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    answer = NeedleAnswer(**parse_object(line))
-                except (RowError, TypeError) as error:
-                    raise InputError(
-                        f"{path}:{number}: not an expected answer ({error})"
-                    ) from error
-                answers[answer.id] = answer
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    return answers
