@@ -34,9 +34,8 @@ from forebay.proxy.http1.server.client_body import read_client_body
 from forebay.proxy.http1.server.cross_origin import Cors, answer_method
 from forebay.proxy.http1.server.request_checks import answer_target
 from forebay.proxy.http1.server.server import cannot_go_on, client_of
-from forebay.proxy.relay.backend_request import BackendRequest
+from forebay.proxy.relay.backend_request import BackendRequest, ShapedRequest
 from forebay.proxy.relay.delivery import Opening, large_bytes, send_whole, wait_taken
-from forebay.proxy.relay.relay import ShapedRequest
 from forebay.proxy.runtime.memory import request_bytes
 from forebay.proxy.security.allowances import Allowances, permitted_models
 from forebay.proxy.security.quota import UnqueuedQuota
@@ -363,6 +362,7 @@ class App:
         self, request: web.BaseRequest, raw: str, body: bytes, record: RequestRecord,
         memory: RequestMemory, home: str,
     ) -> web.StreamResponse:  # fmt: skip
+        # Prepare the body: the salt of its tenant's cache, and the model as backends know it.
         path = raw.partition("?")[0]
         salts = None if path in ENGINELESS else self._security.salts  # no engine: no prefix cache
         models, model = self._backends.models, Wanted("")
@@ -375,10 +375,12 @@ class App:
                     body, content_type, record.tenant, salts, models,
                     form=may_be_form(path), names_model=limited,
                 )  # fmt: skip
+        # Check the tenant's allowance and the model.
         if request.method == "POST" and not home:
             self._allowances.admit(self._config, record, model.name, record.estimated_tokens)
         model = model._replace(route=await self._backends.search.must_have(model.name))
         record.model = model.name
+        # Forward the request.
         reply = self._stream_headers(record.id, self._cors.answer(request.headers))
         to_send = BackendRequest(
             incoming=request,

@@ -205,6 +205,7 @@ async def _run_divided(
 async def _run_here(
     plan: _Plan, client: Client, clock: Clock, folder: RunFolder, totals: RunTotals, stop: Stop
 ) -> Measured:
+    # Prepare the first bodies before the clock starts.
     options, schedule = plan.options, plan.schedule
     prepared, spare = PreparedQueue(), client.spare
     async with asyncio.TaskGroup() as tasks:
@@ -214,6 +215,7 @@ async def _run_here(
             background.append(tasks.create_task(rendering))
             await prepared.wait_filled()
         with short_collections():
+            # Start the clock, the records and the sender.
             clock.restart()
             started_unix_s = time.time()
             log = IntervalLog(HlogWriter(folder.hlog, started_unix_s, _comments(plan)))
@@ -235,17 +237,20 @@ async def _run_here(
             if sessions is not None:
                 await sessions.fill()
                 clock.restart()
+            # Wait for the other parts of the run, then start its background tasks.
             if plan.part is not None:
                 await plan.part.start(clock)
             background.append(tasks.create_task(flush_every_interval(recorder, clock, spare)))
             if plan.watch is not None:
                 shown = plan.watch(recorder.live, _count(plan), clock)
                 background.append(tasks.create_task(shown))
+            # Send everything, and wait for the last answers.
             ended = await _send_all(plan, dispatch, sessions, stop)
             stopped_s = clock.now()
             ended = await drain(dispatch, clock, stop, ended, options.drain_timeout_s, _say(plan))
         for task in background:
             task.cancel()
+    # Record the requests that were never sent.
     was_sent = range(dispatch.sent).__contains__ if sessions is None else sessions.sent.__contains__
     _count_never_sent(plan, recorder, was_sent, ended)
     recorder.close(clock.now())
@@ -254,7 +259,7 @@ async def _run_here(
 
 def _commit(plan: _Plan, folder: RunFolder, totals: RunTotals, measured: Measured) -> Summary:
     options, schedule, ended = plan.options, plan.schedule, measured.ended
-    window_s = 0.0 if plan.agenda is not None else _window_s(schedule, measured.sent)
+    window_s = 0.0 if plan.agenda is not None else schedule.window_after(measured.sent)
     summary = totals.summary(
         measured.histograms,
         measured.stopped_s if ended == "interrupted" else window_s,
@@ -318,16 +323,6 @@ async def _send_all(
         for task in (sending, stopping):
             task.cancel()
         await asyncio.gather(sending, stopping, return_exceptions=True)
-
-
-def _window_s(schedule: Schedule, sent: int) -> float:
-    """Return the seconds of arrivals, if the run was not stopped. 0: until the last answer.
-
-    A closed loop that sent its whole trace ended before its duration, which then does not count.
-    """
-    if schedule.arrivals.closed and sent == schedule.count:
-        return 0.0
-    return schedule.window_s
 
 
 def _count_never_sent(

@@ -1,13 +1,48 @@
-"""A request as it is sent to a backend, and the kind of response that is expected."""
+"""A shaped request in the relay, and a request as it is sent to a backend."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from aiohttp import web
 
+from forebay.proxy.api.body import ParsedBody
 from forebay.proxy.api.dialects import Dialect
 from forebay.proxy.http1.server.byte_budget import RequestMemory
 from forebay.proxy.relay.delivery import Opening
+from forebay.proxy.telemetry.record import RequestRecord
+
+
+@dataclass(slots=True)
+class ShapedRequest:
+    """A chat or completion that is being served.
+
+    Attributes:
+        body: the bytes for the backend, with the tenant's cache salt.
+        parsed: the facts of the body for the policy.
+        id: the x-request-id.
+        reply_headers: returns our headers of the response. They hold the queueing time, so it is
+            called once the request has been sent.
+        memory: the memory of the request and of its response.
+        opening: the beginning of the response, before its first event.
+        missed: the backend that was asked before does not have the model.
+    """
+
+    incoming: web.BaseRequest
+    path: str
+    body: bytes
+    parsed: ParsedBody
+    id: str
+    record: RequestRecord
+    reply_headers: Callable[[], dict[str, str]]
+    memory: RequestMemory
+    opening: Opening
+    missed: bool = False
+
+    def change(self, **changes: Any) -> None:
+        """Let the policy see a changed request when it arrives for the next time."""
+        self.parsed = replace(self.parsed, request=self.parsed.request.with_(**changes))
+        self.record.request = self.parsed.request
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,7 +55,7 @@ class BackendRequest:
         model: as `Request.model`.
         reply_headers: returns our headers of the response; called once the backend has answered.
         memory: gets the bytes of the response.
-        streams: whether a successful response must be a stream; None: the backend decides.
+        streams: True if a successful response must be a stream; None: the backend decides.
         dialect: its streams are complete when their last event, or `[DONE]`, has come. None: any
             end between two events is a complete one.
         hides_usage: the client did not ask for the event with the usage.

@@ -1,20 +1,18 @@
 """Learn from the responses to shaped requests: times, tokens, prompts that an engine now holds."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.driver import Grant
 from forebay.proxy.kv_events.tokenize import Translator
+from forebay.proxy.relay.backend_request import ShapedRequest
 from forebay.proxy.relay.kept_responses import KeptResponses
 from forebay.proxy.relay.stream import StreamListener
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
-
-if TYPE_CHECKING:
-    from forebay.proxy.relay.relay import ShapedRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +38,7 @@ class Lessons(StreamListener):
     __slots__ = ("_grant", "_learners", "_shaped", "_upstream")
 
     def __init__(
-        self, learners: Learners, shaped: "ShapedRequest", grant: Grant, upstream: Upstream
+        self, learners: Learners, shaped: ShapedRequest, grant: Grant, upstream: Upstream
     ) -> None:
         self._learners = learners
         self._shaped = shaped

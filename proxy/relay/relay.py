@@ -6,9 +6,7 @@ first event has been seen. Until then a failure is retried once on another backe
 clean end, and never with `[DONE]`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -23,11 +21,9 @@ from forebay.proxy.backends.upstream import Upstream, must_be_home
 from forebay.proxy.driver import Grant, Rejected
 from forebay.proxy.http1.errors import upstream_error
 from forebay.proxy.http1.headers import to_backend
-from forebay.proxy.http1.server.byte_budget import RequestMemory
 from forebay.proxy.kv_events.tokenize import Translator
 from forebay.proxy.relay.attempts import Attempt, Attempts
-from forebay.proxy.relay.backend_request import BackendRequest
-from forebay.proxy.relay.delivery import Opening
+from forebay.proxy.relay.backend_request import BackendRequest, ShapedRequest
 from forebay.proxy.relay.exchange import Answer
 from forebay.proxy.relay.kept_responses import KeptResponses
 from forebay.proxy.relay.lessons import Learners, Lessons
@@ -35,39 +31,6 @@ from forebay.proxy.relay.stream import Stream
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.relay.whole_answer import LargeAnswer
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
-from forebay.proxy.telemetry.record import RequestRecord
-
-
-@dataclass(slots=True)
-class ShapedRequest:
-    """A chat or completion that is being served.
-
-    Attributes:
-        body: the bytes for the backend, with the tenant's cache salt.
-        parsed: the facts of the body for the policy.
-        id: the x-request-id.
-        reply_headers: returns our headers of the response. They hold the queueing time, so it is
-            called once the request has been sent.
-        memory: the memory of the request and of its response.
-        opening: the beginning of the response, before its first event.
-        missed: the backend that was asked before does not have the model.
-    """
-
-    incoming: web.BaseRequest
-    path: str
-    body: bytes
-    parsed: ParsedBody
-    id: str
-    record: RequestRecord
-    reply_headers: Callable[[], dict[str, str]]
-    memory: RequestMemory
-    opening: Opening
-    missed: bool = False
-
-    def change(self, **changes: Any) -> None:
-        """Let the policy see a changed request when it arrives for the next time."""
-        self.parsed = replace(self.parsed, request=self.parsed.request.with_(**changes))
-        self.record.request = self.parsed.request
 
 
 class Relay:

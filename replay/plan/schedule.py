@@ -99,6 +99,13 @@ class Schedule:
     window_s: float
     sha256: str
 
+    def window_after(self, sent: int) -> float:
+        """Return the seconds of arrivals, if the run was not stopped. 0: until the last answer.
+
+        A closed loop that sent its whole trace ended before its duration. This does not count then.
+        """
+        return 0.0 if self.arrivals.closed and sent == self.count else self.window_s
+
 
 def make_schedule(
     trace_s: Sequence[float],

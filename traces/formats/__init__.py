@@ -1,26 +1,25 @@
 """The trace formats. To add one, write a function from a row to a request and a line of a table.
 
-In reading order: `table` defines `TraceFormat` and chooses a format, `readers` has a file for each
-family of formats, `body` reads the JSON bodies that many formats contain, `usage` the token counts
-in them, `columns` reads any table by a mapping of its columns, `guess` finds that mapping, and
-`totals` recognises the summaries of load tools, which contain no requests. The room imports
-`reading` and below.
+In reading order: `table` defines `TraceFormat` and chooses a format by the `head` of a file,
+`readers` has a file for each family of formats, `body` reads the JSON bodies that many formats
+contain, `usage` the token counts in them, `columns` reads any table by a mapping of its columns,
+`guess` finds that mapping, and `totals` recognises the summaries of load tools, which contain no
+requests. The room imports `reading` and below.
 
 The names below are public: plug-ins import them from here.
 """
 
+from forebay.traces.formats.head import Head, head_of
 from forebay.traces.formats.table import (
     COMPLETION,
     DEFAULTS,
     FOREBAY,
     GROUP,
     MODES,
-    Head,
     ReadOptions,
     TraceFormat,
     detect,
     formats,
-    head_of,
     names,
     open_trace,
     trace_format,

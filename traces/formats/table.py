@@ -4,7 +4,6 @@ A format is a description and a function from rows to requests. Forebay's format
 A plug-in adds its own through the entry point group `forebay.traces` (docs/reference/formats.md).
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -14,15 +13,13 @@ from pathlib import Path
 from sys import maxsize
 from typing import Any, Final
 
-import orjson
-
 from forebay.traces.errors import InputError
-from forebay.traces.reading.columnar import PARQUET, column_names
-from forebay.traces.reading.containers import Rows, csv_header, table_rows, unpacked
+from forebay.traces.formats.head import Head, head_of
+from forebay.traces.formats.totals import refuse_totals
+from forebay.traces.reading.containers import Rows, table_rows, unpacked
 from forebay.traces.reading.jsonl import read_trace
 from forebay.traces.reading.reader import REORDER_ROWS, Order, ParseRow, TraceReader
-from forebay.traces.reading.unpack import read_head
-from forebay.traces.rows import FileFacts, RowError
+from forebay.traces.rows import FileFacts
 from forebay.traces.schema import TraceRequest
 from forebay.traces.tokens import DEFAULT_ENCODING, TokenCounter, counter
 
@@ -72,24 +69,6 @@ class ReadOptions:
 
 _counter = cache(counter)
 DEFAULTS: Final = ReadOptions()
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The first bytes of a file, for the functions that recognise formats.
-
-    Attributes:
-        line: the first line, or its beginning.
-        columns: the keys of the first row, or all keys in the head of an incomplete document.
-        first: the first row, or {} if it is incomplete.
-    """
-
-    line: str
-    columns: frozenset[str]
-    first: dict[str, Any]
-
-    def has(self, *columns: str) -> bool:
-        return self.columns.issuperset(columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,40 +204,6 @@ def trace_format(name: str) -> TraceFormat:
     return formats()[name]
 
 
-def head_of(path: str | Path) -> Head:
-    """Look at the first bytes of `path`. Standard input (`-`) is only peeked at."""
-    content = read_head(path)
-    if content.startswith(PARQUET):
-        return Head("", column_names(path), {})
-    text = content.decode("utf-8", "replace").lstrip()
-    line = re.split(r"[\r\n]", text, maxsplit=1)[0].strip()
-    first: Any = None
-    if text[:1] in ("{", "["):
-        try:
-            first = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            first = _first_item(text)
-        if isinstance(first, list):
-            first = first[0] if first else None
-        if isinstance(first, dict):
-            return Head(line, frozenset(first), first)
-        return Head(line, frozenset(re.findall(r'"([^"\\]{1,80})"\s*:', text)), {})
-    try:
-        return Head(line, frozenset(csv_header(line)[0] if line else ()), {})
-    except RowError:  # not a table, which the reader of the rest reports
-        return Head(line, frozenset(), {})
-
-
-def _first_item(text: str) -> Any:
-    """Decode the first object of an array over several lines, or return None if incomplete."""
-    import json
-
-    try:
-        return json.JSONDecoder().raw_decode(text.lstrip("[ \t\r\n"))[0]
-    except (ValueError, RecursionError):
-        return None
-
-
 def detect(path: str | Path) -> str | None:
     """Detect the format of `path` by its first bytes or, for a folder, its first file.
 
@@ -289,8 +234,6 @@ def open_trace(
     """
     name, doubt = format_name or detect(path), ""
     if name is None:
-        from forebay.traces.formats.totals import refuse_totals
-
         refuse_totals(path)
         name, doubt = FOREBAY, "; traces import auto makes a trace of a table"
     if name == FOREBAY:

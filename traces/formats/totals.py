@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.traces.errors import InputError
-from forebay.traces.formats.table import Head, head_of
+from forebay.traces.formats.head import Head, head_of
 
 NO_TIMES: Final = (
     "SGLang's benchmark keeps no times of requests: import the data set that it sent, or record "

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from forebay.traces.errors import InputError
+from forebay.traces.formats.head import Head
 from forebay.traces.formats.readers.kv_cache_tester import interleaved, session_requests
-from forebay.traces.formats.table import Head, ReadOptions, TraceFormat
+from forebay.traces.formats.table import ReadOptions, TraceFormat
 from forebay.traces.reading.containers import table_rows
 from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import SHAPE_ERRORS, FileFacts, RowError, SourceRow, shape_error

@@ -21,7 +21,8 @@ from random import Random
 import orjson
 
 from forebay.traces.errors import InputError
-from forebay.traces.formats.table import Head, ReadOptions, TraceFormat
+from forebay.traces.formats.head import Head
+from forebay.traces.formats.table import ReadOptions, TraceFormat
 from forebay.traces.rows import SHAPE_ERRORS
 from forebay.traces.schema import TraceRequest
 

@@ -14,7 +14,8 @@ from forebay.traces.formats.body import (
     message_list,
     of_body,
 )
-from forebay.traces.formats.table import COMPLETION, Head, ReadOptions, TraceFormat
+from forebay.traces.formats.head import Head
+from forebay.traces.formats.table import COMPLETION, ReadOptions, TraceFormat
 from forebay.traces.formats.usage import usage_of
 from forebay.traces.reading.reader import Ended, ParseRow
 from forebay.traces.rows import NotARequestError, RowError, SourceRow, decoded

@@ -15,7 +15,8 @@ from itertools import count
 from typing import Any, BinaryIO
 
 from forebay.traces.formats.body import of_body, text_tokens
-from forebay.traces.formats.table import Head, ReadOptions, TraceFormat
+from forebay.traces.formats.head import Head
+from forebay.traces.formats.table import ReadOptions, TraceFormat
 from forebay.traces.reading.containers import table_rows
 from forebay.traces.reading.reader import Order, ParseRow, SeenIds
 from forebay.traces.rows import FileFacts, RowError, SourceRow

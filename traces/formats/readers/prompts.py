@@ -15,7 +15,8 @@ from forebay.traces.formats.body import (
     prompt_tokens,
     text_tokens,
 )
-from forebay.traces.formats.table import Head, ReadOptions, TraceFormat
+from forebay.traces.formats.head import Head
+from forebay.traces.formats.table import ReadOptions, TraceFormat
 from forebay.traces.reading.reader import Order, ParseRow
 from forebay.traces.rows import NotARequestError, RowError, SourceRow
 from forebay.traces.schema import TraceRequest

@@ -5,7 +5,8 @@ from dataclasses import replace
 from itertools import count
 
 from forebay.traces.formats.columns import mapped_format, parse_map
-from forebay.traces.formats.table import CSV_COLUMNS, Head, ReadOptions, TraceFormat
+from forebay.traces.formats.head import Head
+from forebay.traces.formats.table import CSV_COLUMNS, ReadOptions, TraceFormat
 from forebay.traces.reading.reader import Order, ParseRow
 from forebay.traces.rows import RowError, SourceRow
 from forebay.traces.schema import TraceRequest

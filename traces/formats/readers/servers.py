@@ -8,7 +8,8 @@ from typing import Any
 import orjson
 
 from forebay.traces.formats.body import build, of_body
-from forebay.traces.formats.table import COMPLETION, Head, ReadOptions, TraceFormat
+from forebay.traces.formats.head import Head
+from forebay.traces.formats.table import COMPLETION, ReadOptions, TraceFormat
 from forebay.traces.reading.containers import json_value, text_rows
 from forebay.traces.reading.jsonl import block_ids
 from forebay.traces.reading.reader import ParseRow

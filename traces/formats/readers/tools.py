@@ -10,7 +10,8 @@ from itertools import count
 from typing import Any
 
 from forebay.traces.formats.body import answer_tokens, build, of_body
-from forebay.traces.formats.table import COMPLETION, Head, ReadOptions, TraceFormat
+from forebay.traces.formats.head import Head
+from forebay.traces.formats.table import COMPLETION, ReadOptions, TraceFormat
 from forebay.traces.formats.totals import NO_TIMES, is_sglang, only_totals, tool_of
 from forebay.traces.reading.reader import ParseRow
 from forebay.traces.rows import NotARequestError, RowError, SourceRow, decoded

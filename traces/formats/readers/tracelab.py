@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from itertools import count, islice
 from typing import Any
 
-from forebay.traces.formats.table import COMPLETION, Head, ReadOptions, TraceFormat
+from forebay.traces.formats.head import Head
+from forebay.traces.formats.table import COMPLETION, ReadOptions, TraceFormat
 from forebay.traces.reading.reader import Ended
 from forebay.traces.rows import NotARequestError, RowError, SourceRow
 from forebay.traces.schema import TraceRequest

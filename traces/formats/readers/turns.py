@@ -12,7 +12,8 @@ from typing import Any
 from xxhash import xxh3_64_intdigest
 
 from forebay.traces.formats.body import of_body, text_tokens
-from forebay.traces.formats.table import COMPLETION, Head, ReadOptions, TraceFormat
+from forebay.traces.formats.head import Head
+from forebay.traces.formats.table import COMPLETION, ReadOptions, TraceFormat
 from forebay.traces.reading.jsonl import block_ids
 from forebay.traces.reading.reader import Order, ParseRow
 from forebay.traces.rows import RowError, SourceRow
