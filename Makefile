@@ -78,7 +78,7 @@ test-compiled: compiled
 
 # For test-compiled and CI, which have compiled it already.
 run-compiled:
-	PYTHONPATH=.compiled $(BIN)/pytest -q -n 2 tests/core/test_parts.py tests/core/test_shaper_stateful.py tests/proxy/test_driver_cancel.py tests/core/explain/test_explain.py tests/behaviour/test_parity.py tests/replay/sim/engine/test_skipping.py tests/replay/sim/test_simulate.py -k "not at_the_end_of_a_step"
+	PYTHONPATH=.compiled $(BIN)/pytest -q -n 2 tests/core/test_core_parts.py tests/core/test_shaper_stateful.py tests/proxy/test_driver_cancel.py tests/core/explain/test_explain.py tests/behaviour/test_parity.py tests/replay/sim/engine/test_skipping.py tests/replay/sim/test_sim.py -k "not at_the_end_of_a_step"
 
 # Look for bytes that break the SSE scanner and the body reader: make fuzz SECONDS=600
 SECONDS ?= 60
@@ -157,7 +157,7 @@ bench-goals: .venv/dev
 	$(BIN)/python tests/bench/routers/goals.py --faults 10000 --leaving 500
 	$(BIN)/python tests/bench/admission.py
 
-# Other people's clients, in an environment of their own: tests/proxy/api/test_clients.py uses it if it is there.
+# Other people's clients, in an environment of their own: tests/behaviour/test_clients.py uses it if it is there.
 clients: .clients/ready
 
 .clients/ready: requirements-clients.txt

@@ -1,7 +1,7 @@
 """The simulated server against answers recorded from vLLM 0.32: bytes, headers, order, names.
 
 The recordings lie beside the repository and may be missing; what the server says is also fixed by
-our own answers in tests/golden (tests/replay/engine/server/test_golden.py).
+our own answers in tests/golden (tests/replay/engine/server/test_answers_golden.py).
 """
 
 import ast

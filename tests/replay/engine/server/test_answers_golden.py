@@ -1,7 +1,7 @@
 """The simulated server's answers, byte for byte, against files made from its own.
 
 They fix the wire format where the recordings of real vLLM are missing. To make them anew, after
-test_wire.py has passed:  python tests/replay/engine/server/test_golden.py
+test_server_wire.py has passed:  python tests/replay/engine/server/test_answers_golden.py
 """
 
 import asyncio
