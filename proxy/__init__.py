@@ -7,8 +7,8 @@ serve, services (the long-lived objects), build (makes them), reload (a new conf
 proxy runs), app, driver, routing (the types of a routing policy).
 
 The rooms, from the top: admin (the admin port), share (several proxies), operate (commands that
-change a running proxy), diagnose (commands that ask it), relay, kv_events (what engines have
-cached), identity (tokens that name tenants), security (keys and certificates), api (what clients
-send), backends (the servers), http1 (connections), telemetry (metrics and logs), runtime (the
+change a running proxy), diagnose (commands that ask it), relay, kv_events (the caches of
+engines), identity (tokens that name tenants), security (keys and certificates), api (the bodies
+of clients), backends (the servers), http1 (connections), telemetry (metrics and logs), runtime (the
 process), core, config. Each may import the rooms below it, and the package `traces`.
 """

@@ -167,17 +167,20 @@ async def _listen_on_both(
     stack: AsyncExitStack, services: Services, app: App, reloader: Reloader, *, share_port: bool
 ) -> Proxy:
     """Open the public and the admin port. Raises InputError."""
+    # The servers of both ports.
     public, security, stop = services.port.server, services.security, asyncio.Event()
     assert public is not None
     admin = HttpServer(Admin(services, app=app, reloader=reloader, drain=stop.set).handle)
     at, tls = reloader.config.listen, security.tls.context if security.tls else None
     admin_host = at.effective_admin_host
+    # Listen on both.
     runner, port = await _listen(
         stack, public, at.host, at.port, key="port", reuse_port=share_port, tls=tls
     )
     admin_runner, admin_port = await _listen(
         stack, admin, admin_host, at.admin_port, key="admin_port", reuse_port=at.reuse_port
     )
+    # Renew keys and certificates while the proxy runs.
     renewal = asyncio.create_task(security.watch(reloader.say))
     stack.push_async_callback(_cancel, renewal)
     return Proxy(

@@ -39,6 +39,7 @@ def main() -> int:
 
 
 async def _replay_part(job: PartJob, stop: Stop) -> str:
+    # Orders arrive as lines on stdin.
     orders = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(orders)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
@@ -58,6 +59,7 @@ async def _replay_part(job: PartJob, stop: Stop) -> str:
             _say(live=_figures(live))
             await asyncio.sleep(REPORT_EVERY_S)
 
+    # Replay, then stop listening.
     part = Part(job.number, job.count, job.served, job.run_id, start, report)
     try:
         return (await replay(job.options, stop, part)).ended

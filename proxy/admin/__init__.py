@@ -1,4 +1,4 @@
-"""The admin port: what operators and dashboards ask of a running proxy.
+"""The admin port: answers of a running proxy to operators and dashboards.
 
 In reading order: port (paths and their answers), status (the JSON of /status), request_list (the
 JSON of /requests), preview (the JSON of /preview), backend_facts (answers of each backend about

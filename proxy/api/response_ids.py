@@ -1,7 +1,7 @@
-"""Give each tenant ids of responses that it alone can go on from, without remembering them.
+"""Give each tenant ids of responses that no other tenant can use, without remembering them.
 
 vLLM takes the id of a response from `request_id` in the body of the request. A client that knew an
-id of another tenant could go on from that conversation, or replace it by sending the same id.
+id of another tenant could continue that conversation, or replace it by sending the same id.
 """
 
 import re

@@ -8,7 +8,7 @@ are similar (one language, one template), so each tenant has an estimate of its 
 the configured ratio: no tenant changes the estimate of another.
 
 An estimate orders work and rejects no prompt. Only a prompt that is too long at any ratio is
-rejected (`fewest_tokens`). About all others the engine decides, which counts tokens.
+rejected (`fewest_tokens`). The engine, which counts tokens, decides about all others.
 """
 
 from collections import OrderedDict

@@ -46,7 +46,7 @@ class Failure(Exception):
     Attributes:
         kind: a label for the metrics (metrics.KINDS), never text of the backend.
         answer: the response for the client if no other backend serves the request.
-        retry: whether another backend may be asked.
+        retry: the retries at other backends that it allows.
         verdict: the meaning of the failure for the health of the backend.
         retry_after_s: the Retry-After of a full backend, in seconds.
     """
@@ -64,7 +64,7 @@ class Failure(Exception):
 
     @property
     def provokable(self) -> bool:
-        """The request may be the cause: another backend's answer to it will tell."""
+        """The request may be the cause: another backend's answer to it will show that."""
         return self.verdict == "failed" and self.retry in ("shared", "lost")
 
     def result(self) -> web.Response:

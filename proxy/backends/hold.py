@@ -1,4 +1,4 @@
-"""Keep requests while no backend of their model is up: it restarts, or has yet to start."""
+"""Keep requests while no backend of their model is up, because it restarts or has yet to start."""
 
 import asyncio
 from collections import Counter

@@ -1,8 +1,8 @@
 """Which backends serve which model, and by which names clients may ask for it.
 
-A backend tells by GET /v1/models (`probes.py`) unless `backends[].models` says it. While all
-backends serve the same, or none is known, any of them may get a request: this costs nothing where
-there is one model.
+A backend reports its models by GET /v1/models (`probes.py`), unless `backends[].models` names them.
+While all backends serve the same models, or no models are known, any backend may get a request.
+This costs nothing where there is a single model.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -60,7 +60,7 @@ class Prober:
         say: logs a line.
         after_probe: called after each probe.
         size_known: called when a backend that is up has been asked for its KV cache size; the
-            second argument says whether it reported one.
+            second argument is True if it reported a size.
         models_known: called when a backend has other models than before.
         salts_known: called when it is known on which paths a backend drops salts.
 

@@ -24,7 +24,7 @@ _REFERENCE = "#/components/schemas/"
 
 
 def paths_without_salt(document: bytes) -> frozenset[str] | None:
-    """Return the paths that drop the salt, or None if the document does not tell.
+    """Return the paths that drop the salt, or None if the document does not show them.
 
     A path that the backend does not have, or whose body has no schema, is not among them.
     """

@@ -35,7 +35,7 @@ class ServedModels(Models):
         self._say = say
 
     def apply(self, aliases: Mapping[str, str]) -> None:
-        """Take what each backend serves now, and the other names of models."""
+        """Take the models that each backend serves now, and their other names."""
         self.update(aliases, [upstream.models for upstream in self._upstreams.values()])
         for upstream in self._upstreams.values():
             self._health.set_models(upstream.name, _names(upstream))
@@ -50,7 +50,7 @@ class ServedModels(Models):
             self._tell_policy(upstream)
 
     def pulse(self) -> None:
-        """Wake what waits for a backend."""
+        """Wake everything that waits for a backend."""
         self.moved.set()
         self.moved.clear()
 

@@ -26,7 +26,7 @@ NO_ISOLATION_REMEDY: Final = (
 
 
 def advise(config: Config, say: Say, tenants: Collection[str] | None = None) -> None:
-    """Log what cannot work, and each backend on which short prompts wait for long ones.
+    """Log each contradiction, and each backend on which short prompts wait for long ones.
 
     Args:
         tenants: those with a key; None: not known.

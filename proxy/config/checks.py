@@ -38,6 +38,7 @@ def check_rank_ports(endpoint: str, ranks: int) -> None:
 
 def checked_base_url(url: str) -> str:
     """Return the URL of a server without a trailing slash. It may have a path of a gateway."""
+    # Split it, and reject parts that a server cannot have.
     try:
         parts = urlsplit(url)
         host = parts.hostname
@@ -57,6 +58,7 @@ def checked_base_url(url: str) -> str:
             "give the server only, such as http://127.0.0.1:8001, with no path of vLLM (/v1)"
         )
     check_prefix(path)
+    # Its host name must be valid for look-ups and headers.
     try:
         host.encode("idna")  # the form in which it is looked up
         named = parts.netloc.isascii()  # the form in the Host header

@@ -1,8 +1,8 @@
 """The paths of vLLM that are shaped, and the table of paths that are passed on by default.
 
-Two kinds of vLLM's paths are in neither. Operators' paths change or stop a server. And further
-paths that generate would pass all queues and shares: `routes` adds them for operators who know
-their clients.
+Two kinds of vLLM's paths are in neither. Operators' paths change or stop a server. Further paths
+that generate would bypass all queues and shares: `routes` adds them for operators who know their
+clients.
 """
 
 import re

@@ -229,7 +229,7 @@ class UpstreamTls(Section):
 
 
 class UsageConfig(Section):
-    """A ledger of what each request used.
+    """A ledger of the tokens of each request.
 
     path: the file, to which a JSON line is added for each request that was served; null: no ledger.
     """

@@ -2,7 +2,7 @@
 
 A variable is FOREBAY_ and the key in capitals, with two underscores per level and the value as
 YAML: FOREBAY_LISTEN__PORT=8081, FOREBAY_BACKENDS='[{url: "http://127.0.0.1:8001"}]'.
-Every error is one line that names the source of the value and what would be right.
+Every error is one line that names the source of the value and a right value.
 """
 
 import difflib
@@ -215,7 +215,7 @@ def _line(error: ValidationError, origin: dict[tuple[str, ...], str]) -> str:
 
 
 def _problem(first: ErrorDetails, at: tuple[str, ...], words: str, where: str) -> str:
-    """Return one problem: its key, the given value and what would be right."""
+    """Return one problem: its key, the given value and a right value."""
     key = ".".join(at)
     if first["type"] == "extra_forbidden":
         if at[-1] in REMOVED:
@@ -247,7 +247,7 @@ def _variables(key: str) -> list[str]:
 
 
 def _shown(value: Any) -> Any:
-    """Mask what may be a password in a value, even if the URL has no scheme."""
+    """Mask a possible password in a value, even if the URL has no scheme."""
     if not isinstance(value, str) or "@" not in value:
         return value
     user, _, host = value.rpartition("@")

@@ -63,6 +63,7 @@ class EventScanner:
 
         The bytes joined are the stream. A comment has an empty payload.
         """
+        # Join the chunk to the unfinished event before it.
         data = chunk
         if self.partial:
             # Only new bytes can end the event; searching all of them again would be quadratic.
@@ -76,6 +77,7 @@ class EventScanner:
                 return []
             data = bytes(self.partial)
             self.partial.clear()
+        # Cut the bytes at the ends of events.
         events, start = [], 0
         if b"\r" not in data:  # nearly always; the search below takes ten times as long
             while (end := data.find(b"\n\n", start)) >= 0:
@@ -85,6 +87,7 @@ class EventScanner:
             for match in _END.finditer(data):
                 events.append((data[start : match.end()], _payload(data[start : match.start()])))
                 start = match.end()
+        # Keep an unfinished event.
         if start < len(data):
             self.partial += data[start:]
             self._check()

@@ -290,6 +290,7 @@ class Follower:
         count, checked = 0, self._next == 0
         try:
             with self._context.socket(self._zmq.DEALER) as dealer:
+                # Ask from the last known batch on.
                 dealer.setsockopt(self._zmq.MAXMSGSIZE, MOST_BYTES)
                 dealer.linger = 0
                 dealer.set_hwm(0)  # the whole replay must fit; the engine bounds it
@@ -300,6 +301,7 @@ class Follower:
                         frames = await dealer.recv_multipart()
                     if len(frames) != 4 or frames[2] == END:
                         break
+                    # The first batch must be the last known batch. All later batches are new.
                     number, payload = int.from_bytes(frames[2], "big"), frames[3]
                     if not checked and number < self._next:
                         if xxh3_64_intdigest(payload) != self._last:
@@ -314,6 +316,7 @@ class Follower:
             return -1
         if checked:
             return count
+        # Another batch has this number: the engine has restarted. Start over.
         self._restarted()
         self._blocks.clear(complete=True)
         return await self._replay()

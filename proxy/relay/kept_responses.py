@@ -1,4 +1,4 @@
-"""Remember which backend keeps which response, for requests that go on from one.
+"""Remember which backend keeps which response, for requests that continue a response.
 
 A request to /v1/responses may name a `previous_response_id` instead of sending the conversation.
 vLLM keeps responses in the memory of the server that made them (VLLM_ENABLE_RESPONSES_API_STORE),

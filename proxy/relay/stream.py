@@ -38,7 +38,7 @@ class ClientGone(Exception):
 
 
 class StreamListener:
-    """Is called at the points of a stream that others must know of."""
+    """Receives the events of a stream that matter to metrics and to the policy."""
 
     __slots__ = ()
 
@@ -228,6 +228,7 @@ class Stream:
         No task is woken for them: they run for every token. For the same reason all they need is
         looked up once, and lives in closures.
         """
+        # Look up everything that the closures need.
         upstream, response, write = self._upstream, self._response, transport.write
         plain: Callable[[bytes], bool] = self._scanner.plain
         plain_chunks: Callable[[bytes], bool] = self._chunks.plain

@@ -31,7 +31,7 @@ class _Budget:
 
 
 class Allowances:
-    """Counts what tenants use in this process.
+    """Counts the use of each tenant in this process.
 
     Args:
         clock: the time of the event loop.
@@ -51,7 +51,7 @@ class Allowances:
     def admit(self, config: Config, record: RequestRecord, model: str, tokens: int) -> None:
         """Let a request in, and charge its prompt. Raises ApiError 404 or 429.
 
-        `ended` must follow for each record, whether it was let in or not.
+        `ended` must follow for each record, admitted or not.
 
         Args:
             model: the model of the request, by the name that the backends use.

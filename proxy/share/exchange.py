@@ -130,7 +130,7 @@ class PeerExchange:
                 self._timer = asyncio.get_running_loop().call_later(wait_s, self._apply)
 
     def _apply(self) -> None:
-        """Apply all reports that have come."""
+        """Apply all reports that have arrived."""
         self._timer = None
         driver, reports = self.driver, self._reports
         self._reports, self._applied_at = {}, driver.clock()

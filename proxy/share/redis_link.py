@@ -1,8 +1,8 @@
 """The link between proxies on several machines: publish and subscribe on Redis or Valkey.
 
-Nothing is stored there: a message without a receiver is lost, and the next one, 0.1 s later, holds
-the whole state again. Every wait is bounded, and a server that fails is retried, ever more slowly.
-A proxy receives its own messages, so silence means that the subscription is dead.
+Nothing is stored there: a message without a receiver is lost, and the next message, 0.1 s later,
+has the whole state again. Every wait is bounded, and a server that fails is retried, ever more
+slowly. A proxy receives its own messages, so silence means that the subscription is dead.
 """
 
 import asyncio

@@ -114,7 +114,7 @@ class WorkersAdmin:
         )
 
     async def _reload(self) -> web.Response:
-        """Answer with what came of a reload in each worker."""
+        """Answer with the result of a reload in each worker."""
         answers = await self._ask("/reload", "POST", RELOAD_S)
         if not answers:
             return _no_answer(answers)

@@ -1,7 +1,7 @@
 """Provide the run's clock: seconds since its start, optionally faster than the wall clock.
 
 With `scale` X, X simulated seconds pass in one wall second. Schedules, deadlines and all reported
-times are in simulated seconds. Only this module and the pacer know wall time.
+times are in simulated seconds. Only this module and the pacer use wall time.
 """
 
 import asyncio

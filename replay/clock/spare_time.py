@@ -1,9 +1,9 @@
-"""Give work in the background turns of the event loop in which no arrival is due soon.
+"""Run background work in turns of the event loop in which no arrival is due soon.
 
 Such work is done in steps of about a tenth of a millisecond, each of which asks for a turn. Between
-arrivals that follow each other closely, a turn comes with a network read, as the process is awake
-then. It does not come at once after a request was sent: on a machine with few cores the server
-would begin to read it when the step is over.
+arrivals that follow each other closely, a turn follows a network read, as the process is awake
+then. No turn directly follows a send: on a machine with few cores the server would not read the
+request before the step is over.
 """
 
 import asyncio

@@ -145,7 +145,7 @@ class Scheduler:
         )
 
     def _note_prefills(self, step: Scheduled) -> None:
-        """Record what `_must_hold` asks for."""
+        """Record the prefills of a step, for `_must_hold`."""
         self._executed += bool(step.tokens)
         if step.prefills or any(request.prefilling for request in step.tokens):
             self._prefilled_at = self._executed
@@ -171,6 +171,7 @@ class Scheduler:
         while index < len(running) and budget > 0:
             request = running[index]
             index += 1
+            # Count the tokens that this request may compute in the step.
             computed, unknown = request.computed, request.placeholders
             if unknown and computed + 2 - unknown >= request.prompt_tokens + request.max_tokens:
                 continue  # the request's last token is being sampled
@@ -182,6 +183,7 @@ class Scheduler:
             count = min(count, budget, last_position - computed)
             if count <= 0:
                 continue
+            # Find blocks for them, if need be by preemption.
             end = computed + count
             # A decode within a registered block needs nothing: this test keeps it fast.
             if (
@@ -228,6 +230,7 @@ class Scheduler:
         limits, waiting, running = self.limits, self.waiting, self.running
         overtaken = []
         while waiting and budget > 0 and len(running) < self._seats:
+            # Look its prefix up, and count the tokens that it may compute.
             request = waiting.head()
             hits = self._hits(request)
             computed = len(hits) * self._block_size
@@ -248,6 +251,7 @@ class Scheduler:
                 count = budget
             if not self._admissible(request, hits, computed + count):
                 break
+            # Admit it, with the cached blocks and new blocks for its tokens.
             waiting.pop()
             running.append(request)
             self.pool.take(hits)

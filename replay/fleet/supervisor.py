@@ -110,6 +110,7 @@ class Supervisor:
                     raise
                 # Its log or its command was removed while it ran: keep the other servers.
                 life = _Life("could not be started", str(error), None)
+            # It has ended. A server that never came up ends the fleet.
             if stopping.done():
                 self._change(server, "stopped")
                 return
@@ -118,6 +119,7 @@ class Supervisor:
             server.last_end = how
             if not was_up:
                 raise StartFailed(f"{server.name} {how}: {words} (see {server.log})")
+            # Restart it after a while, or give it up.
             wait_s = restarts.died(up_s)
             if wait_s is None:
                 self._change(server, "failed")

@@ -95,7 +95,7 @@ def proxy_request(row: TraceRequest, timeout_s: float = inf) -> ProxyRequest:
 
 
 def sim_request(row: TraceRequest) -> SimRequest:
-    """Convert `row` to what an engine sees."""
+    """Convert `row` to the request that an engine sees."""
     return SimRequest(
         row.id, row.input_tokens, row.output_tokens, row.blocks or (), row.block_tokens
     )
@@ -195,7 +195,7 @@ class Fleet:
             self._advance(timer, now)
 
     def _advance(self, timer: EngineTimer, now: float) -> None:
-        """Let an engine pass its due time, and report to the policy what clients got."""
+        """Let an engine pass its due time, and report its tokens to the policy."""
         policy, outcomes, engine = self.policy, self._outcomes, timer.engine
         assert engine is not None
         first, finished = engine.advance(now)

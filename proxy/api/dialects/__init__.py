@@ -1,6 +1,6 @@
 """The APIs whose requests are shaped, one file each. vLLM serves all of them.
 
-In reading order: base (what an API may differ in), chat, completions, responses (OpenAI's),
+In reading order: base (the differences between APIs), chat, completions, responses (OpenAI's),
 messages (Anthropic's), usage (tokens that a response reports), special_work (more than a prefill).
 A new API is another file, another name in DIALECTS, and its path in config.paths.
 

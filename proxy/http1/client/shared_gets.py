@@ -1,4 +1,4 @@
-"""Ask a server once for what several callers want to know of it at one time."""
+"""Share one GET among callers that ask a server the same question at the same time."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable

@@ -1,4 +1,4 @@
-"""Keep the ids of requests unique at the servers: vLLM up to 0.11 mixes up two that are equal."""
+"""Keep the ids of requests unique at the servers: vLLM up to 0.11 mixes up requests of one id."""
 
 from itertools import count
 

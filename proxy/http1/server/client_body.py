@@ -53,6 +53,7 @@ async def _received(
     request: web.BaseRequest, limit: int, patience_s: float, memory: RequestMemory
 ) -> bytes:
     """Return the body as it was sent. Raises ApiError."""
+    # Reserve memory for the stated length, and let a client that asks first go on.
     length = request.content_length or 0
     if length > limit:
         raise _too_large(limit)
@@ -64,6 +65,7 @@ async def _received(
         request.writer.output_size = 0
     if request.content.is_eof():
         return _already_here(request, limit, memory)
+    # Read the rest. Each part moves the time limit.
     # A list of small parts would take 30 times their size. A BytesIO gives its content uncopied.
     body, size = BytesIO(), 0
     clock = asyncio.get_running_loop().time

@@ -4,7 +4,8 @@ A connection whose peer sends fast can be read all the time: uvloop takes up to 
 one turn of its loop, and a request that needs little waits for all of it. Hundreds that send slowly
 are ready in the same turn, and a small read costs nearly as much as a large read. So a connection
 pauses after a read of a body. Each millisecond, the connection that has waited longest goes on.
-Many go on by twos, by threes and so on: each is read five times a second at least.
+With more than 200 connections, several go on at once, so that each is read at least five times a
+second.
 """
 
 import asyncio

@@ -41,7 +41,7 @@ class QueuedLines(logging.Handler):
             self.dropped += 1
 
     def close(self) -> None:
-        """Write what waits, for a moment at most."""
+        """Write the waiting lines, for a moment at most."""
         with suppress(queue.Full):
             self._lines.put_nowait(_END)
             self._thread.join(CLOSE_S)

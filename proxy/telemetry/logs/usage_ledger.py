@@ -57,7 +57,7 @@ class UsageLedger:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Write what waits, within a time limit."""
+        """Write the waiting lines, within a time limit."""
         self._closing.set()
         with suppress(queue.Full):
             self._queue.put(None, timeout=CLOSE_S)

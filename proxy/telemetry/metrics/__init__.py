@@ -1,4 +1,4 @@
-"""Metrics: what /metrics shows.
+"""The metrics of /metrics.
 
 In reading order: proxy_metrics (all of them), counters (of requests and errors), backend_metrics
 (of each backend), decision_metrics (of predictions and rejections), past_metrics (the last hour),

@@ -23,7 +23,7 @@ _NUMERIC = ("line", "measured", "model", "error", "left out", "value", "prior")
 
 
 def print_shipped(as_json: bool) -> None:
-    """Print the shipped calibrations and what each was checked against."""
+    """Print the shipped calibrations and the measurements that each was checked against."""
     if as_json:
         print_json({"calibrations": [calibration.as_json() for calibration in shipped()]})
         return
@@ -103,7 +103,7 @@ def fit_data(file: CalibrationFile, fit: "Fit") -> dict[str, Any]:
 
 
 def constants_table(constants: Calibration, prior: Calibration, fit: "Fit") -> "Table":
-    """Return a table of every constant, its prior, its bounds and where the value comes from."""
+    """Return a table of every constant, its prior, its bounds and the source of the value."""
     table = new_table("constant", "value", "prior", "unit", "bounds", "from")
     for name, allowed in CONSTANTS.items():
         error = fit.relative_errors.get(name)

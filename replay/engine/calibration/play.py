@@ -65,7 +65,7 @@ class _Arrivals:
         return min(through_at, self._unsent[0].arrival_s if self._unsent else inf)
 
     def receive(self, until_s: float) -> None:
-        """Let the server take in what clients send up to this time."""
+        """Let the server read the requests that clients send up to this time."""
         while self._unsent and self._unsent[0].arrival_s <= until_s:
             request = self._unsent.popleft()
             request.process = self._server.next_process()

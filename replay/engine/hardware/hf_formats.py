@@ -126,7 +126,7 @@ def _kind(section: Any) -> tuple[Any, ...]:
 
 
 def _modelopt(fields: Fields, key: str, config: dict[str, Any]) -> WeightFormat:
-    """Read what NVIDIA's Model Optimizer writes."""
+    """Read the format of NVIDIA's Model Optimizer."""
     algorithm = str(config.get("quant_algo", "")).upper()
     if algorithm in _FP8_ALGORITHMS:
         return WeightFormat("fp8", 8, 8, 8, "fp8", 128 if algorithm == "FP8_PB_WO" else 0)
@@ -139,7 +139,7 @@ def _modelopt(fields: Fields, key: str, config: dict[str, Any]) -> WeightFormat:
 
 
 def _quark(fields: Fields, key: str, config: dict[str, Any]) -> WeightFormat:
-    """Read what AMD's Quark writes: FP8 in all layers."""
+    """Read the format of AMD's Quark: FP8 in all layers."""
     section = config.get("global_quant_config")
     weight = section.get("weight") if isinstance(section, dict) else None
     if isinstance(weight, dict) and weight.get("dtype") == "fp8_e4m3":

@@ -1,7 +1,7 @@
 """Compute the KV cache of a model: bytes of a token, layout in blocks, blocks of a request.
 
-The simulated engine and `forebay kv` both use these formulas. Sizes are per GPU. Nothing here
-knows how much memory there is.
+The simulated engine and `forebay kv` both use these formulas. Sizes are per GPU, whose
+memory plays no part here.
 """
 
 import math

@@ -23,7 +23,7 @@ ACTIVATION_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    """Options of `vllm serve` that decide how much is left for the KV cache.
+    """Options of `vllm serve` that determine the size of the KV cache.
 
     Attributes:
         non_torch_gib: None takes NON_TORCH_GIB, or NON_TORCH_PARALLEL_GIB with several GPUs.

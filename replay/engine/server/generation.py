@@ -115,6 +115,7 @@ class Generator:
     async def _generate(
         self, http: web.Request, api: Api, body: dict[str, Any], arrival_s: float
     ) -> web.StreamResponse:
+        # Read the request and decide its answer.
         loop, config = self._loop, self._config
         call = api.read(body, served_name=config.served_name)
         check_length(call.prompt, config.context)
@@ -125,6 +126,7 @@ class Generator:
         if ending.stopped_by is not None:
             call = replace(call, stopped_by=ending.stopped_by)
         text = AnswerText(generation, call, ending)
+        # Open the stream, or a place that collects the tokens.
         sink: Collected | TokenStream
         answer_id = self._answer_id(http, call, api.kind)
         created = int(time.time())
@@ -138,6 +140,7 @@ class Generator:
                 sink.write(sink.frame(opening))
         else:
             sink = Collected()
+        # Run the request in the engine.
         request = self._request(call, generation, ending, arrival_s, sink)
         try:
             await self._run(request, sink, text=call.prompt.text)
@@ -151,6 +154,7 @@ class Generator:
             return response
         finally:
             loop.abort(request)
+        # End the stream, or write the collected answer.
         if isinstance(sink, TokenStream):
             if sink.closing_events:
                 if writer is not None:

@@ -1,4 +1,4 @@
-"""Treat all decoding requests as one cohort: the cost of a step, and which step changes one."""
+"""Treat all decoding requests as one cohort: the cost of a step, and its next change."""
 
 from heapq import heappop, heappush
 from typing import Final
