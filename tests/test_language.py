@@ -25,7 +25,7 @@ class Rule(NamedTuple):
     after: str
 
     def breaks(self, text: str) -> bool:
-        return re.search(self.pattern, text, re.MULTILINE) is not None
+        return re.search(self.pattern, text, re.MULTILINE | re.IGNORECASE) is not None
 
 
 RULES = {
@@ -45,13 +45,13 @@ RULES = {
         r"\b(?:those (?:that|of|who)|that of)\b",
         "models: those of the backends", "models: served by any backend"),
     "`none` as a noun": Rule(
-        r"\b(?:if there is none|is none|and none)\b|: none\b",
+        r"(?-i:\b(?:if there is none|is none|and none)\b|: none\b)",
         "Bad input if it is none.", "Bad input if it is not a number."),
     "so many, so much, so long": Rule(
         r"\bso (?:many|much|long)\b",
         "Stop after so many steps.", "Stop after `limit` steps."),
     "words of a private dialect": Rule(
-        r"(?i:(?<!-)\b(?:whoever|whatever|nobody|lately|beside|anew|under way)\b(?!-))",
+        r"(?<!-)\b(?:whoever|whatever|nobody|lately|beside|anew|under way)\b(?!-)",
         "Whoever came first.", "Regardless of arrival order."),
     "an attribute that begins with a preposition": Rule(
         r"^[ \t]+\w+(?:, \w+)*: (?:of|for|from|by|with|in|at|to)\b",

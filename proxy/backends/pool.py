@@ -248,7 +248,7 @@ class Backends:
     ) -> Upstream | None:  # fmt: skip
         """Choose a backend that takes work, in rotation, for a request that is not shaped.
 
-        One that has a pause or a trial is left alone while there is another. So is `but`'s server.
+        A backend with a pause or a trial is avoided while there is another. So is `but`'s server.
 
         Args:
             path: each has a rotation of its own, so that a client's pattern of paths loads none.

@@ -5,8 +5,8 @@ whose prompt is all messages so far. The `assistant` row after it is its answer,
 the time that the user or the tool took. The file has no times: requests are one second apart, and
 a replay sets its own rate. Source: mlcommons/endpoints, examples/10_Agentic_Inference.
 
-Lengths are counted from the text. That of an answer has its reasoning and its calls of tools. That
-of a prompt is of its messages alone, as with other formats: a server adds the tools.
+Lengths are counted from the text. An answer includes its reasoning and its calls of tools. A prompt
+is its messages alone, as with other formats: a server adds the tools.
 """
 
 from collections.abc import Iterable, Iterator
