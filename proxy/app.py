@@ -112,15 +112,14 @@ class App:
         began = perf_counter()
         id_ = request_id(request.headers)
         record = self._telemetry.new_record(id_, self._driver.clock())
+        record.cors = self._cors.answer(request.headers)
         status = 500
         try:
-            response = await self._route(request, id_, record, memory)
+            response = await self._route(request, record, memory)
             status = response.status
         except ApiError as error:
             record.reason = error.code
-            headers = self._cors.answer(request.headers) | record.decision_headers(
-                debug=self._config.debug_headers
-            )
+            headers = record.cors | record.decision_headers(debug=self._config.debug_headers)
             typed = types_errors(request.path, self._config.listen.path_prefix)
             response = error_response(error, id_, headers, typed=typed)
             status = response.status
@@ -136,7 +135,7 @@ class App:
         whole = not response.prepared
         memory.shrink(large_bytes(response) if whole else 0)  # the request is not needed any more
         if whole and REQUEST_ID not in response.headers:  # neither an error nor a backend's
-            response.headers.update(self._stream_headers(id_, self._cors.answer(request.headers)))
+            response.headers.update(self._stream_headers(record))
         # After a stream that promised keep-alive, the client may send one more request.
         may_close = whole or response.headers.get("Connection") == "close"
         if self.draining or (self.leaving and may_close) or cannot_go_on(request):
@@ -146,7 +145,7 @@ class App:
         return response
 
     async def _route(
-        self, request: web.BaseRequest, id_: str, record: RequestRecord, memory: RequestMemory
+        self, request: web.BaseRequest, record: RequestRecord, memory: RequestMemory
     ) -> web.StreamResponse:
         raw = request.raw_path
         path = raw.partition("?")[0]
@@ -160,7 +159,7 @@ class App:
         if request.method not in methods:
             return answer_method(request, methods, self._cors)
         if path in DIALECTS:
-            return await self._shaped(request, DIALECTS[path], id_, record, memory)
+            return await self._shaped(request, DIALECTS[path], record, memory)
         if request.method != "POST" and request.can_read_body:
             # Servers differ in whether they read this body: forwarded, it could become a request.
             raise ApiError(400, "bad_http", f"{request.method} takes no body here.", close=True)
@@ -179,7 +178,6 @@ class App:
         self,
         request: web.BaseRequest,
         dialect: Dialect,
-        id_: str,
         record: RequestRecord,
         memory: RequestMemory,
     ) -> web.StreamResponse:
@@ -191,7 +189,7 @@ class App:
         if self.draining:
             raise errors.draining()
         # Read and parse the body, a large one only while no other large one is parsed.
-        body = as_utf8(await self._body(request, record, memory))
+        body, id_ = as_utf8(await self._body(request, record, memory)), record.id
         if len(body) < LARGE_BYTES:
             parsed = self._parsed(await parse_any(body), request, dialect, id_, record.tenant, body)
         else:
@@ -213,11 +211,11 @@ class App:
             if self._protection.rejects(tenants.class_among_all(record.tenant, service_class)):
                 self._metrics.shed(service_class)
                 raise errors.overloaded()
-        reply_headers = partial(self._headers, id_, self._cors.answer(request.headers), record)
+        reply_headers = partial(self._headers, record)
         every_s = self._config.timeouts.keep_alive if parsed.streams else 0.0
         with Opening(request, dialect, every_s, reply_headers, record, self._watchdog) as opening:
             shaped = ShapedRequest(
-                request, dialect.path, body, parsed, id_, record, reply_headers, memory, opening
+                request, dialect.path, body, parsed, record, reply_headers, memory, opening
             )
             return await opening.finished(self._granted(shaped))
 
@@ -314,14 +312,14 @@ class App:
             response_ids=self._security.response_ids,
         )
 
-    def _headers(self, id_: str, cors: dict[str, str], record: RequestRecord) -> dict[str, str]:
+    def _headers(self, record: RequestRecord) -> dict[str, str]:
         """Return our headers of a response to a shaped request."""
         debug = self._config.debug_headers
-        return self._stream_headers(id_, cors) | record.decision_headers(debug=debug)
+        return self._stream_headers(record) | record.decision_headers(debug=debug)
 
-    def _stream_headers(self, id_: str, cors: dict[str, str]) -> dict[str, str]:
+    def _stream_headers(self, record: RequestRecord) -> dict[str, str]:
         """Return our headers of a response that may be a stream."""
-        headers = {**cors, REQUEST_ID: id_, "Server": SERVER}
+        headers = {**record.cors, REQUEST_ID: record.id, "Server": SERVER}
         if self.leaving or self.draining:
             headers["Connection"] = "close"
         return headers
@@ -381,7 +379,7 @@ class App:
         model = model._replace(route=await self._backends.search.must_have(model.name))
         record.model = model.name
         # Forward the request.
-        reply = self._stream_headers(record.id, self._cors.answer(request.headers))
+        reply = self._stream_headers(record)
         to_send = BackendRequest(
             incoming=request,
             # A HEAD request is forwarded as GET, and its response is sent without the body.

@@ -20,7 +20,6 @@ class ShapedRequest:
     Attributes:
         body: the bytes for the backend, with the tenant's cache salt.
         parsed: the facts of the body for the policy.
-        id: the x-request-id.
         reply_headers: returns our headers of the response. They hold the queueing time, so it is
             called once the request has been sent.
         memory: the memory of the request and of its response.
@@ -32,7 +31,6 @@ class ShapedRequest:
     path: str
     body: bytes
     parsed: ParsedBody
-    id: str
     record: RequestRecord
     reply_headers: Callable[[], dict[str, str]]
     memory: RequestMemory

@@ -3,7 +3,7 @@
 Nothing in it comes from a prompt, a query or an Authorization header.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from forebay.proxy.core.model import Request, Send
@@ -37,6 +37,7 @@ class RequestRecord:
         reason: code of the error that was returned.
         cached_tokens: prompt tokens found in the backend's cache.
         admitted: it counts among its tenant's requests, with `reserved_tokens` of its budgets.
+        cors: headers of each of its responses, for a page of another origin.
     """
 
     id: str
@@ -64,6 +65,7 @@ class RequestRecord:
     token_ids: bool = False
     admitted: bool = False
     reserved_tokens: int = 0
+    cors: dict[str, str] = field(default_factory=dict)
     span: "RequestSpan | None" = None
 
     def sent(self, send: Send, now: float) -> None:
