@@ -14,9 +14,9 @@ from aiohttp import web
 
 from forebay.proxy.api import rejections
 from forebay.proxy.api.block_hashes import LARGE_BYTES
-from forebay.proxy.api.body import ParsedBody, as_utf8, parse_any, read_fields
+from forebay.proxy.api.body import ParsedBody, read_fields
 from forebay.proxy.api.dialects import DIALECTS, Dialect, dialect_of, types_errors
-from forebay.proxy.api.large_json import LargeBodies
+from forebay.proxy.api.json_body import LargeBodies, as_utf8, parse_any
 from forebay.proxy.api.public_paths import methods_of
 from forebay.proxy.api.unshaped_body import is_form, prepared
 from forebay.proxy.backends.hold import HeldRequests

@@ -5,31 +5,20 @@ estimated, because a tokenizer would block the loop for 20 ms at 100k tokens.
 """
 
 import math
-from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Mapping
 from dataclasses import dataclass
-from json import detect_encoding
 from typing import Any
 
 import orjson
-from jiter import from_json
 
 from forebay.proxy.api.block_hashes import LARGE_BYTES, BlockHashes, chain, identity
-from forebay.proxy.api.cache_salt import CacheSalts, with_salt
+from forebay.proxy.api.cache_salt import CacheSalts, client_salt, with_salt
 from forebay.proxy.api.dialects import DIALECTS, Dialect
 from forebay.proxy.api.fields import boolean, integer, string, with_member
-from forebay.proxy.api.large_json import (
-    FaultyJson,
-    RepeatedKey,
-    TooMuchJson,
-    is_dense,
-    loads_in_steps,
-)
 from forebay.proxy.api.prompt_text import PromptText
 from forebay.proxy.api.response_ids import ResponseIds, with_own_id
 from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
 from forebay.proxy.backends.models import Models, Wanted
-from forebay.proxy.backends.salt_support import FIELD
 from forebay.proxy.core.model import CLASSES, Request, ServiceClass
 from forebay.proxy.http1.errors import ApiError, invalid_type
 from forebay.traces.command_line.quantities import seconds
@@ -44,7 +33,6 @@ OTHER_TIMEOUTS = (
 )  # fmt: skip
 """Headers of other tools for the client's patience, with the unit of their numbers. The first that
 a request has counts."""
-BYTE_ORDER_MARK, UTF_16_MARKS = BOM_UTF8, (BOM_UTF16_BE, BOM_UTF16_LE)  # UTF-32 has NULs
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,72 +164,6 @@ def _cache_of(salt: str | None, model: Wanted, *, shared: bool) -> str | None:
     return f"{salt or ''}\0{model.name}" if model.name else salt
 
 
-def as_utf8(body: bytes) -> bytes:
-    """Return JSON in UTF-8 without a byte order mark, as servers read any Unicode encoding.
-
-    Bytes that are not text stay as they are, and cannot be parsed.
-    """
-    if body.startswith(BYTE_ORDER_MARK):
-        return body[len(BYTE_ORDER_MARK) :]
-    if b"\0" not in body[:4] and not body.startswith(UTF_16_MARKS):
-        return body
-    try:
-        return body.decode(detect_encoding(body)).encode()
-    except UnicodeError:
-        return body
-
-
-async def parse_any(body: bytes, *, in_pieces: bool = False) -> dict[str, Any]:
-    """Parse a body, in steps if it takes long or has a key twice. Raises ApiError 400.
-
-    A small body is parsed by jiter, which finds repeated keys in the same pass.
-
-    Args:
-        in_pieces: return each very long string as a LongText.
-    """
-    if len(body) < LARGE_BYTES and not is_dense(body):
-        try:
-            fields = from_json(
-                body, allow_inf_nan=True, cache_mode="keys", catch_duplicate_keys=True
-            )
-        except ValueError:
-            parse(body)  # names the place, unless it is only a repeated key or deep nesting
-        else:
-            return _fields(fields)
-    try:
-        return _fields(await loads_in_steps(body, in_pieces=in_pieces))
-    except TooMuchJson as error:
-        raise ApiError(400, "too_many_items", f"The body holds {error}.") from None
-    except RepeatedKey as repeated:
-        key = str(repeated)
-        message = f"The body has {key} more than once."
-        raise ApiError(400, "repeated_key", message, param=key) from None
-    except FaultyJson:
-        raise ApiError(400, "invalid_json", "The body is not valid JSON.") from None
-    except orjson.JSONDecodeError as error:
-        raise _not_json(error) from None
-
-
-def parse(body: bytes) -> dict[str, Any]:
-    """Parse a small body. Raises ApiError 400."""
-    try:
-        return _fields(orjson.loads(body))
-    except orjson.JSONDecodeError as error:
-        raise _not_json(error) from None
-
-
-def _not_json(error: orjson.JSONDecodeError) -> ApiError:
-    # The decoder's message may quote the prompt, so only the place is reported.
-    where = f"line {error.lineno}, column {error.colno}"
-    return ApiError(400, "invalid_json", f"The body is not valid JSON ({where}).")
-
-
-def _fields(fields: Any) -> dict[str, Any]:
-    if not isinstance(fields, dict):
-        raise invalid_type("body", "a JSON object", None)
-    return fields
-
-
 def _may_fit(
     fields: dict[str, Any], text: PromptText, most_tokens: float, dialect: Dialect
 ) -> bool:
@@ -299,13 +221,6 @@ def _answer_tokens(fields: dict[str, Any], dialect: Dialect) -> int:
         if fields.get(name) is not None:
             return max(0, min(integer(fields, name, 0), MOST_OUTPUT_TOKENS))
     return DEFAULT_OUTPUT_TOKENS
-
-
-def client_salt(fields: dict[str, Any]) -> str | None:
-    salt = string(fields, FIELD, None)
-    if salt == "":
-        raise invalid_type(FIELD, "a string that is not empty", FIELD)
-    return salt  # type: ignore[no-any-return]
 
 
 def reject_media_ids(fields: dict[str, Any]) -> None:

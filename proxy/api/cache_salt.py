@@ -9,9 +9,11 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping, MutableMapping
 from hmac import digest as hmac_digest
 from secrets import token_bytes, token_hex
+from typing import Any
 
-from forebay.proxy.api.fields import with_member
+from forebay.proxy.api.fields import string, with_member
 from forebay.proxy.backends.salt_support import FIELD
+from forebay.proxy.http1.errors import invalid_type
 from forebay.traces.errors import InputError
 
 SECRET = "FOREBAY_CACHE_SECRET"
@@ -74,3 +76,11 @@ def cache_secret(environ: Mapping[str, str]) -> bytes:
 def share_cache_secret(environ: MutableMapping[str, str]) -> None:
     """Set a random secret for processes that will be started, unless the operator has set it."""
     environ.setdefault(SECRET, token_hex(32))
+
+
+def client_salt(fields: dict[str, Any]) -> str | None:
+    """Return the salt that the client gave, or None. Raises ApiError 400."""
+    salt = string(fields, FIELD, None)
+    if salt == "":
+        raise invalid_type(FIELD, "a string that is not empty", FIELD)
+    return salt  # type: ignore[no-any-return]

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from forebay.proxy.api.large_json import LongText
+from forebay.proxy.api.json_body import LongText
 from forebay.proxy.http1.errors import invalid_type
 
 BEYOND_64_BITS = 2.0**64

@@ -13,7 +13,7 @@ from typing import Any
 
 from xxhash import xxh3_128
 
-from forebay.proxy.api.large_json import LongText
+from forebay.proxy.api.json_body import LongText
 
 IMAGE_TOKENS = 1_024
 SOUND_TOKENS = 768

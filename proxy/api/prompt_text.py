@@ -12,7 +12,7 @@ import orjson
 from xxhash import xxh3_128, xxh3_128_digest
 
 from forebay.proxy.api.block_hashes import BlockHashes
-from forebay.proxy.api.large_json import LongText
+from forebay.proxy.api.json_body import LongText
 from forebay.proxy.api.media_tokens import (
     LONG_BYTES,
     WithoutMedia,

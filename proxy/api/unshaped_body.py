@@ -2,8 +2,9 @@
 
 from email.message import Message
 
-from forebay.proxy.api.body import as_utf8, client_salt, parse_any, reject_media_ids, with_model
-from forebay.proxy.api.cache_salt import CacheSalts, with_salt
+from forebay.proxy.api.body import reject_media_ids, with_model
+from forebay.proxy.api.cache_salt import CacheSalts, client_salt, with_salt
+from forebay.proxy.api.json_body import as_utf8, parse_any
 from forebay.proxy.backends.models import Models, Wanted
 
 MOST_PARTS = 16  # parts of a form that are searched for the model

@@ -21,9 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from aiohttp.test_utils import make_mocked_request
 from cache_spy import KEYS, Spy, ks_p
 
-from forebay.proxy.api.body import parse, read_fields
+from forebay.proxy.api.body import read_fields
 from forebay.proxy.api.cache_salt import CacheSalts
 from forebay.proxy.api.dialects import CHAT
+from forebay.proxy.api.json_body import parse
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.security.auth import Authenticator
 from forebay.proxy.security.keys import parse_keys

@@ -25,8 +25,8 @@ from proxy_stage import (
 )
 from raw_client import BODY, HOST, POST, Oracle, ask, before_oracle, connected, post
 
-from forebay.proxy.api.body import parse_any
 from forebay.proxy.api.dialects.usage import usage_tokens
+from forebay.proxy.api.json_body import parse_any
 from forebay.proxy.config.sections import Limits
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.server.byte_budget import SMALL_BYTES, ByteBudget, RequestMemory

@@ -9,8 +9,9 @@ import orjson
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from forebay.proxy.api.body import parse, read_fields
+from forebay.proxy.api.body import read_fields
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS
+from forebay.proxy.api.json_body import parse
 from forebay.proxy.api.media_tokens import VIDEO_TOKENS
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.errors import ApiError

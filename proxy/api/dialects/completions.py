@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from forebay.proxy.api.block_hashes import BlockHashes
 from forebay.proxy.api.dialects.base import Dialect, answers
-from forebay.proxy.api.large_json import LongText
+from forebay.proxy.api.json_body import LongText
 from forebay.proxy.api.media_tokens import EMBEDS_BYTES, digest_of
 from forebay.proxy.api.prompt_text import PromptText, Text, add_text, counted, made
 from forebay.proxy.config import paths

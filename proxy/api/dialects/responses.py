@@ -6,7 +6,7 @@ from forebay.proxy.api.block_hashes import BlockHashes
 from forebay.proxy.api.dialects.base import Dialect
 from forebay.proxy.api.dialects.special_work import has_schema
 from forebay.proxy.api.fields import boolean, string
-from forebay.proxy.api.large_json import LongText
+from forebay.proxy.api.json_body import LongText
 from forebay.proxy.api.prompt_text import PromptText, messages_text
 from forebay.proxy.config import paths
 from forebay.proxy.http1.errors import ApiError

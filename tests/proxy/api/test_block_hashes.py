@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.proxy.api import body as body_module
-from forebay.proxy.api import large_json
+from forebay.proxy.api import json_body
 from forebay.proxy.api.block_hashes import BlockHashes, chain, identity
-from forebay.proxy.api.body import ParsedBody, parse_any, read_fields
+from forebay.proxy.api.body import ParsedBody, read_fields
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS
+from forebay.proxy.api.json_body import parse_any
 from forebay.proxy.api.token_estimate import TokenEstimate
 
 BLOCK_BYTES = 16
@@ -61,8 +62,8 @@ def as_large(
 ) -> ParsedBody:
     with monkeypatch.context() as change:
         change.setattr(body_module, "LARGE_BYTES", 1)
-        change.setattr(large_json, "CUT_BYTES", 8)
-        change.setattr(large_json, "LONG_BYTES", long_bytes)
+        change.setattr(json_body, "CUT_BYTES", 8)
+        change.setattr(json_body, "LONG_BYTES", long_bytes)
         return understood(fields)
 
 

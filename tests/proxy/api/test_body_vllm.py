@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from vllm_server import needed_vllm_python
 
-from forebay.proxy.api.body import MOST_OUTPUT_TOKENS, ParsedBody, parse, read_fields
+from forebay.proxy.api.body import MOST_OUTPUT_TOKENS, ParsedBody, read_fields
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS
+from forebay.proxy.api.json_body import parse
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.errors import ApiError
 

@@ -24,9 +24,10 @@ from proxy_stage import (
     until,
 )
 
-from forebay.proxy.api.body import parse, read_fields
+from forebay.proxy.api.body import read_fields
 from forebay.proxy.api.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect
 from forebay.proxy.api.dialects.usage import usage_tokens
+from forebay.proxy.api.json_body import parse
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper

@@ -8,10 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
-from forebay.proxy.api import large_json
+from forebay.proxy.api import json_body
 from forebay.proxy.api import media_tokens as media
-from forebay.proxy.api.body import ParsedBody, parse_any, read_fields
+from forebay.proxy.api.body import ParsedBody, read_fields
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Dialect
+from forebay.proxy.api.json_body import parse_any
 from forebay.proxy.api.prompt_text import MOST_ITEMS
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.errors import ApiError
@@ -154,7 +155,7 @@ class TestEnough:
     @pytest.mark.parametrize("size", [900_000, 3_000_000])
     def test_brackets_and_quotes_in_a_text_do_not_count(self, size: int) -> None:
         text = '[{"a":[1,2]},' * (size // 13)
-        assert text.count("[") > large_json.MOST_CONTAINERS
+        assert text.count("[") > json_body.MOST_CONTAINERS
         body = orjson.dumps(chat({"role": "user", "content": text}))
         assert understood(body).prompt_bytes == len(text) + len("\0user\0")
 

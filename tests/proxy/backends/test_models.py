@@ -25,8 +25,9 @@ from proxy_stage import (
 )
 from pydantic import SecretStr
 
-from forebay.proxy.api.body import parse, read_fields
+from forebay.proxy.api.body import read_fields
 from forebay.proxy.api.dialects import COMPLETIONS
+from forebay.proxy.api.json_body import parse
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.backends.models import Models, Wanted, configured_models, listed_models

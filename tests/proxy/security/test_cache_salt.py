@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from proxy_stage import RawBackend, stage
 from pydantic import BaseModel, ConfigDict
 
-from forebay.proxy.api.body import ParsedBody, parse, read_fields
+from forebay.proxy.api.body import ParsedBody, read_fields
 from forebay.proxy.api.cache_salt import CacheSalts, cache_secret, share_cache_secret, with_salt
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS
+from forebay.proxy.api.json_body import parse
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.backends.models import Models

@@ -1,4 +1,4 @@
-"""Parse a large JSON body in steps, so that the event loop is never blocked for long.
+"""Parse a JSON body, a large body in steps, so that the event loop is never blocked for long.
 
 orjson takes 1.5 to 3 ms per MB, without a pause and without releasing the GIL. Nearly all of a
 large body is long strings. They are cut out, parsed in pieces, and put back. Any other body, and
@@ -8,16 +8,22 @@ strings are counted first: a MB of `[],` takes 0.1 s and 20 MB of memory.
 
 import asyncio
 import re
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from json import detect_encoding
 from secrets import choice, token_hex
 from typing import Any
 
 import orjson
 from jiter import from_json
 
+from forebay.proxy.api.block_hashes import LARGE_BYTES
+from forebay.proxy.http1.errors import ApiError, invalid_type
+
+BYTE_ORDER_MARK, UTF_16_MARKS = BOM_UTF8, (BOM_UTF16_BE, BOM_UTF16_LE)  # UTF-32 has NULs
 CUT_BYTES = 512  # longer strings are cut out
 LONG_BYTES = 256 << 10  # bytes of strings that are parsed without a pause
 SHORT_BYTES = 1 << 20  # bound of the body without long strings, which is parsed at once
@@ -92,6 +98,72 @@ class TooMuchJson(ValueError):
 
 class RepeatedKey(ValueError):
     """The body has a key in ONCE twice. The message names it."""
+
+
+def as_utf8(body: bytes) -> bytes:
+    """Return JSON in UTF-8 without a byte order mark, as servers read any Unicode encoding.
+
+    Bytes that are not text stay as they are, and cannot be parsed.
+    """
+    if body.startswith(BYTE_ORDER_MARK):
+        return body[len(BYTE_ORDER_MARK) :]
+    if b"\0" not in body[:4] and not body.startswith(UTF_16_MARKS):
+        return body
+    try:
+        return body.decode(detect_encoding(body)).encode()
+    except UnicodeError:
+        return body
+
+
+async def parse_any(body: bytes, *, in_pieces: bool = False) -> dict[str, Any]:
+    """Parse a body, in steps if it takes long or has a key twice. Raises ApiError 400.
+
+    A small body is parsed by jiter, which finds repeated keys in the same pass.
+
+    Args:
+        in_pieces: return each very long string as a LongText.
+    """
+    if len(body) < LARGE_BYTES and not is_dense(body):
+        try:
+            fields = from_json(
+                body, allow_inf_nan=True, cache_mode="keys", catch_duplicate_keys=True
+            )
+        except ValueError:
+            parse(body)  # names the place, unless it is only a repeated key or deep nesting
+        else:
+            return _fields(fields)
+    try:
+        return _fields(await loads_in_steps(body, in_pieces=in_pieces))
+    except TooMuchJson as error:
+        raise ApiError(400, "too_many_items", f"The body holds {error}.") from None
+    except RepeatedKey as repeated:
+        key = str(repeated)
+        message = f"The body has {key} more than once."
+        raise ApiError(400, "repeated_key", message, param=key) from None
+    except FaultyJson:
+        raise ApiError(400, "invalid_json", "The body is not valid JSON.") from None
+    except orjson.JSONDecodeError as error:
+        raise _not_json(error) from None
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """Parse a small body. Raises ApiError 400."""
+    try:
+        return _fields(orjson.loads(body))
+    except orjson.JSONDecodeError as error:
+        raise _not_json(error) from None
+
+
+def _not_json(error: orjson.JSONDecodeError) -> ApiError:
+    # The decoder's message may quote the prompt, so only the place is reported.
+    where = f"line {error.lineno}, column {error.colno}"
+    return ApiError(400, "invalid_json", f"The body is not valid JSON ({where}).")
+
+
+def _fields(fields: Any) -> dict[str, Any]:
+    if not isinstance(fields, dict):
+        raise invalid_type("body", "a JSON object", None)
+    return fields
 
 
 def is_dense(body: bytes) -> bool:

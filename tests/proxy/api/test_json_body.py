@@ -9,10 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from forebay.proxy.api import large_json
-from forebay.proxy.api.body import parse_any
+from forebay.proxy.api import json_body
 from forebay.proxy.api.dialects import CHAT
-from forebay.proxy.api.large_json import FaultyJson, LargeBodies, LongText, loads_in_steps
+from forebay.proxy.api.json_body import FaultyJson, LargeBodies, LongText, loads_in_steps, parse_any
 from forebay.proxy.http1.errors import ApiError
 
 AWKWARD = st.text(st.sampled_from(list('ab \\"/\n\t\u0000é你😀:{}[],u')), max_size=120)
@@ -25,9 +24,9 @@ VALUES = st.recursive(
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_json, "LONG_BYTES", 20)
-    monkeypatch.setattr(large_json, "CUT_BYTES", 5)
-    monkeypatch.setattr(large_json, "FEW_BYTES", 2)
+    monkeypatch.setattr(json_body, "LONG_BYTES", 20)
+    monkeypatch.setattr(json_body, "CUT_BYTES", 5)
+    monkeypatch.setattr(json_body, "FEW_BYTES", 2)
 
 
 def result(body: bytes) -> Any:
@@ -99,8 +98,8 @@ def test_a_long_string_is_parsed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
         longest = max(longest, len(data))
         return loads(data)
 
-    monkeypatch.setattr(large_json, "LONG_BYTES", 100)
-    monkeypatch.setattr(large_json, "CUT_BYTES", 50)
+    monkeypatch.setattr(json_body, "LONG_BYTES", 100)
+    monkeypatch.setattr(json_body, "CUT_BYTES", 50)
     monkeypatch.setattr(orjson, "loads", seen)
     for text in ("word " * 400, "A" * 2000, "你" * 700, '"\\' * 900):
         for ascii_ in (True, False):
