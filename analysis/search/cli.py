@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.replay.engine.flags import PlacementFlags
+from forebay.replay.engine.flags import ModelFlags
 from forebay.traces.command_line.options import a_time, takes_options
 from forebay.traces.errors import InputError
 
@@ -205,7 +205,7 @@ class SearchArguments:
             f"one part of {needed:,} could: give {larger}, {more}, or a lower --attainment"
         )
 
-    def maker(self, slos: "tuple[Slo, ...]", placement: PlacementFlags) -> "TrialMaker":
+    def maker(self, slos: "tuple[Slo, ...]", flags: ModelFlags) -> "TrialMaker":
         from forebay.analysis.experiments.target import sim_config
         from forebay.analysis.search.trial import HttpTrials, SimTrials
         from forebay.proxy.config.schema import Config
@@ -218,7 +218,7 @@ class SearchArguments:
         arrivals = parse_arrivals(self.arrivals)
         if self.simulated:
             proxy = Config() if self.config is None else load_config(self.config, {}, {})
-            engine = sim_config(self.target[0], None, None, placement=placement.placement())
+            engine = sim_config(self.target[0], None, None, placement=flags.of_model())
             if remark := engine.constants_remark():
                 print(f"forebay search: {remark}", file=sys.stderr)
             return SimTrials(Scenario(engine, self.gpus, self.policy, proxy), slos, arrivals,
@@ -249,44 +249,45 @@ class SearchArguments:
         names = [bucket.name for bucket in parse_buckets(self.buckets)]
         return default_slos(names) if self.slo is None else parse_slos(self.slo, names)
 
-    def about(self, sha256: str, placement: PlacementFlags) -> dict[str, Any]:
+    def about(self, sha256: str, flags: ModelFlags) -> dict[str, Any]:
         """Return the settings that decide a trial's figures, to compare with an earlier search."""
         named = ("slo", "arrivals", "seed", "requests", "target", "gpus", "policy", "model",
                  "endpoint", "time_scale", "buckets", "too_long", "drain_timeout")  # fmt: skip
         options = {name: getattr(self, name) for name in named} | {"requests": self.part_rows}
         return {"trace_sha256": sha256, "config": str(self.config or ""), "parts": "20 targets",
-                **options, **placement.placement()}  # fmt: skip
+                **options, **flags.of_model()}  # fmt: skip
 
 
 HEADINGS = {
     "Search": "slo attainment resolution start requests parts",
     "Traffic": "arrivals seed format skip-bad too-long buckets",
     "Target": "target model endpoint api-key time-scale drain-timeout",
-    "Simulated target": "gpus policy config tensor-parallel-size quantization kv-cache-dtype",
+    "Simulated target": "gpus policy config tensor-parallel-size quantization kv-cache-dtype "
+    "speculative-config acceptance",
     "Output": "out force json",
 }
 
 
 @app.command(help=EXAMPLE, headings=HEADINGS)
 @takes_options
-def search_command(arguments: SearchArguments, placement: PlacementFlags) -> None:
+def search_command(arguments: SearchArguments, flags: ModelFlags) -> None:
     from forebay.analysis.search.result import result_of
     from forebay.analysis.search.search import LoadSearch
     from forebay.replay.plan.source import TraceSource
     from forebay.traces.command_line.messages import talk
 
     arguments.check()
-    if placement.placement() and not arguments.simulated:
-        name = next(iter(placement.placement())).replace("_", "-")
+    if flags.of_model() and not arguments.simulated:
+        name = next(iter(flags.of_model())).replace("_", "-")
         raise InputError(f"--{name}: for a sim: target; a server has its own flags")
     slos = arguments.slos()
     source = TraceSource(
         arguments.trace, format_name=arguments.trace_format, skip_bad=arguments.skip_bad
     )
-    maker = arguments.maker(slos, placement)  # first: a wrong target is the only thing to say then
+    maker = arguments.maker(slos, flags)  # first: a wrong target is the only thing to say then
     question = arguments.question(list(source.requests()), slos)
     searching = LoadSearch(question, maker, arguments.out, talk)
-    earlier = searching.resume(arguments.about(source.sha256(), placement), force=arguments.force)
+    earlier = searching.resume(arguments.about(source.sha256(), flags), force=arguments.force)
     if earlier:
         talk(f"going on after {earlier} parts of an earlier search in {arguments.out}")
     result = result_of(searching, searching.run(), [str(slo) for slo in slos])

@@ -7,7 +7,7 @@ from typing import Any
 
 from forebay.analysis.sizing.options import PLOT, RESULTS, SizeArguments
 from forebay.proxy.command import new_app
-from forebay.replay.engine.flags import PlacementFlags
+from forebay.replay.engine.flags import ModelFlags
 from forebay.traces.command_line.messages import talk
 from forebay.traces.command_line.options import takes_options
 
@@ -32,7 +32,8 @@ app = new_app(help=HELP)
 HEADINGS = {
     "Users": "users document-tokens think document-share shared documents zipf cv question-tokens "
     "document-output-tokens chat-tokens chat-output-tokens",
-    "Fleet": "model gpu tensor-parallel-size quantization kv-cache-dtype policy "
+    "Fleet": "model gpu tensor-parallel-size quantization kv-cache-dtype speculative-config "
+    "acceptance policy "
     "config calibration max-model-len max-num-batched-tokens "
     "max-num-seqs gpu-memory-utilization price-per-gpu-hour gpu-watts",
     "Search": "slo seeds seed window quick validate jobs",
@@ -42,7 +43,7 @@ HEADINGS = {
 
 @app.command(help=HELP, headings=HEADINGS)
 @takes_options
-def size_command(arguments: SizeArguments, placement: PlacementFlags) -> None:
+def size_command(arguments: SizeArguments, flags: ModelFlags) -> None:
     from forebay.analysis.sizing.workers import workers
 
     arguments.check()
@@ -55,8 +56,8 @@ def size_command(arguments: SizeArguments, placement: PlacementFlags) -> None:
         users = arguments.population()
         targets = default_targets(users) if arguments.slo is None else parse_targets(arguments.slo)
         sizes = arguments.plot_sizes(users) if arguments.plot else []
-        arguments.check_memory(users, sizes, placement)  # now, because the search takes minutes
-        scenario = arguments.scenario(placement)
+        arguments.check_memory(users, sizes, flags)  # now, because the search takes minutes
+        scenario = arguments.scenario(flags)
         answer = size(
             users,
             scenario,

@@ -17,7 +17,7 @@ from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.hardware.gpu_memory import GpuMemory
 from forebay.replay.engine.placement import served_model
 from forebay.replay.engine.timing.roofline import bound_by, least
-from forebay.replay.engine.timing.step_time import StepWork, step_time_model
+from forebay.replay.engine.timing.step_time import StepWork
 from forebay.replay.sim.engine.request import SimRequest
 from forebay.replay.sim.engine.served import run_alone
 from forebay.replay.sim.scenario import Scenario
@@ -48,12 +48,15 @@ def alone(config: EngineConfig, prompt: int, output: int = 1, cached: int = 0) -
 
 
 def decode_step_s(config: EngineConfig, sequences: int, context: float) -> float:
-    """Seconds of a step in which `sequences` requests decode, with `context` tokens each."""
-    model = config.rank_spec
-    timing = step_time_model(model, config.gpu_spec, config.step_constants(), config.asynchronous)
+    """Seconds for a token of each of `sequences` requests that decode with `context` tokens.
+
+    It is a step, or with speculative decoding a step divided by the tokens it yields.
+    """
+    model, timing, speculation = config.rank_spec, config.timing(), config.speculation
+    tokens = speculation.mean_tokens if speculation else 1.0
     fixed, per_token = timing.decode_terms(sequences)
     near = timing.window_s * min(context, model.sliding_window)
-    return fixed + (per_token * context + near) * sequences
+    return (fixed + (per_token * context + near) * sequences) / tokens
 
 
 def check_memory(

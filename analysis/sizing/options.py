@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.replay.engine.flags import PlacementFlags
+from forebay.replay.engine.flags import ModelFlags
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -163,19 +163,19 @@ class SizeArguments:
             )
         return sizes
 
-    def check_memory(self, users: "Users", sizes: list[int], placement: PlacementFlags) -> None:
+    def check_memory(self, users: "Users", sizes: list[int], flags: ModelFlags) -> None:
         """Raise InputError if the longest request, or one in the plot, does not fit a server."""
         from forebay.analysis.sizing.floor import check_memory
         from forebay.traces.synth.lengths import Fixed
 
         options = {**self._engine_options(), "max_model_len": self.max_model_len}
-        options |= placement.placement()
+        options |= flags.placement()
         check_memory(users, **options)
         for tokens in sizes:
             longer = replace(users, document_tokens=Fixed(tokens))
             check_memory(longer, named=f"--plot-tokens {tokens}", **options)
 
-    def scenario(self, placement: PlacementFlags) -> "Scenario":
+    def scenario(self, flags: ModelFlags) -> "Scenario":
         """One engine behind the proxy. The search sets the number of engines."""
         from forebay.proxy.config.schema import Config
         from forebay.proxy.config.sources import load_config
@@ -188,7 +188,7 @@ class SizeArguments:
             calibration=self.calibration,
             long_prefill_token_threshold=threshold_of(proxy),
             **self._engine_options(),
-            **placement.placement(),
+            **flags.of_model(),
         )
         return Scenario(engine, 1, self.policy, proxy)
 

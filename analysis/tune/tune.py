@@ -214,7 +214,11 @@ def serve_words(engine: EngineConfig) -> Iterator[str]:
     yield from ("vllm", "serve", engine.model_name)
     for flag in fields(EngineFlags):
         value, word = getattr(engine, flag.name), flag.name.replace("_", "-")
-        if flag.name == "vllm_version" or value is None or value == plain[flag.name]:
+        if (
+            flag.name in ("vllm_version", "acceptance")
+            or value is None
+            or value == plain[flag.name]
+        ):
             continue
         if isinstance(value, bool):
             yield f"--{word}" if value else f"--no-{word}"

@@ -19,11 +19,12 @@ from forebay.replay.engine.scheduler import Scheduled, Scheduler
 class AsyncScheduler(Scheduler):
     """A scheduler for tokens that arrive after the next step is planned."""
 
-    def arrived(self, request: EngineRequest) -> None:
-        """Record that the oldest placeholder of `request` became a token."""
-        request.tokens += 1
-        if request.placeholders:  # 0: it was preempted, and its prefill includes the token
-            request.placeholders -= 1
+    def arrived(self, request: EngineRequest, count: int = 1, rejected: int = 0) -> None:
+        """Record that the oldest placeholders of `request` became tokens, or were rejected."""
+        request.tokens += count
+        if request.placeholders:  # 0: it was preempted, and its prefill includes the tokens
+            request.placeholders -= count + rejected
+            request.computed -= rejected
             self._register(request, (request.computed - request.placeholders) // self._block_size)
 
     def finish(self, requests: list[EngineRequest]) -> None:
@@ -35,7 +36,8 @@ class AsyncScheduler(Scheduler):
     def _commit(self, step: Scheduled) -> None:
         super()._commit(step)
         for request in step.sampled:
-            request.placeholders += 1
+            request.placeholders += 1 + step.drafted.get(request, 0)
+            request.drafts = self._proposed
 
 
 class AsyncEngineCore(EngineCore):
@@ -77,7 +79,9 @@ class AsyncEngineCore(EngineCore):
         outputs = [request for request in step.sampled if self._requests.get(request.id) is request]
         finished = []
         for request in outputs:
-            self.scheduler.arrived(request)
+            count, rejected = self._yield(step, request) if step.drafted else (1, 0)
+            self.scheduler.arrived(request, count, rejected)
+            self.generation_tokens += count
             produced = request.output_tokens
             if produced == 1:
                 self.prompt_tokens += request.prompt_tokens

@@ -16,6 +16,11 @@ from forebay.replay.engine.placement import (
 )
 from forebay.replay.engine.scheduler import POLICIES, SchedulerLimits
 from forebay.replay.engine.timing.api_server import ApiServer, ServerTimes
+from forebay.replay.engine.timing.speculation import (
+    Speculation,
+    draft_of,
+    read_speculation,
+)
 from forebay.replay.engine.timing.step_constants import (
     ANY,
     Calibration,
@@ -24,6 +29,7 @@ from forebay.replay.engine.timing.step_constants import (
     measured_elsewhere,
     read_calibration,
 )
+from forebay.replay.engine.timing.step_time import StepTimeModel, step_time_model
 from forebay.replay.engine.vllm_versions import NEWEST, SINCE, VllmRelease, find_release
 from forebay.traces.errors import InputError
 
@@ -42,6 +48,8 @@ class EngineConfig:
         vllm_version: vLLM version whose scheduling rules and defaults hold. Options that this
             version lacks are bad input.
         async_scheduling: None is the vLLM version's default on a GPU (`asynchronous`).
+        speculative_config: JSON, as vLLM's option. None: no speculative decoding.
+        acceptance: probability that a proposed token is accepted if all before it were.
         quantization: fp8, awq or gptq, for a model whose configuration states 16 bits.
     """
 
@@ -64,6 +72,8 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
+    speculative_config: str | None = None
+    acceptance: float | None = None
     vllm_version: str = NEWEST
     watermark: float = 0.0
     scheduler_reserve_full_isl: bool | None = None
@@ -82,6 +92,9 @@ class EngineConfig:
         _ = self.rank_spec
         check_precision(self.model_spec, gpu, self.kv_cache_dtype)
         check_links(gpu, self.tensor_parallel_size)
+        _ = self.draft_rank
+        if self.speculation is not None:
+            self.speculation.check(self.async_scheduling, self.batched_tokens)
         self._check_version()
         _check_positive(self.time_scale, "--time-scale", "simulated seconds in a wall second")
         for name in (
@@ -127,9 +140,22 @@ class EngineConfig:
         """Return the constants of the step-time model (InputError: a bad file)."""
         return self.calibration_file().constants
 
+    def timing(self) -> StepTimeModel:
+        """Return the step-time model, which engines of equal options share."""
+        return step_time_model(
+            self.rank_spec,
+            self.gpu_spec,
+            self.step_constants(),
+            self.asynchronous,
+            self.draft_rank,
+            self.speculation.tokens if self.speculation else 0,
+        )
+
     def constants_remark(self) -> str | None:
         """Return a remark on parts not measured on this GPU, None if all parts were measured."""
         parts = unmeasured(self.rank_spec, self.gpu_spec)
+        if self.speculation is not None:
+            parts.append("speculative decoding, with the acceptance that was given")
         remarks = [measured_elsewhere(self.calibration_file(), self.gpu_spec.name)]
         if parts:
             remarks.append(f"never measured here: {'; '.join(parts)}")
@@ -168,7 +194,8 @@ class EngineConfig:
     def asynchronous(self) -> bool:
         """Return True if a step is planned while the step before is running."""
         if self.async_scheduling is None:
-            return self.release.schedules_ahead
+            blocked = self.speculation is not None and self.speculation.on_cpu
+            return self.release.schedules_ahead and not blocked
         return self.async_scheduling
 
     @property
@@ -183,6 +210,26 @@ class EngineConfig:
     def rank_spec(self) -> ModelSpec:
         """Return the part of the model that one GPU computes."""
         return rank_of(self.model_spec, self.tensor_parallel_size)
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """Return the checked options of speculative decoding, or None."""
+        return read_speculation(self.speculative_config, self.acceptance)
+
+    @property
+    def draft_rank(self) -> ModelSpec | None:
+        """Return the part of the draft that one GPU computes, or None without such a model."""
+        draft = self._draft()
+        return None if draft is None else rank_of(draft, self.tensor_parallel_size)
+
+    def _draft(self) -> ModelSpec | None:
+        speculation = self.speculation
+        if speculation is None:
+            return None
+        model = None
+        if speculation.model is not None:
+            model = served_model(find_model(speculation.model), None, self.kv_cache_dtype)
+        return draft_of(self.model_spec, speculation, model)
 
     @property
     def gpu_spec(self) -> GpuSpec:
@@ -237,6 +284,7 @@ class EngineConfig:
         return self.release.batch_defaults(gpu.memory_gib, gpu.name)
 
     def limits(self) -> SchedulerLimits:
+        speculation = self.speculation
         return SchedulerLimits(
             max_model_len=self.context,
             max_num_batched_tokens=self.batched_tokens,
@@ -263,6 +311,10 @@ class EngineConfig:
             counts_every_lookup=self.release.counts_every_lookup,
             whole_prompts_overtake=self.release.whole_prompts_overtake,
             sliding_window=self.model_spec.sliding_window,
+            proposed_tokens=speculation.tokens if speculation else 0,
+            lookahead_tokens=speculation.lookahead if speculation else 0,
+            draft_slots=speculation.slots if speculation else 0,
+            drops_hit_block=speculation is not None and speculation.drops_block,
         )
 
     def num_blocks(self) -> int:
@@ -277,6 +329,7 @@ class EngineConfig:
             max_num_batched_tokens=self.batched_tokens,
             max_num_seqs=self.seqs,
             tensor_parallel=self.tensor_parallel_size,
+            draft=self._draft(),
         )
 
     def _check_version(self) -> None:

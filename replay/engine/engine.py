@@ -12,7 +12,6 @@ from forebay.replay.engine.kv_cache import BlockPool
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduled, Scheduler
 from forebay.replay.engine.timing.api_server import ApiServer
-from forebay.replay.engine.timing.step_time import step_time_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +21,9 @@ class StepResult:
     Attributes:
         duration_s: seconds the step took.
         tokens: tokens computed, prefill and decode.
-        outputs: requests that got one token each, in scheduling order. The driver has yet to set
-            their `first_token_s` and `last_token_s`.
+        outputs: requests that got tokens, in scheduling order: one each, or several with
+            speculative decoding. The driver has yet to set their `first_token_s` and
+            `last_token_s`.
         finished: requests of `outputs` that are done and have left the engine.
         aborted: requests aborted since the previous step. They have left the engine.
     """
@@ -41,9 +41,8 @@ class EngineCore:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.model, self.gpu = config.model_spec, config.gpu_spec
-        self.timing = step_time_model(
-            config.rank_spec, self.gpu, config.step_constants(), config.asynchronous
-        )
+        self.timing = config.timing()
+        self.speculation = config.speculation
         self.limits = config.limits()
         self.pool = BlockPool(
             config.num_blocks(), uncached_first=config.release.uncached_blocks_first
@@ -51,6 +50,7 @@ class EngineCore:
         self.scheduler = self._new_scheduler()
         self.prompt_tokens = 0  # prompts of requests that produced their first token
         self.generation_tokens = 0
+        self.drafted = [0] * (1 + self.limits.proposed_tokens)  # proposals by accepted tokens
         self.steps = 0
         self.busy_s = 0.0
         self._requests: dict[str, EngineRequest] = {}
@@ -83,7 +83,10 @@ class EngineCore:
 
     @property
     def tokens_per_s(self) -> float:
-        """Return the output tokens a second of the running step, 0 without one."""
+        """Return the chunks of output a second of the running step, 0 without one.
+
+        A chunk is a token, or with speculative decoding the tokens that a step gives a request.
+        """
         step, seconds = self._step, self._duration_s
         return step.work.sampled / seconds if step is not None and seconds else 0.0
 
@@ -172,7 +175,11 @@ class EngineCore:
         if self._aborted:
             outputs = [request for request in outputs if not request.aborted]
         for request in outputs:
-            tokens = request.tokens = request.tokens + 1
+            count, rejected = self._yield(step, request) if step.drafted else (1, 0)
+            request.computed -= rejected
+            request.drafts = self.limits.proposed_tokens
+            tokens = request.tokens = request.tokens + count
+            self.generation_tokens += count
             produced = tokens - request.prompt_tokens
             if produced == 1:
                 self.prompt_tokens += request.prompt_tokens
@@ -183,6 +190,19 @@ class EngineCore:
                 finished.append(request)
         return self._ended(step, outputs, finished)
 
+    def _yield(self, step: Scheduled, request: EngineRequest) -> tuple[int, int]:
+        """Return the tokens that the step gives a request, and its rejected proposals."""
+        proposed, speculation = step.drafted.get(request, 0), self.speculation
+        if not proposed or speculation is None:
+            return 1, 0
+        accepted = 0  # of a request that was padded, whose proposals are no tokens
+        if request not in step.admitted:
+            seed = self.config.seed or 0
+            accepted = speculation.accepted(proposed, seed, request.id, request.tokens)
+            self.drafted[accepted] += 1
+        last = min(request.prompt_tokens + request.output_target, self.limits.max_model_len)
+        return min(1 + accepted, max(1, last - request.tokens)), proposed - accepted
+
     def _ended(
         self, step: Scheduled, outputs: list[EngineRequest], finished: list[EngineRequest]
     ) -> StepResult:
@@ -190,7 +210,6 @@ class EngineCore:
         self.scheduler.finish(finished)
         for request in finished:
             del self._requests[request.id]
-        self.generation_tokens += len(outputs)
         self.steps += 1
         self.busy_s += self._duration_s
         aborted, self._aborted = self._aborted, []

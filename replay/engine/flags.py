@@ -33,12 +33,40 @@ class PlacementFlags:
 
     def placement(self) -> dict[str, Any]:
         """Return the given flags and their values, as arguments of `EngineConfig`."""
-        flags = {flag.name: getattr(self, flag.name) for flag in fields(PlacementFlags)}
-        return {name: value for name, value in flags.items() if value is not None}
+        return _given(self, PlacementFlags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFlags(PlacementFlags):
+class ModelFlags(PlacementFlags):
+    """The flags above, and vLLM's flag of speculative decoding.
+
+    `engine`, `simulate`, `size` and `search` share them.
+    """
+
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(
+            help="JSON as vLLM's: method (ngram, draft_model, eagle, eagle3 or mtp), "
+            "num_speculative_tokens, and the model of a draft_model.",
+        ),
+    ] = None
+    acceptance: Annotated[
+        float | None,
+        typer.Option(help="Share of proposed tokens accepted after accepted ones, with the above."),
+    ] = None
+
+    def of_model(self) -> dict[str, Any]:
+        """Return the given flags and their values, as arguments of `EngineConfig`."""
+        return _given(self, ModelFlags)
+
+
+def _given(flags: PlacementFlags, kind: type[PlacementFlags]) -> dict[str, Any]:
+    values = {flag.name: getattr(flags, flag.name) for flag in fields(kind)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFlags(ModelFlags):
     """vLLM's flags that decide how a server schedules, as in `EngineConfig`."""
 
     max_model_len: Annotated[
@@ -110,10 +138,10 @@ class EngineFlags(PlacementFlags):
 
     def values(self) -> dict[str, Any]:
         """Return the flags and their values, as arguments of `EngineConfig`."""
-        placed = {flag.name for flag in fields(PlacementFlags)}
+        placed = {flag.name for flag in fields(ModelFlags)}
         scheduling = {
             flag.name: getattr(self, flag.name)
             for flag in fields(EngineFlags)
             if flag.name not in placed
         }
-        return {**scheduling, **self.placement()}
+        return {**scheduling, **self.of_model()}

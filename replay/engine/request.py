@@ -47,6 +47,7 @@ class EngineRequest:
         "cached_tokens",
         "computed",
         "content",
+        "drafts",
         "finish_reason",
         "first_token_s",
         "hashes",
@@ -98,6 +99,7 @@ class EngineRequest:
         self.tokens = prompt_tokens  # prompt and output so far
         self.computed = 0  # tokens whose keys and values are in the KV cache
         self.placeholders = 0  # tokens that are being sampled (async scheduling only)
+        self.drafts = 0  # tokens that are proposed for its next step (speculative decoding only)
         self.prefilling = False  # its last step left tokens to compute (set with an interval only)
         self.blocks: list[int] = []
         self.registered = 0  # leading blocks entered in the prefix cache

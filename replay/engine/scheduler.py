@@ -10,7 +10,9 @@ The rules, in order:
    scheduler_reserve_full_isl, for its next tokens). No request overtakes a head that does not fit.
 3. Scheduled tokens count as computed at once, and full blocks enter the prefix cache before they
    are computed. A request whose tokens are all computed produces one token at the end of the step.
-4. With prefill_schedule_interval N, the N - 1 steps after a step that prefilled only decode, unless
+4. With speculative decoding, a decoding request also gets its proposed tokens. Rejected tokens are
+   computed again. A prompt of which all but one token are cached is padded with proposals.
+5. With prefill_schedule_interval N, the N - 1 steps after a step that prefilled only decode, unless
    the last step free to prefill left requests waiting.
 
 `vllm_versions` names the rules of older versions.
@@ -24,7 +26,7 @@ from dataclasses import dataclass, field
 from forebay.replay.engine.kv_cache import BlockPool
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.timing.step_time import StepWork
-from forebay.replay.engine.waiting import WaitingQueue
+from forebay.replay.engine.waiting import PrefillInterval, WaitingQueue
 
 POLICIES = ("fcfs", "priority")
 
@@ -52,6 +54,10 @@ class SchedulerLimits:
     counts_every_lookup: bool = False  # not an option: the rule up to vLLM 0.26
     whole_prompts_overtake: bool = False  # not an option: the rule of vLLM 0.11
     sliding_window: int = 0  # not an option: the model's, for the step-time model
+    proposed_tokens: int = 0  # of --speculative-config: num_speculative_tokens
+    lookahead_tokens: int = 0  # KV slots that the draft needs beyond the scheduled tokens
+    draft_slots: int = 0  # places in the budget of a step that each request leaves to the draft
+    drops_hit_block: bool = False  # a prefix hit loses its last block, as heads need its states
 
 
 @dataclass(slots=True)
@@ -60,6 +66,7 @@ class Scheduled:
 
     Attributes:
         tokens: scheduled tokens of each request, in scheduling order.
+        drafted: proposed tokens among them, of requests that have such tokens.
         sampled: the requests that produce a token at the end of the step, in the same order.
         admitted: the requests that moved from WAITING to RUNNING.
         preempted: the requests that moved from RUNNING to WAITING.
@@ -69,11 +76,18 @@ class Scheduled:
     """
 
     tokens: dict[EngineRequest, int] = field(default_factory=dict)
+    drafted: dict[EngineRequest, int] = field(default_factory=dict)
     sampled: list[EngineRequest] = field(default_factory=list)
     admitted: list[EngineRequest] = field(default_factory=list)
     preempted: list[EngineRequest] = field(default_factory=list)
     prefills: bool = False
     work: StepWork = field(default_factory=StepWork)
+
+    def take_drafts(self, request: EngineRequest, count: int) -> None:
+        """Record the first `count` proposals of a request as part of its tokens, if above 0."""
+        request.drafts = 0
+        if count > 0:
+            self.drafted[request] = count
 
 
 class Scheduler:
@@ -92,12 +106,12 @@ class Scheduler:
         self._seats = limits.max_num_active_seqs or limits.max_num_seqs
         self._fcfs = limits.scheduling_policy == "fcfs"
         self._window = limits.sliding_window
+        self._proposed = limits.proposed_tokens
+        self._lookahead = limits.lookahead_tokens
+        self._slots = limits.draft_slots
         self._self_preempted_ends = self._fcfs or not limits.passes_self_preempted
-        self._interval = limits.prefill_schedule_interval
-        self._holds = False  # the present step computes no prefill, because of the interval
-        self._executed = 0  # steps with tokens
-        self._prefilled_at = -self._interval  # the last of these with a prefill
-        self._backed_up = False  # the last step that was not held left requests waiting
+        self._interval = PrefillInterval(limits.prefill_schedule_interval)
+        self._tracks_prefills = limits.prefill_schedule_interval > 1 or self._proposed > 0
 
     def add(self, request: EngineRequest) -> None:
         self.waiting.append(request)
@@ -123,52 +137,48 @@ class Scheduler:
     def schedule(self) -> Scheduled:
         """Decide the next step and record it in the requests."""
         limits, step, cap = self.limits, Scheduled(), self._prefill_cap()
-        if self._interval > 1:
-            self._holds = self._must_hold()
+        if limits.prefill_schedule_interval > 1:
+            self._interval.begin(self.running)
         budget = self._schedule_running(step, limits.max_num_batched_tokens, cap)
         if not step.preempted:
-            if budget > 0 and self.waiting:
+            if budget > self._slots and self.waiting:
                 self._schedule_waiting(step, budget, cap)
-            if not self._holds:
-                self._backed_up = len(self.waiting) > 0
+            self._interval.admitted(len(self.waiting))
         self._commit(step)
-        if self._interval > 1:
+        if self._tracks_prefills:
             self._note_prefills(step)
         return step
 
-    def _must_hold(self) -> bool:
-        """Return True if the interval keeps prefills out of this step: others decode meanwhile."""
-        return (
-            not self._backed_up
-            and self._executed + 1 - self._prefilled_at < self._interval
-            and any(not request.prefilling for request in self.running)
-        )
-
     def _note_prefills(self, step: Scheduled) -> None:
-        """Record the prefills of a step, for `_must_hold`."""
-        self._executed += bool(step.tokens)
-        if step.prefills or any(request.prefilling for request in step.tokens):
-            self._prefilled_at = self._executed
+        """Record which requests have prompt tokens left, for the interval and for `_padding`."""
+        if step.tokens:
+            prefilling = any(request.prefilling for request in step.tokens)
+            self._interval.end(step.prefills or prefilling)
         for request in step.tokens:
             request.prefilling = True
         for request in step.sampled:
             request.prefilling = False
 
     def _prefill_cap(self) -> int:
-        """Return the most tokens of one request in this step, 0 without a cap."""
+        """Return the most tokens of one request in this step."""
         limits = self.limits
         cap, together = limits.long_prefill_token_threshold, len(self.running) + len(self.waiting)
         if not cap or (together <= 1 and limits.cap_spares_lone_request):
-            return 0
+            return limits.max_model_len
         if limits.long_prefill_token_threshold_adaptive:
             return max(cap, limits.max_num_batched_tokens // together)
         return cap
 
     def _schedule_running(self, step: Scheduled, budget: int, cap: int) -> int:
-        running, scheduled, holds = self.running, step.tokens, self._holds
+        running, scheduled, holds, slots = (
+            self.running,
+            step.tokens,
+            self._interval.holds,
+            self._slots,
+        )
         block_size, last_position = self._block_size, self.limits.max_model_len - 1
         index = 0
-        while index < len(running) and budget > 0:
+        while index < len(running) and budget > slots:
             request = running[index]
             index += 1
             # Count the tokens that this request may compute in the step.
@@ -177,17 +187,17 @@ class Scheduler:
                 continue  # the request's last token is being sampled
             if holds and request.prefilling:
                 continue
-            count = request.tokens + unknown - computed
-            if 0 < cap < count:
-                count = cap
-            count = min(count, budget, last_position - computed)
+            count = request.tokens + unknown + request.drafts - computed
+            count = min(count, cap, budget - slots, last_position - computed)
             if count <= 0:
                 continue
             # Find blocks for them, if need be by preemption.
             end = computed + count
             # A decode within a registered block needs nothing: this test keeps it fast.
             if (
-                end > len(request.blocks) * block_size or not end % block_size or count > 1
+                end + self._lookahead > len(request.blocks) * block_size
+                or not end % block_size
+                or count > 1
             ) and not self._extend(request, end):
                 freed, passed = self._make_room(request, end, step)
                 budget += freed
@@ -197,7 +207,9 @@ class Scheduler:
                         return budget
                     continue  # all behind it have a higher priority
             scheduled[request] = count
-            budget -= count
+            budget -= count + slots
+            if request.drafts:
+                step.take_drafts(request, end - request.tokens - unknown)
         return budget
 
     def _make_room(self, request: EngineRequest, end: int, step: Scheduled) -> tuple[int, int]:
@@ -211,7 +223,8 @@ class Scheduler:
         while True:
             victim = running[-1] if self._fcfs else max(running, key=_worst_first)
             if victim in scheduled:  # only under priority: it comes before `request`
-                freed += scheduled.pop(victim)
+                freed += scheduled.pop(victim) + self._slots
+                step.drafted.pop(victim, None)
                 passed += 1
                 step.prefills |= victim.prefilling
             elif victim is request or self._was_passed(victim, request):
@@ -227,9 +240,9 @@ class Scheduler:
         return self.running.index(victim) < self.running.index(request)
 
     def _schedule_waiting(self, step: Scheduled, budget: int, cap: int) -> None:
-        limits, waiting, running = self.limits, self.waiting, self.running
+        limits, waiting, running, slots = self.limits, self.waiting, self.running, self._slots
         overtaken = []
-        while waiting and budget > 0 and len(running) < self._seats:
+        while waiting and budget > slots and len(running) < self._seats:
             # Look its prefix up, and count the tokens that it may compute.
             request = waiting.head()
             hits = self._hits(request)
@@ -238,40 +251,58 @@ class Scheduler:
                 self._count_lookup(request, computed)
             count = request.tokens - computed
             prefills = count > 1
-            if prefills and self._holds:
+            if prefills and self._interval.holds:
                 break
-            if 0 < cap < count:
-                count = cap
-            if count > budget:
-                if not limits.enable_chunked_prefill:
+            count = min(count + self._padding(step, computed, count), cap)
+            if count > budget - slots:
+                if not (limits.enable_chunked_prefill and prefills):
                     if not limits.whole_prompts_overtake:
                         break
                     overtaken.append(waiting.pop())
                     continue
-                count = budget
+                count = budget - slots
             if not self._admissible(request, hits, computed + count):
                 break
             # Admit it, with the cached blocks and new blocks for its tokens.
-            waiting.pop()
-            running.append(request)
-            self.pool.take(hits)
-            request.blocks = list(hits)
-            request.registered = len(hits)
-            request.computed = computed
-            request.lookup = []
-            request.lookup_at = -1
-            if not limits.counts_every_lookup:
-                self._count_lookup(request, computed)
-            if request.cached_tokens < 0:
-                request.cached_tokens = computed
-            fits = self._extend(request, computed + count)
-            assert fits, request
-            step.admitted.append(request)
+            self._admit(waiting.pop(), hits, count, step)
             step.prefills |= prefills
-            step.tokens[request] = count
-            budget -= count
+            if not prefills:
+                step.take_drafts(request, count - 1)
+            budget -= count + slots
         for request in reversed(overtaken):
             waiting.put_back(request)
+
+    def _admit(self, request: EngineRequest, hits: list[int], count: int, step: Scheduled) -> None:
+        """Move a request to RUNNING, with `hits` from the cache and `count` tokens in the step."""
+        computed = len(hits) * self._block_size
+        self.running.append(request)
+        self.pool.take(hits)
+        request.blocks = list(hits)
+        request.registered = len(hits)
+        request.computed = computed
+        request.lookup = []
+        request.lookup_at = -1
+        if not self.limits.counts_every_lookup:
+            self._count_lookup(request, computed)
+        if request.cached_tokens < 0:
+            request.cached_tokens = computed
+        fits = self._extend(request, computed + count)
+        assert fits, request
+        step.admitted.append(request)
+        step.tokens[request] = count
+
+    def _padding(self, step: Scheduled, computed: int, count: int) -> int:
+        """Return the proposals that a request with one token to compute gets when admitted.
+
+        They give its step as many rows as other decodes have. Beside prefills it gets no proposals.
+        """
+        proposed = self._proposed
+        if not proposed or count > 1 or proposed + computed + 2 > self.limits.max_model_len:
+            return 0
+        running = len(step.tokens) > len(step.admitted)
+        if not (running or computed) or any(request.prefilling for request in step.tokens):
+            return 0
+        return proposed
 
     def _count_lookup(self, request: EngineRequest, hits: int) -> None:
         if self.limits.enable_prefix_caching and not request.preemptions:
@@ -288,17 +319,21 @@ class Scheduler:
             if limit > len(request.hashes) and request.preemptions:
                 request.hash_at(limit - 1)  # a token that arrived after preemption filled a block
             request.lookup = self.pool.leading_run(request.hashes, limit)
+            if self.limits.drops_hit_block and request.lookup:
+                request.lookup.pop()
             request.lookup_at = self.pool.changes
         return request.lookup
 
     def _admissible(self, request: EngineRequest, hits: list[int], end: int) -> bool:
         """Return True if enough blocks are free for all tokens of the request.
 
-        Without scheduler_reserve_full_isl, blocks up to `end` are enough. Prefix hits in the free
-        list count as needed.
+        Without scheduler_reserve_full_isl, blocks up to `end` and for the draft are enough. Prefix
+        hits in the free list count as needed.
         """
+        if self._lookahead:
+            end = min(end + self._lookahead, self.limits.max_model_len)
         if self.limits.scheduler_reserve_full_isl:
-            end = request.tokens
+            end = max(end, request.tokens)
         needed = -(-end // self._block_size) - len(hits)
         spare = self.pool.free_blocks - (self._watermark_blocks if self.running else 0)
         return needed <= spare and needed + self.pool.count_free(hits) <= spare
@@ -306,7 +341,10 @@ class Scheduler:
     def _extend(self, request: EngineRequest, end: int) -> bool:
         """Allocate blocks up to token `end` and register full blocks. False if too few are free."""
         blocks, block_size, pool = request.blocks, self._block_size, self.pool
-        missing = -(-end // block_size) - len(blocks)
+        slots = end
+        if self._lookahead:
+            slots = min(end + self._lookahead, self.limits.max_model_len)
+        missing = -(-slots // block_size) - len(blocks)
         if missing > 0:
             if missing > pool.free_blocks:
                 return False
@@ -337,7 +375,7 @@ class Scheduler:
     def _release(self, request: EngineRequest) -> None:
         self.pool.release(request.blocks)
         request.blocks = []
-        request.registered = request.computed = request.placeholders = 0
+        request.registered = request.computed = request.placeholders = request.drafts = 0
         request.prefilling = False
 
     def _commit(self, step: Scheduled) -> None:
@@ -347,13 +385,15 @@ class Scheduler:
             before = request.computed
             end = request.computed = before + count
             total += count
-            if count == 1:
+            drafts = step.drafted.get(request, 0) if step.drafted else 0
+            if count == 1 + drafts:
                 decode_context += end
                 work.window_context += min(end, self._window)
             else:
                 work.chunks.append((count, before))
-            if end == request.tokens + request.placeholders:
+            if end == request.tokens + request.placeholders + drafts:
                 sampled.append(request)
+                work.drafted += drafts
         work.tokens = total
         work.decode_context = decode_context
         work.sequences = len(step.tokens)

@@ -1,7 +1,7 @@
-"""The queue of waiting requests, in the order of admission."""
+"""The queue of waiting requests, and the steps in which prefills wait."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
 from forebay.replay.engine.request import EngineRequest
@@ -49,3 +49,37 @@ class WaitingQueue:
             heapify(self._heap)
         else:
             self._line.remove(request)
+
+
+class PrefillInterval:
+    """Keeps prefills out of the N - 1 steps after a step with prefills (prefill_schedule_interval).
+
+    Attributes:
+        holds: True if the present step computes no prefill.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self.holds = False
+        self._interval = interval
+        self._executed = 0  # steps with tokens
+        self._prefilled_at = -interval  # the last of these with a prefill
+        self._backed_up = False  # the last step that was not held left requests waiting
+
+    def begin(self, running: Iterable[EngineRequest]) -> None:
+        """Decide whether prefills are kept out of the step that begins: others decode meanwhile."""
+        self.holds = (
+            not self._backed_up
+            and self._executed + 1 - self._prefilled_at < self._interval
+            and any(not request.prefilling for request in running)
+        )
+
+    def admitted(self, waiting: int) -> None:
+        """Record that the step admits no more, and how many requests still wait."""
+        if not self.holds:
+            self._backed_up = waiting > 0
+
+    def end(self, prefills: bool) -> None:
+        """Record a step with tokens, and whether it prefilled."""
+        self._executed += 1
+        if prefills:
+            self._prefilled_at = self._executed

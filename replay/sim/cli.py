@@ -183,10 +183,11 @@ class SimulateArguments:
 
 HEADINGS = {
     "Fleet": "gpus policy model gpu config exact",
-    "Engines": "tensor-parallel-size quantization kv-cache-dtype max-model-len "
-    "max-num-batched-tokens max-num-seqs enable-prefix-caching gpu-memory-utilization block-size "
-    "long-prefill-token-threshold enable-chunked-prefill scheduling-policy num-gpu-blocks-override "
-    "vllm-version watermark scheduler-reserve-full-isl long-prefill-token-threshold-adaptive "
+    "Engines": "tensor-parallel-size quantization kv-cache-dtype speculative-config acceptance "
+    "max-model-len max-num-batched-tokens max-num-seqs enable-prefix-caching "
+    "gpu-memory-utilization block-size long-prefill-token-threshold enable-chunked-prefill "
+    "scheduling-policy num-gpu-blocks-override vllm-version watermark "
+    "scheduler-reserve-full-isl long-prefill-token-threshold-adaptive "
     "max-num-active-seqs prefill-schedule-interval async-scheduling api-server-count "
     "renderer-num-workers",
     "Traffic": "rate load speed arrivals duration seed format skip-bad too-long",

@@ -32,6 +32,7 @@ from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduled
+from forebay.replay.engine.timing.speculation import Speculation
 
 os.environ.update(VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="CRITICAL")
 
@@ -98,9 +99,20 @@ def draw_config(rng: random.Random, version: str) -> EngineConfig:
         enable_chunked_prefill=chunked,
         enable_prefix_caching=rng.random() < 0.85,
         scheduling_policy=rng.choice(["fcfs", "priority"]),
-        async_scheduling=rng.random() < 0.4,
+        **{"async_scheduling": rng.random() < 0.4, **draw_speculation(rng, budget, version)},
         **{name: value for name, value in options.items() if name in plain.release.options},
     )
+
+
+def draw_speculation(rng: random.Random, budget: int, version: str) -> dict[str, Any]:
+    """Speculative decoding in a third of the workloads, from the version on that we follow."""
+    count = rng.choice([1, 2, 3, 5])
+    if rng.random() < 0.67 or count >= budget or float(version) < 0.32:
+        return {}
+    method = rng.choice(["ngram", "draft_model", "eagle", "eagle3"])
+    options = {"method": method, "num_speculative_tokens": count, "model": "llama-3-8b"}
+    drawn = {"speculative_config": json.dumps(options), "acceptance": rng.choice([0, 0.5, 0.8, 1])}
+    return {**drawn, "async_scheduling": False} if method == "ngram" else drawn
 
 
 def draw_requests(rng: random.Random, config: EngineConfig) -> list[Asked]:
@@ -236,6 +248,7 @@ class Theirs:
         self._queue: deque[tuple[Any, set[str]]] = deque()
         self._current: tuple[Any, set[str]] | None = None
         self._hasher = block_hasher(size)
+        self._speculation = config.speculation
 
     def add(self, ask: Asked) -> None:
         from vllm.sampling_params import SamplingParams
@@ -333,7 +346,7 @@ class Theirs:
             if name not in sampled:
                 tokens.append([])
             else:  # of a request that is gone vLLM ignores what was sampled
-                tokens.append([self.outputs[name][request.num_output_tokens] if request else STOP])
+                tokens.append(self._sampled(plan, name, request) if request else [STOP])
         stats = self.scheduler.kv_cache_manager.prefix_cache_stats  # taken away by the update
         output = ModelRunnerOutput(
             req_ids=names,
@@ -344,10 +357,29 @@ class Theirs:
             pooler_output=[],
         )
         answer = self.scheduler.update_from_output(plan, output)
+        if self._speculation is not None and not self.ahead:
+            self._propose(names, self._speculation.tokens)
         if self.scheduler.kv_cache_manager.prefix_cache_stats is not stats:
             self.prefix[0] += stats.queries
             self.prefix[1] += stats.hits
         return [output for outputs in answer.values() for output in outputs.outputs]
+
+    def _sampled(self, plan: Any, name: str, request: Any) -> list[int]:
+        """The next token of a request, and the proposals that are accepted before it."""
+        proposed, accepted = len(plan.scheduled_spec_decode_tokens.get(name, ())), 0
+        admitted = {new.req_id for new in plan.scheduled_new_reqs}
+        admitted |= set(plan.scheduled_cached_reqs.resumed_req_ids)
+        if self._speculation is not None and proposed and name not in admitted:
+            accepted = self._speculation.accepted(proposed, 0, name, request.num_tokens)
+        at, output = request.num_output_tokens, self.outputs[name]
+        sampled = output[at : at + 1 + accepted]
+        return sampled + [STOP] * (1 + accepted - len(sampled))  # beyond the end: ignored
+
+    def _propose(self, names: list[str], count: int) -> None:
+        from vllm.v1.outputs import DraftTokenIds
+
+        proposals = [[7] * count for _ in names]
+        self.scheduler.update_draft_token_ids(DraftTokenIds(names, proposals))
 
 
 def block_hasher(size: int) -> Any:
@@ -380,12 +412,30 @@ def vllm_config_of(config: EngineConfig, model: Any) -> Any:
     cache = CacheConfig(
         block_size=config.block_size, enable_prefix_caching=limits.enable_prefix_caching
     )
-    return VllmConfig(
+    made = VllmConfig(
         model_config=model,
         scheduler_config=scheduler,
         cache_config=cache,
         device_config=DeviceConfig("cpu"),
     )
+    if config.speculation is not None:
+        made.speculative_config = speculative_config_of(config.speculation, made)
+    return made
+
+
+def speculative_config_of(speculation: Speculation, vllm_config: Any) -> Any:
+    """vLLM's options, of which the scheduler asks only the method and its number of tokens."""
+    from vllm.config import SpeculativeConfig
+
+    made = SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=speculation.tokens,
+        prompt_lookup_max=3,
+        target_model_config=vllm_config.model_config,
+        target_parallel_config=vllm_config.parallel_config,
+    )
+    made.method = speculation.method  # another method would load a draft here
+    return made
 
 
 def play(seed: int, version: str, model: Any, seen: Counter[str]) -> None:
@@ -401,6 +451,7 @@ def play(seed: int, version: str, model: Any, seen: Counter[str]) -> None:
     seen["requests"] += len(coming)
     seen["async workloads"] += config.asynchronous
     seen["priority workloads"] += config.scheduling_policy == "priority"
+    seen["speculative workloads"] += config.speculation is not None
     seen["interval workloads"] += config.prefill_schedule_interval > 1
 
     def abort_some() -> None:
@@ -438,6 +489,7 @@ def play(seed: int, version: str, model: Any, seen: Counter[str]) -> None:
     same("at the end", {}, theirs.requests)
     seen["preemptions"] += ours.core.preemptions
     seen["hit tokens"] += ours.core.prefix_hits
+    seen["accepted tokens"] += sum(n * count for n, count in enumerate(ours.core.drafted))
 
 
 def main() -> int:

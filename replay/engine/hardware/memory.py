@@ -133,11 +133,13 @@ def pool_blocks(
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 1024,
     tensor_parallel: int = 1,
+    draft: ModelSpec | None = None,
 ) -> int:
     """Return the KV blocks that fit next to weights and activations. May be 0 or negative.
 
     Every layer keeps the whole context, sliding ones too, as with
-    --disable-hybrid-kv-cache-manager: the simulated scheduler has blocks of one kind.
+    --disable-hybrid-kv-cache-manager: the simulated scheduler has blocks of one kind. A draft model
+    takes its weights, and its layers a part of each block.
     """
     options = MemoryOptions(
         KvOptions(
@@ -150,4 +152,9 @@ def pool_blocks(
         max_num_seqs=max_num_seqs,
     )
     shape = replace(model.shape, sliding_layers=0, sliding_window=0)
-    return memory_budget(shape, gpu.memory_gib, options).blocks
+    budget = memory_budget(shape, gpu.memory_gib, options)
+    if draft is None:
+        return budget.blocks
+    own = kv_layout(replace(draft.shape, sliding_layers=0, sliding_window=0), options.kv)
+    left = budget.pool - draft.weight_bytes / tensor_parallel
+    return math.floor(left / (budget.layout.block_bytes + own.block_bytes))

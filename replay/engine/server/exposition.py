@@ -118,6 +118,8 @@ class Exposition:
             ),
         ):
             yield self._one(CounterMetricFamily, name, text, value)
+        if core.speculation is not None:
+            yield from self._speculation()
         yield self._several(
             CounterMetricFamily,
             "prompt_tokens_by_source",
@@ -151,6 +153,25 @@ class Exposition:
         for reason, count in metrics.rejections.items():
             rejected.add_metric((metrics.served_name, reason), count)
         yield rejected
+
+    def _speculation(self) -> Iterable[Metric]:
+        """Yield the counters of speculative decoding, which a vLLM without it does not export."""
+        by_accepted = self._metrics.core.drafted
+        drafts, most = sum(by_accepted), len(by_accepted) - 1
+        at_least = {str(n): sum(by_accepted[n + 1 :]) for n in range(most)}
+        for name, text, value in (
+            ("num_drafts", "Number of spec decoding drafts.", drafts),
+            ("num_draft_tokens", "Number of draft tokens.", most * drafts),
+            ("num_accepted_tokens", "Number of accepted tokens.", sum(at_least.values())),
+        ):
+            yield self._one(CounterMetricFamily, f"spec_decode_{name}", text, value)
+        yield self._several(
+            CounterMetricFamily,
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Accepted tokens per draft position.",
+            "position",
+            at_least,
+        )
 
     def _histograms(self) -> Iterable[Metric]:
         counted = self._metrics

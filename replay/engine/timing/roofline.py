@@ -36,7 +36,7 @@ def least(model: ModelSpec, gpu: GpuSpec, works: Iterable[StepWork]) -> Least:
     head = model.vocab * model.hidden
     flops = moved = compute_s = memory_s = 0.0
     for work in works:
-        step_flops, step_bytes = 2.0 * head * work.sampled, 0.0
+        step_flops, step_bytes = 2.0 * head * (work.sampled + work.drafted), 0.0
         step_compute_s = step_flops / gpu.peak_flops
         # Matrix products: the weights of an expert are read only if a token reaches it.
         for group in model.layer_groups:

@@ -9,8 +9,9 @@
 Several GPUs of one server compute their parts of every layer and add them up twice a layer: an
 all-reduce, latency and bytes over the links. Of the experts, a step reads only the weights that its
 tokens reach. Latent attention (MLA) reads one row for each token, and unpacks it for a chunk.
-Sliding layers pair a token with a window. These terms come from data sheets and published fits
-(`step_constants`). One GPU with a dense model in 16 bits has none of them.
+Sliding layers pair a token with a window. With speculative decoding a request has several rows in
+a step, and the draft's own steps are added (`speculation`). These terms come from data sheets and
+published fits (`step_constants`). One GPU with a dense model in 16 bits has none of them.
 
 A step with prefill chunks has no CUDA graph of the whole step. The CPU launches its kernels, and
 that takes longer than the GPU's work if the step is small. Nothing was tuned to a run of the
@@ -18,7 +19,7 @@ simulator.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import fsum
 
@@ -47,9 +48,10 @@ class StepWork:
         tokens: all scheduled tokens, prefill and decode.
         sequences: requests in the step.
         sampled: requests that produce a token.
-        decode_context: context tokens read by requests with one token, summed.
+        decode_context: context tokens read by decoding requests, summed.
         chunks: length and offset of each prefill chunk, in tokens. A chunk has several tokens.
         window_context: decode_context with at most the window of sliding layers for each request.
+        drafted: proposed tokens that decoding requests verify, in addition to one token for each.
     """
 
     tokens: int = 0
@@ -58,14 +60,22 @@ class StepWork:
     decode_context: int = 0
     chunks: list[tuple[int, int]] = field(default_factory=list)
     window_context: int = 0
+    drafted: int = 0
 
 
 @lru_cache(64)
 def step_time_model(
-    model: ModelSpec, gpu: GpuSpec, constants: Calibration, async_scheduling: bool = False
+    model: ModelSpec,
+    gpu: GpuSpec,
+    constants: Calibration,
+    async_scheduling: bool = False,
+    draft: ModelSpec | None = None,
+    proposed: int = 0,
 ) -> "StepTimeModel":
     """Return one model for all engines of a kind, so that they share its computed results."""
-    return StepTimeModel(model, gpu, constants, async_scheduling=async_scheduling)
+    return StepTimeModel(
+        model, gpu, constants, async_scheduling=async_scheduling, draft=draft, proposed=proposed
+    )
 
 
 class StepTimeModel:
@@ -84,15 +94,22 @@ class StepTimeModel:
         calibration: Calibration | None = None,
         *,
         async_scheduling: bool = False,
+        draft: ModelSpec | None = None,
+        proposed: int = 0,
     ) -> None:
         """Prepare the terms.
 
         Args:
             model: the part of one GPU, if several share the model (`placement.rank_of`).
             async_scheduling: the CPU prepares a step while the GPU computes the step before.
+            draft: the part of one GPU of a model that proposes tokens, computed in every step.
+            proposed: tokens that are proposed for each decoding request. 0: no speculation.
         """
         c = calibration or calibration_of(model, gpu)
         self.calibration = c
+        self._proposed = proposed
+        # The draft runs in the same step, so the CPU's part of the step is not counted again.
+        self._draft = None if draft is None else StepTimeModel(draft, gpu, replace(c, step_s=0.0))
         # Attention of chunks: FLOPs of query-key pairs at the reached share of the peak.
         pair_peak = gpu.peak_flops * c.prefill_compute
         self.pair_s = model.full_layers * model.pair_flops / pair_peak
@@ -112,7 +129,8 @@ class StepTimeModel:
         self._context_s = self._read_s
         self._unpack_s = 0.0  # a cached row into keys and values, for each chunk
         if model.latent is not None:
-            decode_s = model.layers * model.latent.decode_flops(model.heads) / pair_peak
+            queries = 1 + proposed
+            decode_s = queries * model.layers * model.latent.decode_flops(model.heads) / pair_peak
             self._context_s = self._roofline(decode_s, self._read_s)
             unpack = model.layers * model.latent.up_flops(model.heads)
             self._unpack_s = unpack / (gpu.peak_flops * c.gemm_compute)
@@ -139,7 +157,7 @@ class StepTimeModel:
         seconds = (
             self._kernels_s + self._sequence_s * work.sequences + layers_s + self._token_s * rows
         )
-        sampled = work.sampled
+        sampled = work.sampled + work.drafted
         if sampled:
             head_s = self._head_s.get(sampled)
             if head_s is None:
@@ -160,6 +178,28 @@ class StepTimeModel:
             launch_s = self._graph_launch_s if rows <= LARGEST_GRAPH else self._eager_launch_s
             if seconds < launch_s:
                 seconds = launch_s
+        if self._draft is not None:
+            seconds += self._draft_s(self._draft, work)
+        return seconds
+
+    def _draft_s(self, draft: "StepTimeModel", work: StepWork) -> float:
+        """Return the seconds in which the draft proposes tokens for the next step.
+
+        Its first pass takes in all tokens of the step, as in vLLM's SpecDecodeBaseProposer. Each
+        further pass takes one token of each request that decodes.
+        """
+        sampled = work.sampled
+        seconds = draft.step_s(
+            StepWork(
+                work.tokens, work.sequences, sampled, work.decode_context, work.chunks,
+                work.window_context,
+            )
+        )  # fmt: skip
+        if sampled and self._proposed > 1:
+            pass_work = StepWork(
+                sampled, sampled, sampled, work.decode_context, window_context=work.window_context
+            )
+            seconds += (self._proposed - 1) * draft.step_s(pass_work)
         return seconds
 
     def admit_s(self, prompt_tokens: int) -> float:
@@ -172,8 +212,12 @@ class StepTimeModel:
         The first is without any context, the second is added by each token of context. Sliding
         layers are in neither (`window_s`).
         """
-        work = StepWork(tokens=sequences, sequences=sequences, sampled=sequences)
-        return self.step_s(work), self._context_s
+        drafted = self._proposed * sequences
+        work = StepWork(sequences + drafted, sequences, sequences, drafted=drafted)
+        per_token = self._context_s
+        if self._draft is not None:
+            per_token += self._proposed * self._draft.decode_terms(1)[1]
+        return self.step_s(work), per_token
 
     def chunk_attention_s(self, count: int, offset: int) -> float:
         """Return the seconds of attention of `count` tokens behind `offset` tokens.

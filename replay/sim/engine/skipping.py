@@ -17,7 +17,6 @@ from math import inf, sqrt
 from typing import Final
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.timing.step_time import step_time_model
 from forebay.replay.sim.engine.planning import NOTHING, PLANNED, Planner
 from forebay.replay.sim.engine.request import ENDING, SimRequest
 
@@ -51,9 +50,7 @@ class SkippingEngine:
             raise ValueError(
                 f"--scheduling-policy {limits.scheduling_policy}: only fcfs can be skipped through"
             )
-        self._timing = step_time_model(
-            config.rank_spec, config.gpu_spec, config.step_constants(), config.asynchronous
-        )
+        self._timing = config.timing()
         self._planner = Planner(limits, config.num_blocks())
         self._cohort = self._planner.cohort
         self._pool = self._planner.pool

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.timing.step_time import StepWork, step_time_model
+from forebay.replay.engine.timing.step_time import StepWork
 from forebay.traces.schema import TraceRequest
 
 Floats = NDArray[np.float64]
@@ -73,9 +73,7 @@ class LeastPrefill:
     """
 
     def __init__(self, engine: EngineConfig) -> None:
-        model = step_time_model(
-            engine.rank_spec, engine.gpu_spec, engine.step_constants(), engine.asynchronous
-        )
+        model = engine.timing()
         full = StepWork(tokens=engine.batched_tokens, sequences=1)
         self._times = engine.server_times()
         self._token_s = model.step_s(full) / engine.batched_tokens

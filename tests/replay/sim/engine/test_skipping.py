@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from kv_models import CONFIGS
 
-from forebay.replay.engine import engine
+from forebay.replay.engine import config as config_module
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.timing.step_time import StepWork
 from forebay.replay.engine.tokenizer import hashes_of_ids
-from forebay.replay.sim.engine import skipping
 from forebay.replay.sim.engine.served import can_skip
 from forebay.replay.sim.engine.skipping import SimRequest, SkippingEngine
 
@@ -314,8 +313,7 @@ class Ticking:
 def test_arrivals_at_the_end_of_a_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, context_s: float
 ) -> None:
-    for module in (engine, skipping):
-        monkeypatch.setattr(module, "step_time_model", lambda *_: Ticking(context_s))
+    monkeypatch.setattr(config_module, "step_time_model", lambda *_: Ticking(context_s))
     for seed in range(60):
         rng = random.Random(f"ticks {seed}")
         config = random_config(rng)
