@@ -294,7 +294,7 @@ class Scheduler:
     def _padding(self, step: Scheduled, computed: int, count: int) -> int:
         """Return the proposals that a request with one token to compute gets when admitted.
 
-        They give its step as many rows as other decodes have. Beside prefills it gets no proposals.
+        They give its step as many rows as other decodes have. A step that prefills has none.
         """
         proposed = self._proposed
         if not proposed or count > 1 or proposed + computed + 2 > self.limits.max_model_len:

@@ -42,6 +42,16 @@ class SimulateArguments:
     gpus: Annotated[
         int, typer.Option(help="number of engines, each on a GPU of its own, or on --tp GPUs")
     ] = 2
+    pools: Annotated[
+        str | None,
+        typer.Option(
+            help="PREFILL+DECODE engines that only do that, e.g. 1+3; default: all do both"
+        ),
+    ] = None
+    kv_link: Annotated[
+        str,
+        typer.Option(help="speed, and latency, of each engine's link between these pools"),
+    ] = "400Gbps"
     policy: Annotated[
         str,
         typer.Option(help="routing policy, FILE.py:NAME, a model of another router, or direct"),
@@ -50,7 +60,9 @@ class SimulateArguments:
     gpu: Annotated[str, typer.Option(help="GPU of the engines; a mix: h200+h100+l40s")] = "H200"
     sweep: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VALUE,VALUE: gpus, policy, rate, load, seed or an engine option"),
+        typer.Option(
+            help="NAME=VALUE,VALUE: gpus, pools, policy, rate, load, seed or an engine option"
+        ),
     ] = None
     config: Annotated[
         Path | None,
@@ -142,7 +154,8 @@ class SimulateArguments:
         --long-prefill-token-threshold takes precedence over the threshold in --config.
         """
         from forebay.replay.engine.config import EngineConfig
-        from forebay.replay.sim.scenario import Scenario, split_gpus, threshold_of
+        from forebay.replay.sim.engine.pools import parse_link
+        from forebay.replay.sim.scenario import Scenario, parse_pools, split_gpus, threshold_of
 
         first, mix = split_gpus(self.gpu)
         proxy = _proxy_config(self.config)
@@ -161,6 +174,8 @@ class SimulateArguments:
             self.exact,
             explained=self.explain is not None,
             gpu_mix=mix,
+            pools=None if self.pools is None else parse_pools(self.pools),
+            kv_link=parse_link(self.kv_link),
         )
 
     def workload(self) -> "SimWorkload":
@@ -182,7 +197,7 @@ class SimulateArguments:
 
 
 HEADINGS = {
-    "Fleet": "gpus policy model gpu config exact",
+    "Fleet": "gpus pools kv-link policy model gpu config exact",
     "Engines": "tensor-parallel-size quantization kv-cache-dtype speculative-config acceptance "
     "max-model-len max-num-batched-tokens max-num-seqs enable-prefix-caching "
     "gpu-memory-utilization block-size long-prefill-token-threshold enable-chunked-prefill "
@@ -208,6 +223,8 @@ def simulate_command(arguments: SimulateArguments, flags: EngineFlags) -> None:
     names = [bucket.name for bucket in scenario.buckets()]
     slos = default_slos(names) if arguments.slo is None else parse_slos(arguments.slo, names)
     sweep = list(cases(axes, scenario, arguments.workload(), slos))
+    if arguments.possible and any(case.scenario.pools for case in sweep):
+        raise InputError("--possible: its bound is of engines without pools; leave it out")
     remarks = (remark for case in sweep for remark in case.scenario.constants_remarks())
     for remark in dict.fromkeys(remarks):
         print(f"forebay simulate: {remark}", file=sys.stderr)

@@ -6,11 +6,13 @@ The network takes no time.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from math import inf
 
 from forebay.proxy.core.model import Action, Reject, Send
 from forebay.proxy.core.model import Request as ProxyRequest
 from forebay.proxy.core.shaper import Shaper
+from forebay.replay.sim.engine.pools import DecodePool
 from forebay.replay.sim.engine.request import SimRequest
 from forebay.replay.sim.engine.served import ServedEngine
 from forebay.replay.sim.routers.all_knowing import AllKnowing
@@ -172,9 +174,17 @@ class Fleet:
             self._now = now
             outcomes[row.id] = SimOutcome(row)
             timeout_s = self._patience(row) if self._patience is not None else inf
-            self._carry_out(policy.arrive(proxy_request(row, timeout_s), now), now)
+            self._carry_out(policy.arrive(self._asked(row, timeout_s), now), now)
         self._play(inf)
         return list(outcomes.values())
+
+    def _asked(self, row: TraceRequest, timeout_s: float) -> ProxyRequest:
+        """Return a row as the policy sees it."""
+        return proxy_request(row, timeout_s)
+
+    def _sent(self, row: TraceRequest) -> SimRequest:
+        """Return a row as the engine sees it that the policy has chosen."""
+        return sim_request(row)
 
     def _play(self, until: float) -> None:
         """Play all events before `until`. An arrival at that instant goes first."""
@@ -237,7 +247,7 @@ class Fleet:
                 self._record(now, action)
             outcome = self._outcomes[action.request.id]
             if isinstance(action, Send):
-                request, timer = sim_request(outcome.request), self._timers[action.backend]
+                request, timer = self._sent(outcome.request), self._timers[action.backend]
                 if action.priority is not None:
                     request.priority = action.priority
                 outcome.backend, outcome.sent_s, outcome.served = action.backend, now, request
@@ -252,3 +262,69 @@ class Fleet:
                 outcome.reject = action
                 if self._on_end is not None:
                     self._on_end(self._outcomes.pop(outcome.request.id))
+
+
+class PooledFleet(Fleet):
+    """A policy in front of engines that compute prompts, and a pool of engines that generate.
+
+    For the policy a request ends with its prompt.
+
+    Args:
+        engines: the prefill pool.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        engines: Mapping[str, ServedEngine],
+        pool: DecodePool,
+        *,
+        on_end: Callable[[SimOutcome], None] | None = None,
+    ) -> None:
+        super().__init__(policy, {**engines, **pool.engines}, on_end=on_end)
+        self.engines = dict(engines)
+        self._pool = pool
+        self._names = [*engines, *pool.engines]  # by the number of their timers
+        self._cached: dict[str, int] = {}  # prompt tokens that the prefill pool had cached
+
+    def _asked(self, row: TraceRequest, timeout_s: float) -> ProxyRequest:
+        return proxy_request(replace(row, output_tokens=1), timeout_s)
+
+    def _sent(self, row: TraceRequest) -> SimRequest:
+        return sim_request(replace(row, output_tokens=1))
+
+    def _advance(self, timer: EngineTimer, now: float) -> None:
+        if timer.number < len(self.engines):
+            self._hand_over(timer, now)
+        else:
+            self._generate(timer, now)
+
+    def _hand_over(self, timer: EngineTimer, now: float) -> None:
+        """Let a prefill engine pass its due time, and send computed prompts to the decode pool."""
+        policy, engine = self.policy, timer.engine
+        assert engine is not None
+        first, finished = engine.advance(now)
+        for request in first:
+            self._carry_out(policy.first_token(request.id, now), now)
+        for prefilled in finished:
+            outcome = self._outcomes[prefilled.id]
+            if prefilled.cached_tokens != outcome.matched_tokens:
+                policy.used(prefilled.id, 1, now, prefilled.cached_tokens)
+            self._carry_out(policy.finish(prefilled.id, now), now)
+            request = outcome.served = sim_request(outcome.request)
+            name = self._pool.take(request, self._names[timer.number], now)
+            self._cached[request.id] = prefilled.cached_tokens
+            self._set_timer(self._timers[name], self._pool.engines[name].next_at())
+        self._set_timer(timer, engine.next_at())
+
+    def _generate(self, timer: EngineTimer, now: float) -> None:
+        """Let an engine of the decode pool pass its due time."""
+        engine = timer.engine
+        assert engine is not None
+        _, finished = engine.advance(now)
+        for request in finished:
+            self._pool.ended(self._names[timer.number])
+            request.cached_tokens = self._cached.pop(request.id)
+            if self._on_end is not None:
+                self._on_end(self._outcomes.pop(request.id))
+        self._set_timer(timer, engine.next_at())

@@ -3,7 +3,7 @@
 import gc
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -18,8 +18,9 @@ from forebay.proxy.core.policy.admission import Admit, refuse
 from forebay.proxy.core.policy.routing import ROUTES, Route
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.sim.engine.served import ServedEngine, served_engine
-from forebay.replay.sim.fleet import Fleet, Policy, SimOutcome
+from forebay.replay.sim.engine.pools import DecodePool, KvLink
+from forebay.replay.sim.engine.served import ServedEngine, can_skip, served_engine
+from forebay.replay.sim.fleet import Fleet, Policy, PooledFleet, SimOutcome
 from forebay.replay.sim.routers.all_knowing import AllKnowing
 from forebay.replay.sim.routers.base import InTurn
 from forebay.replay.sim.routers.models import ROUTER_MODELS
@@ -49,6 +50,8 @@ class Scenario:
             of slots of its first backend.
         tenants: weights and quotas of the trace's tenants, in place of the configuration's.
         exact: compute every engine step by itself: the same times, slowly.
+        pools: numbers of engines that compute prompts and that generate. None: all do both.
+        kv_link: the link of each engine between the pools.
         explained: keep a receipt of every decision (proxy/core/explain/recorder.py).
     """
 
@@ -60,6 +63,8 @@ class Scenario:
     tenants: tuple[Tenant, ...] = ()
     explained: bool = False
     gpu_mix: tuple[str, ...] = ()
+    pools: tuple[int, int] | None = None
+    kv_link: KvLink = field(default_factory=KvLink)
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
@@ -70,6 +75,8 @@ class Scenario:
                 f"give --gpus {len(self.gpu_mix)} or more"
             )
         check_policy(self.policy)
+        if self.pools is not None:
+            self._check_pools(self.pools)
         for bucket in self.proxy.buckets:
             if bucket.backends and len(self.proxy.backends) != self.gpus:
                 raise InputError(
@@ -77,6 +84,22 @@ class Scenario:
                     f"--config has {len(self.proxy.backends)}; give --gpus "
                     f"{len(self.proxy.backends)}, or leave the bucket's `backends` out"
                 )
+
+    def _check_pools(self, pools: tuple[int, int]) -> None:
+        words = "+".join(map(str, pools))
+        if sum(pools) != self.gpus or min(pools) < 1:
+            raise InputError(
+                f"--pools {words}: give a number of prefill and of decode engines, together the "
+                f"{self.gpus} of --gpus"
+            )
+        if self.exact or not can_skip(self.engine):
+            raise InputError(
+                f"--pools {words}: only for engines whose steps can be skipped; leave out --exact, "
+                "--speculative-config, --scheduling-policy and --prefill-schedule-interval, and "
+                "take --vllm-version 0.26 or newer"
+            )
+        if any(bucket.backends for bucket in self.proxy.buckets):
+            raise InputError(f"--pools {words}: leave out `backends` of the buckets in --config")
 
     def buckets(self) -> tuple[LengthBucket, ...]:
         return tuple(LengthBucket(b.name, b.up_to) for b in self.proxy.buckets)
@@ -116,6 +139,25 @@ class Scenario:
         """Return an idle engine and its API server."""
         config = self.engine_config(number)
         return served_engine(config, exact=self.exact)
+
+    def new_fleet(
+        self,
+        engines: Mapping[str, ServedEngine],
+        on_end: Callable[[SimOutcome], None] | None = None,
+    ) -> Fleet:
+        """Return the policy in front of `engines`, the last of which are the decode pool."""
+        if self.pools is None:
+            return Fleet(self.new_policy(list(engines)), engines, on_end=on_end)
+        prefilling = list(engines)[: self.pools[0]]
+        pool = DecodePool(
+            {name: engine for name, engine in engines.items() if name not in prefilling},
+            self.kv_link,
+            self.engine.model_spec.kv_bytes_per_token,
+        )
+        policy = self.new_policy(prefilling)
+        return PooledFleet(
+            policy, {name: engines[name] for name in prefilling}, pool, on_end=on_end
+        )
 
     def new_policy(self, names: Sequence[str], admit: Admit = refuse) -> Policy:
         if self.policy == DIRECT:
@@ -160,6 +202,16 @@ def route_of(policy: str) -> Route:
     return route
 
 
+def parse_pools(text: str) -> tuple[int, int] | None:
+    """Read `1+3`, one prefill and three decode engines, or `none` (InputError: another form)."""
+    if text == "none":
+        return None
+    parts = text.split("+")
+    if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
+        raise InputError(f"--pools {text}: give PREFILL+DECODE engines, such as 1+3, or none")
+    return int(parts[0]), int(parts[1])
+
+
 def split_gpus(text: str) -> tuple[str, tuple[str, ...]]:
     """Split `h200+h100+l40s` into its first GPU and the mix, which is empty for one GPU."""
     names = tuple(text.split("+"))
@@ -192,8 +244,8 @@ def simulate(trace: Sequence[TraceRequest], scenario: Scenario) -> Simulated:
     """
     check_lengths(trace, scenario.engine.context)
     engines = scenario.new_engines()
-    policy = scenario.new_policy(list(engines))
-    fleet = Fleet(policy, engines)
+    fleet = scenario.new_fleet(engines)
+    policy = fleet.policy
     with no_collections():
         started = time.process_time()
         outcomes = fleet.run(trace)

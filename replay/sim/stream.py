@@ -20,7 +20,7 @@ from forebay.replay.plan.schedule import Schedule, make_schedule
 from forebay.replay.plan.slo import SESSION, Slo, meets
 from forebay.replay.plan.source import TraceSource
 from forebay.replay.results.summary import PERCENTILES, rank_of, throughput
-from forebay.replay.sim.fleet import Fleet, SimOutcome
+from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.summary import simulated_verdict
 from forebay.replay.sim.sweep import SweepCase
 from forebay.replay.sim.workload import with_blocks
@@ -137,7 +137,7 @@ def stream_case(case: SweepCase) -> dict[str, Any]:
     # Count each request when it ends, so that no request stays in memory.
     totals = StreamTotals(scenario.buckets(), case.slos)
     engines = scenario.new_engines()
-    fleet = Fleet(scenario.new_policy(list(engines)), engines, on_end=totals.add)
+    fleet = scenario.new_fleet(engines, totals.add)
     gc.collect()
     gc.disable()  # as in `simulate`
     started = time.process_time()

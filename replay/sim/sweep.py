@@ -24,6 +24,7 @@ from forebay.replay.sim.scenario import (
     Simulated,
     check_policy,
     no_collections,
+    parse_pools,
     simulate,
     split_gpus,
 )
@@ -36,7 +37,7 @@ Value = str | int | float | bool | None
 SERVER_ONLY = ("time_scale", "served_model_name", "enable_request_id_headers")
 ENGINE_KEYS = tuple(f.name for f in fields(EngineConfig) if f.name not in SERVER_ONLY)
 WORKLOAD_KEYS = ("rate", "speed", "load", "seed")
-KEYS = tuple(dict.fromkeys(("gpus", "policy", *WORKLOAD_KEYS, *ENGINE_KEYS)))
+KEYS = tuple(dict.fromkeys(("gpus", "pools", "policy", *WORKLOAD_KEYS, *ENGINE_KEYS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,12 @@ def cases(
     for combination in product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         engine = {key: value for key, value in values.items() if key in ENGINE_KEYS}
-        outer = {key: value for key, value in values.items() if key in ("gpus", "policy")}
+        outer: dict[str, Any] = {key: values[key] for key in ("gpus", "policy") if key in values}
+        if isinstance(pools := values.get("pools"), str):
+            outer["pools"] = parse_pools(pools)
         if isinstance(gpu := engine.get("gpu"), str):
             engine["gpu"], mix = split_gpus(gpu)
-            outer["gpu_mix"] = mix  # type: ignore[assignment]
+            outer["gpu_mix"] = mix
         paced = {key: value for key, value in values.items() if key in WORKLOAD_KEYS}
         yield SweepCase(
             values,
@@ -200,6 +203,9 @@ def _with_bounds(
 def _value(name: str, text: str) -> Value:
     if name == "policy":
         check_policy(text)
+        return text
+    if name == "pools":
+        parse_pools(text)
         return text
     kinds = {"gpus": int, "seed": int, "rate": float, "speed": float, "load": float}
     kind = kinds.get(name) or _engine_kind(name)

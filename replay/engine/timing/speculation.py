@@ -38,7 +38,7 @@ class Speculation:
 
     Attributes:
         tokens: proposed tokens of a request in a step (num_speculative_tokens).
-        rates: for each position, the probability that it and all before it are accepted.
+        rates: probabilities, by position, that a token and all before it are accepted.
         model: name of the draft model, for the method of that name only.
         drops_block: a prefix hit loses its last block, as heads need its hidden states.
     """

@@ -179,6 +179,16 @@ class Planner:
         if end == request.tokens:
             self.sampling.append(request)
 
+    def _load(self, request: SimRequest, hits: int) -> None:
+        """Take blocks for keys and values that came from another engine, behind `hits` blocks."""
+        block_size, loaded = self.block_size, request.loaded
+        if loaded <= hits * block_size:
+            return
+        self.pool.free -= -(-loaded // block_size) - hits
+        full = min(request.shareable, loaded // block_size)
+        if full > hits:
+            self.pool.register(request.runs, request.ids, request.block_tokens, full)
+
     def finish(self, request: SimRequest) -> None:
         """Remove a request that produced its last token. It is not decoding any more."""
         if request not in self.running:  # preempted while its last token was being sampled
@@ -222,6 +232,7 @@ class Planner:
         else:
             self.pool.release_uncached(full + uncached)
         victim.rank = -1
+        victim.loaded = 0
         victim.preemptions += 1
         self.preemptions += 1
         self.preempted = True
@@ -293,7 +304,7 @@ class Planner:
             assert hits == shareable or not own
             hits += own
             in_free += own
-        computed = hits * block_size
+        computed = max(hits * block_size, request.loaded)
         count = tokens - computed
         if 0 < cap < count:
             count = cap
@@ -318,8 +329,9 @@ class Planner:
         if not request.preemptions:
             if self._caching:
                 self.prefix_queries += tokens
-                self.prefix_hits += computed
-            request.cached_tokens = computed
+                self.prefix_hits += hits * block_size
+            request.cached_tokens = hits * block_size
+        self._load(request, hits)
         request.computed = computed
         self._compute(request, count)
         if computed + count < tokens:

@@ -28,6 +28,7 @@ class SimRequest:
         cached_tokens: prompt tokens hit at the first admission.
         stall_s: largest gap between two of its tokens, seconds.
         preemptions: number of its preemptions.
+        loaded: prompt tokens whose keys and values another engine has computed.
         priority: lower goes first, under the engine's priority policy only.
         process: the process of the API server that has it, set by `ServedEngine`.
     """
@@ -42,6 +43,7 @@ class SimRequest:
         "id",
         "ids",
         "last",
+        "loaded",
         "offset",
         "output_target",
         "phase",
@@ -84,7 +86,7 @@ class SimRequest:
         self.first_token_s = self.finished_s = -1.0
         self.gap_from = -1.0  # time of the last token before a preemption
         self.stall_s = 0.0
-        self.cached_tokens = self.preemptions = self.priority = 0
+        self.cached_tokens = self.loaded = self.preemptions = self.priority = 0
         self.phase = PREFILLING
         self.private: Run | None = None
         self.process: ApiProcess | None = None

@@ -52,8 +52,16 @@ class ServedEngine:
 
     def send(self, request: SimRequest, now: float) -> None:
         """Send a request to the server."""
+        self.enter(request, self.receive(request, now))
+
+    def receive(self, request: SimRequest, now: float) -> float:
+        """Take a request into the API server, and return when the engine may have it."""
         process = request.process = self._server.next_process()
-        self._pass(process.receive(request.prompt_tokens, now), IN, request)
+        return process.receive(request.prompt_tokens, now)
+
+    def enter(self, request: SimRequest, at: float) -> None:
+        """Let the engine have a request that the API server has received."""
+        self._pass(at, IN, request)
 
     def next_at(self) -> float:
         """Return when `advance` is due if no request is sent before, inf without work."""
