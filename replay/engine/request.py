@@ -45,6 +45,7 @@ class EngineRequest:
         "arrival_s",
         "blocks",
         "cached_tokens",
+        "choices",
         "computed",
         "content",
         "drafts",
@@ -106,6 +107,7 @@ class EngineRequest:
         self.cached_tokens = -1  # prefix hit at the first admission, -1 before it
         self.preemptions = 0
         self.aborted = False
+        self.choices = 1  # n of its prompt; 0 for all but the first choice
         self.process: ApiProcess | None = None
         self.lookup: list[int] = []  # hits of the last lookup
         self.lookup_at = -1  # the pool's change count at that lookup

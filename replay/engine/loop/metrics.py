@@ -101,7 +101,8 @@ class EngineMetrics:
         self.prompt_length.observe(request.prompt_tokens)
         self.output_length.observe(request.output_tokens)
         self.computed_prompt.observe(request.prompt_tokens - max(0, request.cached_tokens))
-        self.choices.observe(1)
+        if request.choices:
+            self.choices.observe(request.choices)
         self.preempted.observe(request.preemptions)
         if request.output_tokens > 1:
             gaps = request.output_tokens - 1

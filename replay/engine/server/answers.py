@@ -107,14 +107,24 @@ class AnswerOrigin:
 class Chunks:
     """The events of one streamed answer. `done` is the last event."""
 
-    __slots__ = ("_call", "_head", "_origin", "_whole_blocks", "after", "before")
+    __slots__ = ("_call", "_head", "_origin", "_whole_blocks", "after", "before", "index")
 
     done = DONE
 
     def __init__(
-        self, call: Call, answer_id: str, created: int, origin: AnswerOrigin, whole_blocks: int
+        self,
+        call: Call,
+        answer_id: str,
+        created: int,
+        origin: AnswerOrigin,
+        whole_blocks: int,
+        index: int = 0,
     ) -> None:
-        """Create the chunks. `whole_blocks` are the prompt's tokens in full, cacheable blocks."""
+        """Create the chunks of choice `index`.
+
+        `whole_blocks` are the prompt's tokens in full, cacheable blocks.
+        """
+        self.index = index
         self._call = call
         self._origin = origin
         self._whole_blocks = whole_blocks
@@ -125,7 +135,7 @@ class Chunks:
             created,
             orjson.dumps(origin.model),
         )
-        choice = self._head + b'"choices":[{"index":0,'
+        choice = self._head + b'"choices":[{"index":%d,' % index
         if call.chat:
             self.before = choice + b'"delta":{"content":"'
             self.after = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]'
@@ -142,9 +152,13 @@ class Chunks:
 
     def role(self) -> bytes:
         """Return the empty first delta of a chat, sent when the first token is ready."""
+        return self.role_of(self.index)
+
+    def role_of(self, index: int) -> bytes:
+        """Return the empty first delta of a choice."""
         return (
             self._head
-            + b'"choices":[{"index":0,"delta":{"role":"assistant","content":""},'
+            + b'"choices":[{"index":%d,"delta":{"role":"assistant","content":""},' % index
             + b'"logprobs":null,"finish_reason":null}]'
             + self._running_usage(0)
             + b',"prompt_token_ids":null,"prompt_text":null}\n\n'
@@ -170,6 +184,10 @@ class Chunks:
 
     def usage(self, produced: int, cached: int) -> bytes:
         """Return the closing usage chunk, empty unless the client asked for it."""
+        return self.usage_of(self._call.prompt.tokens, produced, cached)
+
+    def usage_of(self, prompt_tokens: int, produced: int, cached: int) -> bytes:
+        """Return that chunk for prompts and choices with these tokens in all."""
         if not self._call.include_usage:
             return b""
         details = b""
@@ -181,8 +199,7 @@ class Chunks:
             )
         return (
             self._head
-            + b'"choices":[],"usage":{%b%b},'
-            % (_counts(self._call.prompt.tokens, produced), details)
+            + b'"choices":[],"usage":{%b%b},' % (_counts(prompt_tokens, produced), details)
             + self._origin.fingerprint
             + b"}\n\n"
         )

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,6 +36,12 @@ from forebay.replay.engine.server.dialects.responses import (
     read_responses,
     whole_response,
 )
+from forebay.replay.engine.server.dialects.several import (
+    ChoiceChunks,
+    choices_of,
+    merged_answer,
+    prompt_tokens_of,
+)
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.protocol import Call, check_length, read_call, read_json
 from forebay.replay.engine.server.streams import Collected, TokenStream
@@ -62,6 +68,16 @@ CHAT = Api("chatcmpl", partial(read_call, chat=True))
 COMPLETION = Api("cmpl", partial(read_call, chat=False))
 MESSAGES = Api("chatcmpl", read_messages, MessageChunks, whole_message, message_error)
 RESPONSES = Api("resp", read_responses, ResponseChunks, whole_response)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One choice of an answer: its request in the engine, and where its tokens go."""
+
+    call: Call
+    request: EngineRequest
+    sink: Collected | TokenStream
+    text: AnswerText
 
 
 class Generator:
@@ -118,6 +134,8 @@ class Generator:
         # Read the request and decide its answer.
         loop, config = self._loop, self._config
         call = api.read(body, served_name=config.served_name)
+        if call.n > 1 or call.others:
+            return await self._generate_several(http, api, call, arrival_s)
         check_length(call.prompt, config.context)
         if why := loop.unavailable():
             raise unavailable(why)
@@ -164,18 +182,117 @@ class Generator:
             return response
         if sink.error is not None:
             raise sink.error
-        answer = api.whole(
-            call,
-            answer_id,
-            created,
-            self._origin,
-            text.between(0, sink.produced, sink.reason),
-            sink.produced,
-            max(0, request.cached_tokens),
-            sink.reason,
-            self._whole_blocks(call),
-        )
+        answer = self._whole(api, (answer_id, created), Choice(call, request, sink, text))
         return web.Response(body=answer, headers=self.with_request_id(http, JSON))
+
+    def _whole(self, api: Api, named: tuple[str, int], choice: Choice) -> bytes:
+        """Return the whole answer of one choice."""
+        sink = choice.sink
+        assert isinstance(sink, Collected)
+        return api.whole(
+            choice.call,
+            *named,
+            self._origin,
+            choice.text.between(0, sink.produced, sink.reason),
+            sink.produced,
+            max(0, choice.request.cached_tokens),
+            sink.reason,
+            self._whole_blocks(choice.call),
+        )
+
+    async def _generate_several(
+        self, http: web.Request, api: Api, call: Call, arrival_s: float
+    ) -> web.StreamResponse:
+        """Answer with several choices, each a request of its own in the engine."""
+        loop = self._loop
+        for prompt in (call.prompt, *call.others):
+            check_length(prompt, self._config.context)
+        if why := loop.unavailable():
+            raise unavailable(why)
+        named = self._answer_id(http, call, api.kind), int(time.time())
+        response = web.StreamResponse(headers=self.with_request_id(http, EVENTS))
+        if call.stream:
+            await response.prepare(http)
+        choices = [
+            self._choice(http, call, single, index, named, arrival_s)
+            for index, single in enumerate(choices_of(call))
+        ]
+        try:
+            await self._run_several(choices)
+        except EngineApiError as error:
+            if not call.stream:
+                raise
+            await response.write(error.event() + DONE)
+            await response.write_eof()
+            return response
+        finally:
+            for choice in choices:
+                loop.abort(choice.request)
+        if call.stream:
+            await response.write(self._closing_events(call, named, choices))
+            await response.write_eof()
+            return response
+        answers = []
+        for choice in choices:
+            assert isinstance(choice.sink, Collected)
+            if choice.sink.error is not None:
+                raise choice.sink.error
+            answers.append(self._whole(api, named, choice))
+        answer = merged_answer(answers, prompt_tokens_of(call))
+        return web.Response(body=answer, headers=self.with_request_id(http, JSON))
+
+    def _choice(
+        self,
+        http: web.Request,
+        call: Call,
+        single: tuple[int, Call],
+        index: int,
+        named: tuple[str, int],
+        arrival_s: float,
+    ) -> Choice:
+        """Create choice `index`, with words and an end of its own."""
+        number, own = single
+        generation = Generation(own.prompt, (self._config.seed or 0) + number)
+        ending = ending_of(own, generation, self._config.context - own.prompt.tokens)
+        own = replace(own, stopped_by=ending.stopped_by)
+        text = AnswerText(generation, own, ending)
+        sink: Collected | TokenStream = Collected()
+        if call.stream:
+            count = call.n * (1 + len(call.others))
+            blocks = self._whole_blocks(own)
+            chunks = ChoiceChunks(own, *named, self._origin, blocks, index, count)
+            sink = stream = self._stream(http, own, chunks, text)
+            stream.done.add_done_callback(lambda _: _write_last(stream))
+        request = self._request(own, generation, ending, arrival_s, sink)
+        request.choices = call.n if number == 0 else 0
+        return Choice(own, request, sink, text)
+
+    async def _run_several(self, choices: Sequence[Choice]) -> None:
+        """Pass all choices through one process of the API server, and wait for their ends."""
+        loop, first = self._loop, choices[0]
+        prompts = {id(choice.call.prompt): choice.call.prompt for choice in choices}.values()
+        tokens = sum(prompt.tokens for prompt in prompts)
+        process = await loop.receive(tokens, text=first.call.prompt.text)
+        if why := loop.unavailable():
+            raise unavailable(why)
+        for choice in choices:
+            choice.request.process = process
+            choice.request.queued_s = loop.now()
+            loop.add(choice.request)
+        await asyncio.gather(*(choice.sink.done for choice in choices))
+
+    def _closing_events(
+        self, call: Call, named: tuple[str, int], choices: Sequence[Choice]
+    ) -> bytes:
+        """Return the end of a stream of several choices: its usage, or the error that ended it."""
+        streams = [choice.sink for choice in choices if isinstance(choice.sink, TokenStream)]
+        for stream in streams:
+            if stream.dead:
+                return unavailable(Unavailable.ENGINE_DEAD).event() + DONE
+        produced = sum(stream.produced for stream in streams)
+        cached = max(0, choices[0].request.cached_tokens)
+        chunks = Chunks(call, *named, self._origin, self._whole_blocks(call))
+        return chunks.usage_of(prompt_tokens_of(call), produced, cached) + DONE
 
     async def _run(
         self, request: EngineRequest, sink: Collected | TokenStream, *, text: bool
@@ -274,3 +391,9 @@ class Generator:
             return headers
         name = http.headers.get("X-Request-Id", "")[:MAX_ID_BYTES]
         return {**headers, "X-Request-Id": name or f"{self._random.getrandbits(128):032x}"}
+
+
+def _write_last(stream: TokenStream) -> None:
+    """Write the last chunk of a choice. An error ends the whole stream, so it is written there."""
+    if not stream.dead:
+        stream.write(stream.closing_events)

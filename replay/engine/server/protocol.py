@@ -26,6 +26,7 @@ from forebay.replay.engine.tokenizer import (
     encode_text,
 )
 
+MOST_CHOICES = 16_384  # default of vLLM's VLLM_MAX_N_SEQUENCES
 MOST_DIGITS = 4_300  # the limit of pydantic and of Python's int()
 _NUMBER = re.compile(r"([+-]?)([0-9]+)")
 COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's default for /v1/completions, but not for chat
@@ -38,6 +39,8 @@ class Call:
     Attributes:
         max_tokens: None: as many as the context has room for.
         include_usage, continuous_usage: the options in `stream_options`.
+        n: choices for each prompt.
+        others: the further prompts of a list.
         stop: strings that end an answer; the first that is complete does.
         keeps_stop: the answer includes that string (`include_stop_str_in_output`).
         stopped_by: that string, as the words of an answer are known before.
@@ -54,6 +57,8 @@ class Call:
     priority: int
     cache_salt: str | None
     request_id: str | None
+    n: int = 1
+    others: tuple[Prompt, ...] = ()
     stop: tuple[str, ...] = ()
     keeps_stop: bool = False
     stopped_by: str | None = None
@@ -80,7 +85,8 @@ def read_json(data: bytes, content_type: str) -> dict[str, Any]:
 
 def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
     """Read a chat completion (`chat`) or completion body (EngineApiError 400 or 404: it is bad)."""
-    prompt = _truncated(_chat_prompt(body) if chat else _completion_prompt(body), body)
+    prompts = [_chat_prompt(body)] if chat else _completion_prompts(body)
+    prompt, *others = [_truncated(prompt, body) for prompt in prompts]
     check_model(body, served_name)
     # Fields that cannot work are rejected, with vLLM's message where it has one.
     stream = _boolean(body, "stream")
@@ -105,9 +111,6 @@ def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
             f"(parameter=temperature, value={value})",
             "temperature",
         )
-    n = _integer(body, "n")
-    if n is not None and n != 1:
-        raise bad_value(f"n must be 1 on the simulated engine, got {n}.", "n")
     options = options or {}
     return Call(
         chat=chat,
@@ -121,6 +124,8 @@ def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
         priority=_integer(body, "priority") or 0,
         cache_salt=_salt(body),
         request_id=_string(body, "request_id"),
+        n=_choices(body, temperature),
+        others=tuple(others),
         stop=_stop_strings(body),
         keeps_stop=_boolean(body, "include_stop_str_in_output"),
     )
@@ -156,7 +161,7 @@ def check_length(prompt: Prompt, max_model_len: int) -> None:
 def read_tokenize(body: dict[str, Any], served_name: str) -> Prompt:
     """Read the prompt of a /tokenize body, given as `prompt` or as `messages`."""
     check_model(body, served_name)
-    return _chat_prompt(body) if "messages" in body else _completion_prompt(body)
+    return _chat_prompt(body) if "messages" in body else _completion_prompts(body)[0]
 
 
 def _json_error(data: bytes) -> EngineApiError:
@@ -224,12 +229,39 @@ def _content(content: Any, index: int) -> str:
     return "\n".join(texts)
 
 
-def _completion_prompt(body: dict[str, Any]) -> Prompt:
+def _choices(body: dict[str, Any], temperature: Any) -> int:
+    n = _integer(body, "n")
+    if n is None or n == 1:
+        return 1
+    if n < 1:
+        raise bad_value(f"n must be at least 1, got {n}.")
+    if n > MOST_CHOICES:
+        raise bad_value(
+            f"n must be at most {MOST_CHOICES}, got {n}. To increase this limit, set the "
+            "VLLM_MAX_N_SEQUENCES environment variable."
+        )
+    if temperature == 0:
+        raise bad_value(f"n must be 1 when using greedy sampling, got {n}.")
+    return n
+
+
+def _completion_prompts(body: dict[str, Any]) -> list[Prompt]:
+    """Read a prompt, or a list of prompts that are all texts or all token ids."""
     if "prompt" not in body:
         raise invalid("missing", "prompt", "Field required", shown(body))
     prompt = body["prompt"]
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
+    if prompt == []:
+        raise bad_value("You must pass at least one prompt")
+    if isinstance(prompt, list) and isinstance(prompt[0], str | list):
+        for index, part in enumerate(prompt):
+            if type(part) is not type(prompt[0]):
+                where = f"prompt.{index}"
+                raise invalid("string_type", where, "Input should be a valid string", shown(part))
+        return [_completion_prompt(part) for part in prompt]
+    return [_completion_prompt(prompt)]
+
+
+def _completion_prompt(prompt: Any) -> Prompt:
     if isinstance(prompt, str):
         encoded = encode_text(prompt)
     elif isinstance(prompt, list) and all(type(token) is int for token in prompt):
@@ -237,8 +269,6 @@ def _completion_prompt(body: dict[str, Any]) -> Prompt:
             encoded = encode_ids(prompt)
         except ValueError:
             raise bad_value("Token id out of vocabulary: 0 to 4294967295.", "prompt") from None
-    elif isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        raise bad_value("The simulated engine serves one prompt a request.", "prompt")
     else:
         raise invalid("string_type", "prompt", "Input should be a valid string", shown(prompt))
     if not encoded.tokens:

@@ -1,4 +1,6 @@
-"""Further APIs of the same chat: `messages` is Anthropic's, `responses` OpenAI's newer one.
+"""Further forms of the same answers: `messages` is Anthropic's API, `responses` OpenAI's newer one.
+
+`several` has chats and completions with more than one choice.
 
 They follow the converters of vLLM 0.32. The room imports `answers` and `protocol`.
 """

@@ -16,7 +16,7 @@ def read_messages(body: dict[str, Any], *, served_name: str) -> Call:
     for needed in ("model", "messages", "max_tokens"):
         if needed not in body:
             raise invalid("missing", needed, "Field required", shown(body))
-    chat = {key: value for key, value in body.items() if key != "system"}
+    chat = {key: value for key, value in body.items() if key not in ("system", "n")}
     system, messages = body.get("system"), body["messages"]
     if system and isinstance(messages, list):
         chat["messages"] = [{"role": "system", "content": system}, *messages]

@@ -31,7 +31,8 @@ def read_responses(body: dict[str, Any], *, served_name: str) -> Call:
         if body.get("instructions"):
             messages = [{"role": "system", "content": body["instructions"]}, *messages]
     chat = {**body, "messages": messages, "max_completion_tokens": body.get("max_output_tokens")}
-    chat.pop("max_tokens", None)
+    for name in ("max_tokens", "n"):
+        chat.pop(name, None)
     if body.get("stream"):
         chat["stream_options"] = TOLD
     return read_call(chat, chat=True, served_name=served_name)

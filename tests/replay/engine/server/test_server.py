@@ -301,14 +301,21 @@ class TestErrors:
                 *(TEXT, {"prompt": "x" * 5_000, "stream": True}, 400, "BadRequestError"),
                 *("input_tokens", "at least 1025 input tokens"),
             ),
-            (TEXT, {"prompt": "x", "n": 2}, 400, "BadRequestError", "n", "n must be 1"),
-            (TEXT, {"prompt": ["x", "y"]}, 400, "BadRequestError", "prompt", "one prompt"),
+            (
+                *(TEXT, {"prompt": "x", "n": 2, "temperature": 0}, 400, "BadRequestError", None),
+                "n must be 1 when using greedy sampling, got 2.",
+            ),
+            (TEXT, {"prompt": "x", "n": 0}, 400, "BadRequestError", None, "at least 1, got 0."),
+            (TEXT, {"prompt": "x", "n": 10**5}, 400, "BadRequestError", None, "at most 16384"),
+            (TEXT, {"prompt": []}, 400, "BadRequestError", None, "at least one prompt"),
+            (TEXT, {"prompt": ["x", ""]}, 400, "BadRequestError", "prompt", "cannot be empty"),
+            (TEXT, {"prompt": ["x", [1]]}, 400, "Bad Request", "body.prompt.1", "a valid string"),
             (TEXT, {"prompt": [-1]}, 400, "BadRequestError", "prompt", "out of vocabulary"),
             (TEXT, {"prompt": ""}, 400, "BadRequestError", "prompt", "cannot be empty"),
         ],
     )
     def test_bodies_read_as_vllms(
-        self, path: str, body: Any, status: int, kind: str, param: str, says: str
+        self, path: str, body: Any, status: int, kind: str, param: str | None, says: str
     ) -> None:
         code, answer = ask(path, body, max_model_len=1_024)
         error = answer["error"]
