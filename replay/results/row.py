@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forebay.replay.send.http.exchange import ClientExchange
-from forebay.replay.send.http.measure import Latency
 from forebay.traces.schema import TraceRequest
+
+if TYPE_CHECKING:  # `forebay simulate` has rows, but no client and no event loop
+    from forebay.replay.send.http.exchange import ClientExchange
+    from forebay.replay.send.http.measure import Latency
 
 
 @dataclass(slots=True)  # frozen, a row would take three times as long to make
@@ -82,8 +84,8 @@ class Row:
 def row_of(
     request: TraceRequest,
     bucket: str,
-    exchange: ClientExchange,
-    latency: Latency,
+    exchange: "ClientExchange",
+    latency: "Latency",
     task: str | None,
 ) -> Row:
     """Make the row of a request that was sent."""

@@ -10,6 +10,7 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.replay.engine.flags import EngineFlags
+from forebay.traces.command_line.garbage import no_collections
 from forebay.traces.command_line.options import a_time, takes_options
 from forebay.traces.errors import InputError
 
@@ -214,6 +215,11 @@ HEADINGS = {
 @app.command(help=EXAMPLE, headings=HEADINGS)
 @takes_options
 def simulate_command(arguments: SimulateArguments, flags: EngineFlags) -> None:
+    with no_collections():
+        _simulate(arguments, flags)
+
+
+def _simulate(arguments: SimulateArguments, flags: EngineFlags) -> None:
     from forebay.replay.plan.slo import default_slos, parse_slos
     from forebay.replay.sim.sweep import cases, parse_axes, run_all, run_on_ray
 

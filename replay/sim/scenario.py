@@ -1,10 +1,8 @@
 """Define and simulate one what-if: which engines, how many, and which router in front of them."""
 
-import gc
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -25,6 +23,7 @@ from forebay.replay.sim.routers.all_knowing import AllKnowing
 from forebay.replay.sim.routers.base import InTurn
 from forebay.replay.sim.routers.models import ROUTER_MODELS
 from forebay.traces.buckets import LengthBucket
+from forebay.traces.command_line.garbage import no_collections
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
@@ -255,21 +254,6 @@ def simulate(trace: Sequence[TraceRequest], scenario: Scenario) -> Simulated:
     preemptions = sum(engine.preemptions for engine in engines.values())
     receipts = _receipts(policy, outcomes) if isinstance(policy, Shaper) else None
     return Simulated(scenario, outcomes, busy, preemptions, cpu_s, receipts)
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Look for no cyclic objects meanwhile, which costs a fifth of the time.
-
-    Reading and simulating a trace make no such objects.
-    """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _receipts(policy: Shaper, outcomes: Sequence[SimOutcome]) -> Receipts | None:

@@ -25,6 +25,7 @@ from forebay.replay.sim.summary import simulated_verdict
 from forebay.replay.sim.sweep import SweepCase
 from forebay.replay.sim.workload import with_blocks
 from forebay.traces.buckets import LengthBucket, bucket_of
+from forebay.traces.command_line.garbage import no_collections
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
@@ -139,12 +140,9 @@ def stream_case(case: SweepCase) -> dict[str, Any]:
     engines = scenario.new_engines()
     fleet = scenario.new_fleet(engines, totals.add)
     gc.collect()
-    gc.disable()  # as in `simulate`
     started = time.process_time()
-    try:
+    with no_collections():
         fleet.run(_paced(source, schedule))
-    finally:
-        gc.enable()
     busy = [engine.busy_s / totals.last_s if totals.last_s else 0.0 for engine in engines.values()]
     preemptions = sum(engine.preemptions for engine in engines.values())
     return {

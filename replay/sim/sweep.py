@@ -15,21 +15,19 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.parts.pool import process_pool
-from forebay.replay.parts.ray_cluster import connect
 from forebay.replay.plan.slo import Slo
 from forebay.replay.sim.capacity import capacity_per_s, mixed_capacity_per_s
 from forebay.replay.sim.scenario import (
     Scenario,
     Simulated,
     check_policy,
-    no_collections,
     parse_pools,
     simulate,
     split_gpus,
 )
 from forebay.replay.sim.summary import bound_of, set_bound, summarise
 from forebay.replay.sim.workload import SimWorkload
+from forebay.traces.command_line.garbage import no_collections
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
@@ -150,6 +148,8 @@ def run_all(
     if jobs <= 1:
         yield from _with_bounds(sweep, map(_run, sweep, leads))
         return
+    from forebay.replay.parts.pool import process_pool  # one case needs no processes
+
     with process_pool(jobs) as pool:
         yield from _with_bounds(sweep, pool.map(_run, sweep, leads))
 
@@ -158,6 +158,8 @@ def run_on_ray(
     sweep: Sequence[SweepCase], address: str, *, bounded: bool = True
 ) -> Iterator[dict[str, Any]]:
     """Simulate the cases on a Ray cluster (InputError: Ray is missing or unreachable)."""
+    from forebay.replay.parts.ray_cluster import connect
+
     ray = connect(address)
     try:
         remote = ray.remote(_run)

@@ -13,7 +13,6 @@ rejections (admitted requests then leave the queue at their deadline)? The diffe
 rejections that cost one request its answer in time and gave it to no other.
 """
 
-import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -26,6 +25,7 @@ from forebay.proxy.core.policy.routing import Option
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
 from forebay.traces.buckets import bucket_of
+from forebay.traces.command_line.garbage import no_collections
 from forebay.traces.schema import TraceRequest
 
 AFTER_S = 60.0  # arrivals that are this much later do not affect a request any more
@@ -144,10 +144,5 @@ def _play(trace: Sequence[TraceRequest], targets: TtftTargets, admit: Admit) -> 
     scenario = targets.scenario
     engines = scenario.new_engines()
     policy = scenario.new_policy(list(engines), admit)
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with no_collections():
         return Fleet(policy, engines, patience=targets.of).run(trace)
-    finally:
-        if collecting:
-            gc.enable()
