@@ -78,7 +78,7 @@ test-compiled: compiled
 
 # For test-compiled and CI, which have compiled it already.
 run-compiled:
-	PYTHONPATH=.compiled $(BIN)/pytest -q -n 2 tests/core/test_core_parts.py tests/core/test_shaper_stateful.py tests/proxy/test_driver_cancel.py tests/core/explain/test_explain.py tests/behaviour/test_parity.py tests/replay/sim/engine/test_skipping.py tests/replay/sim/test_sim.py -k "not at_the_end_of_a_step"
+	PYTHONPATH=.compiled $(BIN)/pytest -q -n 2 tests/core/test_core_parts.py tests/core/test_shaper_stateful.py tests/proxy/test_driver_cancel.py tests/core/explain/test_explain.py tests/behaviour/test_parity.py tests/replay/sim/engine/test_skipping.py tests/replay/sim/engine/test_pools.py tests/replay/sim/test_sim.py -k "not at_the_end_of_a_step"
 
 # Look for bytes that break the SSE scanner and the body reader: make fuzz SECONDS=600
 SECONDS ?= 60

@@ -6,14 +6,13 @@ decode pool. That engine pulls keys and values, computes the last token of the p
 generates. So the client's first token comes from the decode pool.
 
 A prompt moves over the links of both engines, one after the other. Blocks that the decode pool has
-from an earlier prompt are not moved. Three things are left out. An engine keeps no blocks for a
-prompt that is on its way. The router takes no time. A request keeps its place in no queue between
-the pools.
+from an earlier prompt are not moved. Two things are left out: no engine keeps blocks for a prompt
+that is on its way, and the router takes no time.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from forebay.replay.sim.engine.request import SimRequest
 from forebay.replay.sim.engine.served import ServedEngine
@@ -21,13 +20,14 @@ from forebay.replay.sim.engine.skipping import SkippingEngine
 from forebay.traces.command_line.quantities import seconds
 from forebay.traces.errors import InputError
 
-_BYTES_PER_S = {"gbps": 1e9 / 8, "mbps": 1e6 / 8, "gb/s": 1e9, "mb/s": 1e6}
-_SPEED = re.compile(r"(\d+(?:\.\d+)?)\s*([GM](?:bps|bit/s|B/s))", re.IGNORECASE)
+_SPEED = re.compile(r"(\d+(?:\.\d+)?)\s*([GM])(bps|bit/s|b/s|B/s)")
+_PREFIXES = {"G": 1e9, "M": 1e6}
 
 
-@dataclass(frozen=True, slots=True)
-class KvLink:
+class KvLink(NamedTuple):
     """The link of each engine over which keys and values move.
+
+    It is a tuple because compiled code cannot pickle a frozen dataclass for another process.
 
     Attributes:
         bytes_per_s: speed in one direction.
@@ -48,8 +48,8 @@ def parse_link(text: str) -> KvLink:
         match = None
     if match is None or not float(match[1]) > 0:
         raise InputError(f"--kv-link {text}: give a speed, such as 400Gbps, 50GB/s or 400Gbps+2ms")
-    unit = match[2].lower().replace("bit/s", "bps")
-    return KvLink(float(match[1]) * _BYTES_PER_S[unit], latency_s)
+    bits = 1.0 if match[3] == "B/s" else 8.0
+    return KvLink(float(match[1]) * _PREFIXES[match[2]] / bits, latency_s)
 
 
 class DecodePool:

@@ -27,6 +27,6 @@ def test_every_step_is_vllms(capfd: pytest.CaptureFixture[str]) -> None:
     assert told["workloads"] == int(WORKLOADS)
     for name in (
         *("async_workloads", "priority_workloads", "interval_workloads", "preemptions"),
-        *("hit_tokens", "aborts", "stop", "length"),
+        *("hit_tokens", "aborts", "stop", "length", "speculative_workloads", "accepted_tokens"),
     ):
         assert told[name] > 0, f"the workloads exercise no {name}"

@@ -1,5 +1,6 @@
 """Pools of prefill and decode engines: times by hand, and the books of every block."""
 
+import pickle
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -113,14 +114,22 @@ def test_long_prompts_no_longer_stall_answers() -> None:
     assert stalls[1] < 0.1
 
 
+def test_a_scenario_reaches_another_process() -> None:
+    scenario = Scenario(gpus=4, pools=(1, 3), kv_link=parse_link("100Gbps"))
+    assert pickle.loads(pickle.dumps(scenario)) == scenario
+
+
 def test_the_speed_of_a_link_is_read() -> None:
     assert parse_link("400Gbps") == KvLink(50e9)
-    assert parse_link("400 gbit/s+2ms") == KvLink(50e9, 0.002)
+    assert parse_link("400 Gbit/s+2ms") == KvLink(50e9, 0.002)
+    assert parse_link("400Gb/s") == KvLink(50e9)  # bits: a small b
     assert parse_link("12.5GB/s") == KvLink(12.5e9)
     assert parse_pools("none") is None
 
 
-@pytest.mark.parametrize("text", ["400", "fast", "0Gbps", "400Gbps+soon", "-1GB/s", "400TB"])
+@pytest.mark.parametrize(
+    "text", ["400", "fast", "0Gbps", "400Gbps+soon", "-1GB/s", "400TB", "400gbps"]
+)
 def test_a_wrong_speed_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"--kv-link .*: give a speed, such as 400Gbps"):
         parse_link(text)
