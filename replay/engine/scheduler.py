@@ -170,12 +170,8 @@ class Scheduler:
         return cap
 
     def _schedule_running(self, step: Scheduled, budget: int, cap: int) -> int:
-        running, scheduled, holds, slots = (
-            self.running,
-            step.tokens,
-            self._interval.holds,
-            self._slots,
-        )
+        running, scheduled, slots = self.running, step.tokens, self._slots
+        holds = self._interval.holds
         block_size, last_position = self._block_size, self.limits.max_model_len - 1
         index = 0
         while index < len(running) and budget > slots:
