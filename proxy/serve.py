@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 
 from forebay.proxy.admin.port import Admin
+from forebay.proxy.admin.watch import Watch
 from forebay.proxy.app import App
 from forebay.proxy.backends.discovery import Discovery
 from forebay.proxy.backends.pool import Backends
@@ -54,6 +55,7 @@ class Proxy:
     protection: Protection
     security: Security
     exchange: PeerExchange
+    watch: Watch
     stop: asyncio.Event
     url: str
     admin_url: str
@@ -170,7 +172,8 @@ async def _listen_on_both(
     # The servers of both ports.
     public, security, stop = services.port.server, services.security, asyncio.Event()
     assert public is not None
-    admin = HttpServer(Admin(services, app=app, reloader=reloader, drain=stop.set).handle)
+    watch = await stack.enter_async_context(Watch(services, app=app, reloader=reloader))
+    admin = HttpServer(Admin(services, watch, app=app, reloader=reloader, drain=stop.set).handle)
     at, tls = reloader.config.listen, security.tls.context if security.tls else None
     admin_host = at.effective_admin_host
     # Listen on both.
@@ -192,6 +195,7 @@ async def _listen_on_both(
         protection=services.protection,
         security=security,
         exchange=services.exchange,
+        watch=watch,
         stop=stop,
         url=f"{'https' if tls else 'http'}://{url_host(at.host)}:{port}",
         admin_url=f"http://{url_host(admin_host)}:{admin_port}",

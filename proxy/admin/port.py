@@ -14,7 +14,7 @@ from aiohttp import web
 from forebay.proxy.admin.backend_facts import backend_facts
 from forebay.proxy.admin.preview import preview_fields
 from forebay.proxy.admin.request_list import BAD_QUERY, BadQuery, listed
-from forebay.proxy.admin.status import status_fields
+from forebay.proxy.admin.watch import Watch
 from forebay.proxy.app import App
 from forebay.proxy.diagnose.receipt_text import receipt_fields
 from forebay.proxy.http1 import errors
@@ -43,16 +43,22 @@ class Admin:
     """
 
     def __init__(
-        self, services: Services, *, app: App, reloader: Reloader, drain: Callable[[], None]
+        self,
+        services: Services,
+        watch: Watch,
+        *,
+        app: App,
+        reloader: Reloader,
+        drain: Callable[[], None],
     ) -> None:
         self._services = services
+        self._watch = watch
         self._app = app
         self._reloader = reloader
         self._drain = drain
         self._driver = services.driver
         self._receipts = services.receipts
         self._page = files("forebay.proxy.admin").joinpath("live.html").read_bytes()
-        self._started_at = self._driver.clock()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if (refusal := cross_site_refusal(request)) is not None:
@@ -68,7 +74,7 @@ class Admin:
             case "GET", "/status" if (id_ := requested_id(request)) is not None:
                 return self._explain(id_)
             case "GET", "/status" | "/history" as path:
-                fields = {"/status": self._status, "/history": self._history}[path]()
+                fields = {"/status": self._watch.status, "/history": self._history}[path]()
                 return web.Response(body=orjson.dumps(fields), content_type="application/json")
             case "GET", "/requests":
                 return self._list(request)
@@ -94,10 +100,6 @@ class Admin:
         text = services.metrics.text() if ago_s is None else past.ago(ago_s) + past.age(ago_s)
         kind = "text/plain; version=0.0.4; charset=utf-8"
         return web.Response(body=text, headers={"content-type": kind})
-
-    def _status(self) -> dict[str, Any]:
-        uptime_s = self._driver.clock() - self._started_at
-        return status_fields(self._services, self._app, self._reloader, uptime_s=uptime_s)
 
     def _history(self) -> dict[str, Any]:
         fields = self._services.history.fields()
@@ -142,6 +144,7 @@ class Admin:
         try:
             buckets = self._driver.shaper.buckets
             fields = listed(self._receipts, query_of(request), now, buckets)
+            fields["findings"] = self._watch.findings()
         except BadQuery as error:
             body = error_body(str(error), CLIENT, BAD_QUERY)
             return web.Response(status=400, body=body, content_type="application/json")

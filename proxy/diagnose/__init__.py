@@ -7,5 +7,5 @@ config_file (a file, and whether it is in force), top_cli (`forebay top`), frame
 screen).
 
 May import api, backends, config, core, http1, security and telemetry. Of the modules that serve
-requests only the admin port imports it, for receipt_text.
+requests only the admin port imports it, for receipt_text and the checks.
 """

@@ -127,7 +127,14 @@ def preview(admin: str, file: Path, tenant: str = "") -> dict[str, Any]:
 
 
 def show_list(answer: dict[str, Any]) -> None:
-    """Print the JSON of `/requests` as a table, of 80 columns unless names are too long."""
+    """Print the JSON of `/requests` as a table, of 80 columns unless names are too long.
+
+    The findings of `forebay doctor` come first, as one cause explains many requests.
+    """
+    for finding in answer.get("findings", ()):
+        text = f"{finding['text']}. Remedy: {finding['remedy']}."
+        head = f"{finding['severity'].upper():<8} "
+        print(textwrap.fill(text, 80, initial_indent=head, subsequent_indent=" " * 9))
     # A row for each request, and a line with its reason.
     rejected = answer["by"] == "rejected"
     rows = answer["requests"]

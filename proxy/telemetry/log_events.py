@@ -60,6 +60,8 @@ class LogEvent(Enum):
         *("rejections_go_on", WARNING),
         "once a minute: how many requests are rejected, and why",
     )
+    FINDING = "finding", WARNING, "`forebay doctor` finds a fault that it did not find before"
+    FINDING_OVER = "finding_over", INFO, "for two minutes `forebay doctor` has not found the fault"
     REJECTIONS_OVER = "rejections_over", INFO, "no request was rejected for half a minute"
     PLAIN_HTTP = "plain_http", WARNING, "clients speak plain HTTP to the TLS port"
     OVERLOADED = "overloaded", WARNING, "the proxy sheds service classes to protect itself"

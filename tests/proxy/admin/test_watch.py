@@ -1,0 +1,79 @@
+"""The checks that the proxy runs itself: what is logged, listed and put together."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from proxy_stage import RawBackend, Stage, on_stage
+
+from forebay.proxy.admin import watch
+from forebay.proxy.admin.watch import EVERY_S, OVER_S, RECENT_S, of_all_workers
+from forebay.proxy.diagnose.doctor.finding import Finding
+from forebay.proxy.telemetry.log_events import LogEvent
+
+CAUSE = Finding("prefix caching", "warning", "gpu\x1b0 runs without it", "switch it on")
+EFFECT = Finding("late first tokens", "warning", "9 of 20 were late", "read explain")
+STANDING = Finding("mode", "warning", "the proxy only observes", "set mode")
+
+
+def findings_of(on: Stage) -> list[tuple[LogEvent, str]]:
+    kinds = LogEvent.FINDING, LogEvent.FINDING_OVER
+    events = zip(on.said, on.said.events, strict=True)
+    return [(event, line) for line, (event, _, _) in events if event in kinds]
+
+
+async def checks_of(on: Stage, target: str) -> list[str]:
+    async with on.client.get(on.proxy.admin_url + target) as response:
+        return [row["check"] for row in json.loads(await response.text())["findings"]]
+
+
+def test_a_cause_has_a_line_at_its_begin_and_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Finding] = []
+    monkeypatch.setattr(watch, "examine", lambda _: list(found))
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        found[:] = [STANDING, EFFECT, CAUSE]
+        await asyncio.sleep(2 * EVERY_S + 1.0)
+        begin = (
+            LogEvent.FINDING,
+            "gpu\N{REPLACEMENT CHARACTER}0 runs without it. Remedy: switch it on",
+        )
+        assert findings_of(on) == [begin]  # once, and neither the effect nor the standing one
+        assert await checks_of(on, "/status") == ["prefix caching", "late first tokens", "mode"]
+        found.clear()
+        await asyncio.sleep(EVERY_S)
+        assert await checks_of(on, "/status") == []
+        assert "prefix caching" in await checks_of(on, "/requests?by=slowest")
+        await asyncio.sleep(OVER_S)
+        assert [event for event, _ in findings_of(on)] == [begin[0], LogEvent.FINDING_OVER]
+        assert "no longer found after 30 s: gpu" in findings_of(on)[1][1]
+        await asyncio.sleep(RECENT_S)
+        assert await checks_of(on, "/requests?by=slowest") == []
+        # An effect without a cause is logged itself.
+        found[:] = [STANDING, EFFECT]
+        await asyncio.sleep(EVERY_S)
+        assert findings_of(on)[-1] == (LogEvent.FINDING, "9 of 20 were late. Remedy: read explain")
+
+    on_stage(scene, None)
+
+
+def test_an_idle_proxy_asks_its_backends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(watch, "backend_facts", asked.append)
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        await asyncio.sleep(3 * EVERY_S)
+
+    on_stage(scene, None)
+    assert not asked
+
+
+def test_findings_of_workers_are_listed_once() -> None:
+    def row(check: str, text: str, severity: str = "warning") -> dict[str, Any]:
+        return {"check": check, "text": text, "severity": severity}
+
+    first = [row("prefix caching", "a"), row("late first tokens", "3 of 20")]
+    second = [row("prefix caching", "a"), row("prefix caching", "b"), row("restarts", "c", "error")]
+    together = of_all_workers([first, second])
+    assert [one["text"] for one in together] == ["c", "a", "b", "3 of 20"]

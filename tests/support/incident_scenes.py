@@ -1,0 +1,342 @@
+"""Eleven incidents, staged in front of simulated engines, mostly in virtual time.
+
+Before an incident the same traffic runs without the fault for longer than the window of `forebay
+doctor`, which then has nothing to say. Each scene returns what an operator reads afterwards.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from proxy_stage import RawBackend, Stage, silent, stage
+
+from forebay.proxy.admin.watch import EVERY_S
+from forebay.proxy.diagnose.checks import examine
+from forebay.proxy.diagnose.doctor.finding import Finding
+from forebay.proxy.diagnose.scene import Scene, samples_of
+from forebay.replay.clock.virtual_loop import run
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.server.server import RunningEngine, start_engine
+from forebay.replay.engine.timing.api_server import ApiServer, ServerTimes
+
+THRESHOLD = {"long_prefill_token_threshold": 2_048}
+WORD = "word "  # about 1.25 tokens by the first estimate of a proxy
+SINCE_S = 60.0
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Two engines on ports of their own, so that one can be replaced."""
+
+    changes: dict[str, Any] = field(default_factory=dict)
+    engines: list[RunningEngine] = field(default_factory=list)
+    stacks: list[AsyncExitStack] = field(default_factory=list)
+
+    async def start(self, number: int, port: int = 0, **changes: Any) -> None:
+        keys = {"seed": 1, "served_model_name": "tiny", **THRESHOLD, **self.changes, **changes}
+        stack = AsyncExitStack()
+        engine = await stack.enter_async_context(start_engine(EngineConfig(**keys), port=port))
+        self.engines[number : number + 1] = [engine]
+        self.stacks[number : number + 1] = [stack]
+
+    async def stop(self, number: int) -> int:
+        port = int(self.engines[number].url.rpartition(":")[2])
+        await self.stacks[number].aclose()
+        return port
+
+
+@asynccontextmanager
+async def fleet(**changes: Any) -> AsyncIterator[Fleet]:
+    made = Fleet(changes)
+    try:
+        await made.start(0)
+        await made.start(1)
+        yield made
+    finally:
+        for stack in made.stacks:
+            await stack.aclose()
+
+
+async def scene_of(on: Stage) -> Scene:
+    async def get(target: str) -> str:
+        async with on.client.get(on.proxy.admin_url + target) as response:
+            return str(await response.text())
+
+    before, facts = json.loads(await get("/status")), json.loads(await get("/backends"))
+    now = samples_of(await get("/metrics"))
+    then = samples_of(await get(f"/metrics?ago={SINCE_S:.0f}"))
+    return Scene(json.loads(await get("/status")), facts, now, before, then).recent()
+
+
+@dataclass(slots=True)
+class Told:
+    """What an operator reads after an incident.
+
+    Attributes:
+        findings: the lines of `forebay doctor --since 1m`.
+        slowest: the reasons that `forebay explain --slowest 10 --since 1m` gives.
+        rejected: the reasons of `forebay explain --rejected --since 1m`.
+        explained: the checks whose findings `forebay explain` prints above its list.
+        page: the checks whose findings the live page shows, half a minute later.
+        events: seconds since the incident began, event and message of each line of the log.
+    """
+
+    findings: list[Finding]
+    slowest: list[str]
+    rejected: list[str]
+    explained: list[str]
+    page: list[str]
+    events: list[tuple[float, str, str]]
+
+    @property
+    def log(self) -> list[str]:
+        """The messages of the log since the proxy started."""
+        return [message for _, _, message in self.events]
+
+
+async def told_by(on: Stage, began_at: float, look: bool = False) -> Told:
+    """Ask the proxy. `look`: let its own checks run now, not at their next time."""
+
+    async def get(target: str) -> Any:
+        async with on.client.get(on.proxy.admin_url + target) as response:
+            return json.loads(await response.text())
+
+    async def listed(by: str) -> Any:
+        return await get(f"/requests?by={by}&count=10&since_s={SINCE_S:.0f}")
+
+    findings = examine(await scene_of(on))
+    slowest, rejected = await listed("slowest"), await listed("rejected")
+    if look:
+        await on.proxy.watch.look()
+    else:
+        await asyncio.sleep(EVERY_S)
+    explained, page = await listed("slowest"), await get("/status")
+    events = (await get("/history"))["events"]
+    since_s = asyncio.get_running_loop().time() - began_at
+    return Told(
+        findings,
+        [row["reason"] for row in slowest["requests"]],
+        [row["reason"] for row in rejected["requests"]],
+        [row["check"] for row in explained["findings"]],
+        [row["check"] for row in page["findings"]],
+        [(since_s - e["age_s"], e["event"], e["message"]) for e in reversed(events)],
+    )
+
+
+async def ask(on: Stage, words: int, name: object, **more: Any) -> int:
+    body = {"prompt": f"{name} " + WORD * words, "max_tokens": 4, "stream": True,
+            "stream_options": {"include_usage": True}, **more.pop("body", {})}  # fmt: skip
+    async with on.post(body, **more) as response:
+        await response.read()
+        return int(response.status)
+
+
+async def chats(on: Stage, seconds: float, **more: Any) -> None:
+    """Send a chat each half second; the sessions share a long beginning."""
+    tasks = []
+    for number in range(int(2 * seconds)):
+        tasks.append(asyncio.create_task(ask(on, 1_500, f"session {number % 7}", **more)))
+        await asyncio.sleep(0.5)
+    await asyncio.gather(*tasks)
+
+
+Incident = Callable[[Stage, Fleet], Awaitable[float | None]]
+"""Plays an incident. Returns the time at which it began, if that was later than its call."""
+
+
+def told_after(incident: Incident, *, keys: Path | None = None, **changes: Any) -> Told:
+    """Return what is told of an incident that quiet traffic went before."""
+    more: dict[str, Any] = {"tenants": {"keys": str(keys)}} if keys else {}
+    headers = {"authorization": "Bearer key-of-good-0123456789"} if keys else {}
+
+    async def main() -> Told:
+        async with (
+            fleet(**changes) as engines,
+            stage([one.url for one in engines.engines], each=THRESHOLD, **more) as on,
+        ):
+            await chats(on, 40.0, headers=headers)
+            await asyncio.sleep(SINCE_S + 40.0)
+            await chats(on, 10.0, headers=headers)
+            if not changes:
+                assert examine(await scene_of(on)) == []
+            called_at = asyncio.get_running_loop().time()
+            began_at = await incident(on, engines)
+            return await told_by(on, began_at or called_at)
+
+    return run(main())
+
+
+def died() -> Told:
+    """An engine is killed, and its port is closed."""
+
+    async def incident(on: Stage, engines: Fleet) -> None:
+        await engines.stop(1)
+        await chats(on, 30.0)
+
+    return told_after(incident)
+
+
+def hangs() -> Told:
+    """An engine answers nothing any more, and its port is open."""
+
+    async def main() -> Told:
+        hanging = RawBackend()
+        async with AsyncExitStack() as stack:
+            engines = await stack.enter_async_context(fleet())
+            await stack.enter_async_context(hanging.running())
+            urls = [engines.engines[0].url, hanging.url]
+            on = await stack.enter_async_context(stage(urls, each=THRESHOLD))
+            await chats(on, 10.0)
+            hanging.healthy, hanging.serve, hanging.metrics = None, silent, None
+            began_at = asyncio.get_running_loop().time()
+            tasks = asyncio.create_task(chats(on, 30.0))
+            await asyncio.sleep(30.0)
+            told = await told_by(on, began_at)
+            await tasks
+            return told
+
+    return run(main())
+
+
+def is_slow() -> Told:
+    """An engine runs at a quarter of its speed."""
+
+    async def incident(on: Stage, engines: Fleet) -> float:
+        port = await engines.stop(1)
+        await engines.start(1, port, time_scale=0.25)
+        await asyncio.sleep(SINCE_S + 40.0)
+        began_at = asyncio.get_running_loop().time()
+        await chats(on, 60.0)
+        for number in range(20):
+            await asyncio.gather(*(ask(on, 6_000, f"{number}-{at}") for at in range(4)))
+        return began_at
+
+    return told_after(incident)
+
+
+def restarted_cold() -> Told:
+    """An engine restarts within a second, and has lost its prefix cache."""
+
+    async def incident(on: Stage, engines: Fleet) -> float:
+        tasks = asyncio.create_task(chats(on, 60.0))
+        await asyncio.sleep(40.0)
+        port = await engines.stop(0)
+        began_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(1.0)
+        await engines.start(0, port)
+        await tasks
+        await chats(on, 5.0)
+        return began_at
+
+    return told_after(incident)
+
+
+def flood(folder: Path) -> Told:
+    """One tenant sends 900 requests at once."""
+    keys = folder / "keys"
+    keys.write_text("acme: key-of-acme-0123456789\ngood: key-of-good-0123456789\n")
+
+    async def incident(on: Stage, engines: Fleet) -> None:
+        good = asyncio.create_task(
+            chats(on, 30.0, headers={"authorization": "Bearer key-of-good-0123456789"})
+        )
+        evil = [
+            asyncio.create_task(
+                ask(on, 2_500, number, headers={"authorization": "Bearer key-of-acme-0123456789"})
+            )
+            for number in range(900)
+        ]
+        await asyncio.gather(good, *evil)
+
+    return told_after(incident, keys=keys)
+
+
+def documents() -> Told:
+    """A stream of documents needs more prefill than there is."""
+
+    async def incident(on: Stage, engines: Fleet) -> None:
+        short = asyncio.create_task(chats(on, 90.0))
+        long = []
+        for number in range(60):
+            long.append(asyncio.create_task(ask(on, 80_000, f"document {number}")))
+            await asyncio.sleep(1.5)
+        await asyncio.gather(short, *long)
+
+    return told_after(incident)
+
+
+def small_kv_pool() -> Told:
+    """Answers need more KV cache than the engines have."""
+
+    async def incident(on: Stage, engines: Fleet) -> None:
+        long = {"max_tokens": 1_000, "ignore_eos": True}
+        await asyncio.gather(*(ask(on, 3_000, f"long {number}", body=long) for number in range(60)))
+
+    return told_after(incident, num_gpu_blocks_override=1_000, max_model_len=12_000)
+
+
+def prefix_caching_off() -> Told:
+    """The engines run without prefix caching."""
+
+    async def incident(on: Stage, engines: Fleet) -> None:
+        await chats(on, 30.0)
+
+    return told_after(incident, enable_prefix_caching=False)
+
+
+def slow_tokenizer() -> Told:
+    """The API servers need 5 s for a text of 100k tokens."""
+    slow = ServerTimes(tokenize_token_s=50e-6)
+
+    async def incident(on: Stage, engines: Fleet) -> None:
+        for number in range(30):
+            await asyncio.gather(*(ask(on, 4_000, f"{number}-{at}") for at in range(6)))
+
+    with patch.object(EngineConfig, "api_server", lambda *_: ApiServer(slow)):
+        return told_after(incident, seed=2)
+
+
+def slow_clients() -> Told:
+    """Clients send 20 kB/s: a prompt of 100 kB takes 5 s, of which no server knows."""
+
+    async def slow_client(on: Stage, number: int) -> None:
+        body = json.dumps({"prompt": f"{number} " + WORD * 4_000, "max_tokens": 4}).encode()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for start in range(0, len(body), 5_000):
+                yield body[start : start + 5_000]
+                await asyncio.sleep(0.25)
+
+        headers = {"content-type": "application/json"}
+        url = on.url + "/v1/completions"
+        async with on.client.post(url, data=pieces(), headers=headers) as response:
+            assert response.status == 200
+            await response.read()
+
+    async def incident(on: Stage, engines: Fleet) -> None:
+        for _ in range(3):
+            await asyncio.gather(*(slow_client(on, number) for number in range(20)))
+
+    return told_after(incident)
+
+
+def short_of_cpu() -> Told:
+    """Live: other work takes the event loop for 120 ms, again and again."""
+
+    async def main() -> Told:
+        backend = RawBackend(models={"m": {}}, version=b'{"version": "0.26.0"}')
+        async with backend.running() as raw, stage([raw.url], each=THRESHOLD) as on:
+            began_at = asyncio.get_running_loop().time()
+            until = time.monotonic() + 4.0
+            while time.monotonic() < until:
+                await ask(on, 10, "x")
+                time.sleep(0.12)  # noqa: ASYNC251
+            return await told_by(on, began_at, look=True)
+
+    return asyncio.run(main())
