@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from hdrh.histogram import HdrHistogram
 from made_runs import answered, write_run
 from paths import DATA
 
@@ -145,6 +146,43 @@ def test_two_foreign_logs_are_compared_by_what_they_have(tmp_path: Path) -> None
     runs = load_runs([tmp_path / "a.hlog", tmp_path / "b.hlog"], unit="ns")
     words = headline(compare(runs[0], runs[1]))
     assert words.summary.startswith("b.hlog is worse than a.hlog in untagged E2E")
+
+
+RECORDED_US = [100 + i * i * 7_919 % 5_000_000 for i in range(2_000)]  # tests/data/histograms
+LANGUAGES = ("java", "c", "js", "python")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_logs_of_other_languages_have_equal_percentiles(language: str) -> None:
+    run = load_run(DATA / f"histograms/{language}.hlog", unit="ns")
+    assert run.info["started_unix_s"] == 1_700_000_000.0
+    tagged = language in ("java", "js")
+    second, fourth = RECORDED_US[500:1_000], RECORDED_US[1_500:]
+    parts = {"untagged": RECORDED_US}
+    if tagged:
+        parts = {"chat": second + fourth, "untagged": RECORDED_US[:500] + RECORDED_US[1_000:1_500]}
+    assert set(run.buckets()) == set(parts)
+    for tag, values_us in parts.items():
+        theirs = HdrHistogram(1, 3_600_000_000_000, 3)
+        for value_us in values_us:
+            theirs.record_value(1_000 * value_us)
+        found = figures(run, tag).latency["e2e"]
+        assert found.count == len(values_us)
+        for name, percent in (("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99)):
+            exact = theirs.get_value_at_percentile(percent)
+            assert found.values[name] == pytest.approx(exact / 1e9, abs=1.1e-9), (tag, name)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_distributions_of_other_languages_have_their_own_rows(language: str) -> None:
+    path = DATA / f"histograms/{language}.hgrm"
+    run = load_run(path)
+    ordered = np.sort(run.numbers["e2e_response_s"])
+    assert len(ordered) == len(RECORDED_US)
+    rows = [line.split() for line in path.read_text().splitlines() if line[:1] == " "][1:]
+    assert len(rows) > 30
+    for value_ms, _, total, *_ in rows:
+        assert ordered[int(total) - 1] == pytest.approx(float(value_ms) / 1e3, abs=1e-9)
 
 
 def test_the_golden_log_of_java_is_read(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
+from paths import DATA
 
 from forebay.proxy.cli import main
 from forebay.traces.errors import InputError
@@ -84,6 +85,22 @@ def test_parquet_of_any_writer_gives_its_times_and_lengths(
     assert sorted(one.input_tokens for one in found) == sorted(prompts)
     assert sum(one.output_tokens for one in found) == sum(answers)
     assert {one.tenant for one in found} == {f"team\r{at % 7}" for at in steps}
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "naive", "float", "milliseconds", "text"])
+@pytest.mark.parametrize("writer", ["duckdb", "fastparquet", "polars"])
+def test_parquet_that_other_writers_wrote(writer: str, kind: str) -> None:
+    """The files of tests/data/parquet, as `make.py` there wrote them."""
+    steps = [at * at * 1_237 % 60_000 for at in range(12)]
+    path = DATA / f"parquet/{writer}-{kind}.parquet"
+    found = list(mapped_format(guess(path)).open(path))
+    rows = sorted(
+        ((at - min(steps)) / 1000, 100 + 7_919 * number % 90_000, number * 31 % 400)
+        for number, at in enumerate(steps)
+    )
+    assert [one.arrival_s for one in found] == pytest.approx([at for at, _, _ in rows], abs=2e-6)
+    assert [(one.input_tokens, one.output_tokens) for one in found] == [row[1:] for row in rows]
+    assert {one.tenant for one in found} == {f"team\r{at}" for at in range(3)}
 
 
 def arrow_file(stream: bool) -> bytes:
