@@ -9,9 +9,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+import numpy as np
+from numpy.typing import NDArray
+
 WIDTH, HEIGHT = 480.0, 300.0
 LEFT, RIGHT, TOP, BOTTOM = 66.0, 16.0, 12.0, 46.0
-STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)
+STEPS_S = (
+    *(0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400),
+    *(21_600, 43_200, 86_400, 172_800, 604_800),
+)
+TIME_UNITS = ((10_800.0, 3_600.0, "hours"), (1_200.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +30,16 @@ class Scale:
     start: float
     end: float
     log: bool = False
+
+    def of_all(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Map many values."""
+        inside = np.clip(values, self.low, self.high)
+        if self.log:
+            part = np.log(inside / self.low) / math.log(self.high / self.low)
+        else:
+            part = (inside - self.low) / (self.high - self.low)
+        placed: NDArray[np.float64] = self.start + part * (self.end - self.start)
+        return placed
 
     def __call__(self, value: float) -> float:
         value = min(self.high, max(self.low, value))
@@ -70,6 +87,11 @@ def time_ticks(high_s: float) -> list[float]:
     return [step * i for i in range(int(high_s / step + 1e-9) + 1)]
 
 
+def time_unit(high_s: float) -> tuple[float, str]:
+    """The unit of an axis of time, in seconds, and its name."""
+    return next((unit_s, name) for least_s, unit_s, name in TIME_UNITS if high_s >= least_s)
+
+
 def linear_ticks(high: float) -> list[float]:
     """Round values from 0 to the first at or above `high`, at most seven of them."""
     if not high > 0:
@@ -114,9 +136,10 @@ def steps_path(points: Sequence[tuple[float, float]]) -> str:
     return f"M{_number(x)} {_number(y)}" + "".join(f"H{_number(x)}V{_number(y)}" for x, y in rest)
 
 
-def dots_path(points: Iterable[tuple[float, float]]) -> str:
+def dots_path(x: NDArray[np.float64], y: NDArray[np.float64]) -> str:
     """Dots as zero-length strokes with round ends, 10 bytes each. Equal dots are drawn once."""
-    return "".join(f"M{x} {y}h0" for x, y in sorted({(round(x), round(y)) for x, y in points}))
+    dots = np.unique(np.rint(np.column_stack((x, y))).astype(np.int64), axis=0)
+    return "".join(f"M{x} {y}h0" for x, y in dots.tolist())
 
 
 MARKS = 6  # shapes that distinguish runs without colour

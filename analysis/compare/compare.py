@@ -185,10 +185,10 @@ def compare(
 
 def _compare(a: RunData, b: RunData, slos: Sequence[Slo], min_beyond: int) -> Comparison:
     buckets = tuple(dict.fromkeys(a.buckets() + b.buckets()))
-    by_bucket: dict[str | None, tuple[Figures, Figures]] = {
-        bucket: (figures(a, bucket, slos, min_beyond), figures(b, bucket, slos, min_beyond))
-        for bucket in (None, *buckets)
-    }
+    by_bucket: dict[str | None, tuple[Figures, Figures]] = {}
+    for bucket in (None, *buckets):
+        of_a = figures(a, bucket, slos, min_beyond)
+        by_bucket[bucket] = of_a, of_a if a is b else figures(b, bucket, slos, min_beyond)
     # Each bucket has one latency and one percentile that both runs can give.
     chosen = {bucket: _headline_latency(*by_bucket[bucket]) for bucket in buckets}
     headline = {
@@ -261,7 +261,7 @@ def _headline_percentile(a: Figures, b: Figures, latency: str) -> str | None:
 def _interval(
     a: RunData, b: RunData, bucket: str, percentile: str | None, latency: str
 ) -> ConfidenceInterval | None:
-    if percentile is None:
+    if percentile is None or a is b:
         return None
     if (pairs := paired(a, b, bucket, LATENCIES[latency])) is not None:
         return ratio_interval(*pairs, SHARES[percentile], paired=True)

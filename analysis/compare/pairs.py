@@ -15,19 +15,23 @@ SAME_TIME_S = 0.05
 
 
 def paired(a: RunData, b: RunData, bucket: str, column: str) -> tuple[Floats, Floats] | None:
-    """Return a latency of the same requests in both runs, in order of time, or None."""
+    """Return a latency of the same requests in both runs, in order of time, or None.
+
+    None also for a run and itself, as a report of one run compares it.
+    """
+    if a is b:
+        return None
     rows = [run.rows(bucket, "ok") & ~np.isnan(run.numbers[column]) for run in (a, b)]
     if any("id" not in run.words for run in (a, b)):
         return None
-    ids = [run.words["id"][mask].astype(str) for run, mask in zip((a, b), rows, strict=True)]
-    if not all(
-        len(run_ids) and len(np.unique(run_ids)) == len(run_ids) and run_ids.all()
-        for run_ids in ids
-    ):
+    ids = [run.words["id"][mask].tolist() for run, mask in zip((a, b), rows, strict=True)]
+    places = [{name: at for at, name in enumerate(run_ids) if name} for run_ids in ids]
+    if not all(ids) or [*map(len, ids)] != [*map(len, places)]:
         return None
-    common, at_a, at_b = np.intersect1d(ids[0], ids[1], assume_unique=True, return_indices=True)
-    if len(common) < LEAST_SHARE * max(map(len, ids)):
+    at_a = np.array([at for name, at in places[0].items() if name in places[1]], dtype=np.int64)
+    if len(at_a) < LEAST_SHARE * max(map(len, ids)):
         return None
+    at_b = np.array([places[1][ids[0][at]] for at in at_a.tolist()], dtype=np.int64)
     due_a, due_b = a.numbers["intended_s"][rows[0]][at_a], b.numbers["intended_s"][rows[1]][at_b]
     if np.isnan(due_a).any() or not np.allclose(due_a, due_b, rtol=0.0, atol=SAME_TIME_S):
         return None

@@ -5,11 +5,13 @@ drawing serves light and dark mode. Every run also has its own shape of mark.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forebay.analysis.charts import svg
 from forebay.analysis.runs.run import RunData
@@ -20,6 +22,7 @@ SMALLEST_S = 1e-4  # lower end of the log axis; no answer over a network is fast
 PERCENT_TICKS = ((1, "0%"), (2, "50%"), (10, "90%"), (100, "99%"), (1000, "99.9%"),
                  (10_000, "99.99%"), (100_000, "99.999%"))  # fmt: skip
 MARKED = ((0.5, "p50"), (0.9, "p90"), (0.95, "p95"), (0.99, "p99"), (0.999, "p99.9"))
+LABEL = 34.0  # width of the label of a tick
 STRIP = 11.0  # height of the strip with the unanswered requests of one run
 
 
@@ -70,8 +73,9 @@ def percentile_plot(
         int(run.rows(bucket).sum()) - len(of) if quantity.infinite else 0
         for run, of in zip(runs, samples, strict=True)
     ]
-    if not any(len(of) for of in samples):
-        return ""
+    longest_s = max((float(of[-1]) for of in samples if len(of)), default=-math.inf)
+    if longest_s < 0.0 or (longest_s <= SMALLEST_S and not quantity.infinite):
+        return ""  # nothing was answered, or no request waited for long enough to draw it
     # The x axis ends at the run with most requests, lost ones included.
     most = max(len(of) + gone for of, gone in zip(samples, lost, strict=True))
     frame = _percentile_frame(max(20.0, float(most)), np.concatenate(samples))
@@ -133,17 +137,14 @@ def timeline_plot(runs: Sequence[RunData], bucket: str, first: int = 0) -> str:
 
 
 def _dots(frame: _Frame, number: int, due_s: Floats, ttft_s: Floats) -> str:
-    points = [
-        (frame.x(x), frame.y(max(y, SMALLEST_S)))
-        for x, y in zip(due_s.tolist(), ttft_s.tolist(), strict=True)
-    ]
-    return svg.element("path", d=svg.dots_path(points), class_=f"dots run{number}")
+    path = svg.dots_path(frame.x.of_all(due_s), frame.y.of_all(np.maximum(ttft_s, SMALLEST_S)))
+    return svg.element("path", d=path, class_=f"dots run{number}")
 
 
 def _strip(frame: _Frame, place: int, number: int, name: str, due_s: Floats) -> str:
     """The strip at `place` below the axis, with a stroke for each unanswered request."""
     top = frame.bottom + 4 + place * STRIP
-    strokes = sorted({round(frame.x(x)) for x in due_s.tolist()})
+    strokes = np.unique(np.rint(frame.x.of_all(due_s))).astype(int).tolist()
     path = "".join(f"M{x} {top:.1f}v{STRIP - 3:.1f}" for x in strokes)
     title = svg.element("title", escape(f"{name}: rejected or failed"))
     return svg.element("path", title, d=path, class_=f"ticks run{number}")
@@ -168,9 +169,13 @@ def _percentile_frame(most: float, values: Floats) -> _Frame:
     frame = _latency_axis(x, values, svg.HEIGHT - svg.BOTTOM)
     drawn = [frame.drawn]
     ticks = [(place, label) for place, label in PERCENT_TICKS if place <= most]
+    last = -math.inf
     for place, label in ticks:
         at = x(float(place))
         drawn.append(svg.line(at, svg.TOP, at, frame.bottom, "grid"))
+        if at - last < LABEL:
+            continue  # the scale of a large run has no room for 0% and 50%
+        last = at
         anchor = "end" if at > svg.WIDTH - svg.RIGHT - 16 else "middle"
         drawn.append(svg.text(at, frame.bottom + 17, label, "tick", anchor))
     drawn.append(
@@ -191,17 +196,19 @@ def _time_frame(last_s: float, values: Floats, strips: int) -> _Frame:
     below = bottom + strips * STRIP
     if strips:
         drawn.append(svg.line(x.start, below + 3, x.end, below + 3, "grid"))
-    title = "due at, seconds" + (" (strokes: no answer)" if strips else "")
+    unit_s, unit = svg.time_unit(x.high)
+    title = f"due at, {unit}" + (" (strokes: no answer)" if strips else "")
     for seconds in svg.time_ticks(x.high):
         at = x(seconds)
         anchor = "end" if at > svg.WIDTH - svg.RIGHT - 10 else "middle"
-        drawn.append(svg.text(at, below + 17, f"{seconds:g}", "tick", anchor))
+        drawn.append(svg.text(at, below + 17, f"{seconds / unit_s:g}", "tick", anchor))
     drawn.append(svg.text((x.start + x.end) / 2, below + svg.BOTTOM - 6, title, "axis"))
     return _Frame(x, frame.y, bottom, "".join(drawn))
 
 
 def _latency_axis(x: svg.Scale, values: Floats, bottom: float) -> _Frame:
-    low, high = svg.log_domain(np.maximum(values, SMALLEST_S).tolist())
+    ends = values[[values.argmin(), values.argmax()]] if len(values) else values
+    low, high = svg.log_domain(np.maximum(ends, SMALLEST_S).tolist())
     y = svg.Scale(low, high, bottom, svg.TOP, log=True)
     drawn = []
     for tick in svg.log_ticks(low, high):
@@ -213,11 +220,15 @@ def _latency_axis(x: svg.Scale, values: Floats, bottom: float) -> _Frame:
 
 def _pixels(frame: _Frame, places: Floats, values: Floats) -> list[tuple[float, float]]:
     """Points in drawing units. Of several in half a unit of x, only the highest is kept."""
-    points: dict[int, tuple[float, float]] = {}
-    for place, value in zip(places.tolist(), values.tolist(), strict=True):
-        at = frame.x(place)
-        points[round(at * 2)] = (at, frame.y(max(value, SMALLEST_S)))
-    return list(points.values())
+    x = frame.x.of_all(places)
+    last = _last_of_each(np.rint(x * 2))
+    y = frame.y.of_all(np.maximum(values[last], SMALLEST_S))
+    return list(zip(x[last].tolist(), y.tolist(), strict=True))
+
+
+def _last_of_each(ascending: Floats) -> NDArray[np.bool_]:
+    """Return a mask of the last of equal values that stand together."""
+    return np.append(ascending[1:] != ascending[:-1], np.ones(min(1, len(ascending)), np.bool_))
 
 
 def _marks(frame: _Frame, number: int, name: str, ordered: Floats, min_beyond: int) -> list[str]:
@@ -236,10 +247,12 @@ def _readout(
     frame: _Frame, name: str, number: int, places: Floats, values: Floats
 ) -> dict[str, object]:
     """The steps of a curve, from which the page's script shows values at the pointer."""
-    by_pixel: dict[int, float] = {}
-    for place, value in zip(places.tolist(), values.tolist(), strict=True):
-        by_pixel[round(frame.x(place))] = value
-    steps = [[at, float(f"{value:.4g}")] for at, value in by_pixel.items()]
+    pixels = np.rint(frame.x.of_all(places))
+    last = _last_of_each(pixels)
+    steps = [
+        [int(at), float(f"{value:.4g}")]
+        for at, value in zip(pixels[last].tolist(), values[last].tolist(), strict=True)
+    ]
     return {"name": name, "run": number, "steps": steps}
 
 

@@ -27,6 +27,7 @@ from forebay.analysis.statistics.units import is_text, printable
 from forebay.traces.errors import InputError
 
 HISTOGRAMS = (".hlog", ".hgrm")
+MOST_OF_A_LINE = 1 << 16  # bytes in which the first line of a proxy's log ends
 
 
 def load_run(path: Path, name: str | None = None, unit: str | None = None) -> RunData:
@@ -72,7 +73,13 @@ def _numbered(path: Path) -> tuple[Path, int | None]:
 
 
 def _load_file(path: Path, name: str, number: int | None, unit: str | None) -> RunData:
+    from forebay.analysis.runs.sources.proxy_logs import is_proxy_log, load_proxy_log
+
     try:
+        with path.open("rb") as file:
+            start = file.read(MOST_OF_A_LINE)
+        if is_proxy_log(start):
+            return load_proxy_log(path, name)
         raw = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
@@ -84,13 +91,8 @@ def _load_file(path: Path, name: str, number: int | None, unit: str | None) -> R
         read = load_hgrm if is_hgrm(text) else load_histogram_log
         return read(path, name, text, unit)
     from forebay.analysis.runs.other_tools import content_of, foreign_run
-    from forebay.analysis.runs.sources.proxy_logs import is_request, load_proxy_log
 
-    content = content_of(path, raw)
-    lines = content if isinstance(content, list) else [content]
-    if any(map(is_request, lines)):
-        return load_proxy_log(path, name, lines)
-    return foreign_run(path, name, content, number)
+    return foreign_run(path, name, content_of(path, raw), number)
 
 
 def load_runs(
@@ -174,11 +176,18 @@ def _columns(file: Path) -> tuple[dict[str, Floats], dict[str, Words]]:
                 raise InputError(f"{file}: column {name} holds no numbers") from error
         numbers[name] = values
     for name in WORDS:
-        texts = table.column(name).to_pylist() if name in there else [None] * count
         empty = NO_BUCKET if name == "bucket" else ""
-        words[name] = np.array(
-            [empty if text is None else printable(str(text)) for text in texts], dtype=object
-        )
+        if name not in there:
+            words[name] = np.full(count, empty, dtype=object)
+            continue
+        # Equal words are cleaned once and share one string: a run may have a million requests.
+        column = table.column(name).combine_chunks().dictionary_encode()
+        cleaned = [
+            empty if text is None else printable(str(text))
+            for text in [*column.dictionary.to_pylist(), None]
+        ]
+        places = column.indices.fill_null(len(cleaned) - 1).to_numpy(zero_copy_only=False)
+        words[name] = np.array(cleaned, dtype=object)[places]
     # An unknown outcome would be counted nowhere.
     if strange := sorted(set(words["outcome"].tolist()) - OUTCOMES):
         raise InputError(f"{file}: outcome {strange[0]!r}; one of: {', '.join(sorted(OUTCOMES))}")

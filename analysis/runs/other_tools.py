@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 
 from forebay.analysis.runs.run import RunData
-from forebay.analysis.runs.sources.proxy_logs import json_lines
+from forebay.analysis.runs.sources.proxy_logs import read_json_lines
 from forebay.analysis.runs.sources.rows import FileOrigin, FileRow, run_of_rows
 from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
 from forebay.traces.errors import InputError
@@ -137,7 +137,7 @@ def content_of(path: Path, raw: bytes) -> Any:
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return json_lines(path, raw)
+        return list(read_json_lines(path, raw.split(b"\n")))
 
 
 def _is_trace(content: Any) -> bool:

@@ -101,6 +101,8 @@ class RunData:
     def task_times(self) -> TaskTimes:
         """The times of the run's tasks."""
         times = TaskTimes()
+        if not self._has_tasks:
+            return times
         due_s, answered = self.numbers["intended_s"], self.rows(outcome="ok")
         end_s = np.where(answered, due_s + self.numbers["e2e_response_s"], np.nan)
         for task, due, end in zip(self._tasks(), due_s.tolist(), end_s.tolist(), strict=True):
@@ -109,7 +111,14 @@ class RunData:
 
     def task_seconds(self) -> Floats:
         """For each request the time of its task: inf without one, NaN without a task."""
+        if not self._has_tasks:
+            return np.full(self.requests, np.nan)
         return np.array(seconds_of_each(self._tasks(), self.task_times().seconds()))
+
+    @property
+    def _has_tasks(self) -> bool:
+        words = self.words.get("task")
+        return words is not None and any(words.tolist())
 
     def _tasks(self) -> list[str | None]:
         """The task of each request. Runs of other tools, and older runs, have no tasks."""

@@ -4,8 +4,9 @@ Times count from when a request arrived at the proxy. The line of a request is w
 so it arrived that much earlier. Lines about other events are passed over.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +36,38 @@ REQUEST_LOG = FileOrigin(
 )
 
 
-def load_proxy_log(path: Path, name: str | None, lines: Sequence[Any]) -> RunData:
-    """Make a run of the lines of a ledger or a request log. Raises InputError."""
-    requests = [line for line in lines if is_request(line)]
-    origin = REQUEST_LOG if "event" in requests[0] else LEDGER
-    rows = []
+def load_proxy_log(path: Path, name: str | None) -> RunData:
+    """Make a run of a ledger or a request log, line by line: such files are large.
+
+    Raises:
+        InputError: a line is no JSON, a request is damaged, or there is no request.
+    """
+    with path.open("rb") as file:
+        lines = (line for line in read_json_lines(path, file) if is_request(line))
+        first = next(lines, None)
+        if first is None:
+            raise InputError(f"{path}: is a log of the proxy, and no line is an ended request")
+        origin = REQUEST_LOG if "event" in first else LEDGER
+        return run_of_rows(path, name, origin, _rows(path, chain([first], lines)))
+
+
+def _rows(path: Path, requests: Iterable[Any]) -> Iterator[FileRow]:
     for number, line in enumerate(requests, 1):
         try:
-            rows.append(_row(line))
+            yield _row(line)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path}: request {number} is damaged ({error!r})") from error
-    return run_of_rows(path, name, origin, rows)
+
+
+def is_proxy_log(start: bytes) -> bool:
+    """True if the first line of a file is one of a ledger or of the proxy's log in JSON."""
+    try:
+        line = orjson.loads(start.lstrip().partition(b"\n")[0])
+    except orjson.JSONDecodeError:
+        return False
+    if not isinstance(line, Mapping) or "time" not in line:
+        return False
+    return "event" in line or is_request(line)
 
 
 def is_request(line: Any) -> bool:
@@ -106,21 +128,25 @@ def _seconds(value_ms: Any) -> float | None:
     return None if value_ms is None else float(value_ms) / 1e3
 
 
-def json_lines(path: Path, raw: bytes) -> list[Any]:
-    """Parse a file of one JSON value a line. A torn last line of a file still written is left out.
+def read_json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Any]:
+    """Parse one JSON value a line. A torn last line of a file still written is left out.
 
     Raises:
         InputError: another line is no JSON.
     """
-    lines: list[Any] = []
-    texts = raw.split(b"\n")
-    for number, line in enumerate(texts, 1):
+    torn: InputError | None = None
+    parsed = False
+    for number, line in enumerate(lines, 1):
+        if torn is not None:
+            raise torn
         if not line.strip():
             continue
         try:
-            lines.append(orjson.loads(line))
+            value = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            if number == len(texts) and lines:
-                break
-            raise InputError(f"{path}:{number}: not JSON ({error})") from error
-    return lines
+            torn = InputError(f"{path}:{number}: not JSON ({error})")
+            continue
+        parsed = True
+        yield value
+    if torn is not None and not parsed:
+        raise torn

@@ -1,18 +1,21 @@
 """Make a run of rows that were read from a file: one row for each request."""
 
 import math
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from forebay.analysis.runs.run import NUMBERS, WORDS, RunData, folder_name
-from forebay.replay.plan.slo import default_slos, meets
+from forebay.analysis.runs.run import NUMBERS, WORDS, RunData, Words, folder_name
+from forebay.analysis.statistics.quantiles import Floats
+from forebay.replay.plan.slo import default_slos
 from forebay.traces.buckets import DEFAULT_BUCKETS
 
 NO_VERDICT = "the file does not say how late requests were sent"
+UNIQUE = frozenset({"id", "request_id"})  # words that differ from row to row
 FileRow = dict[str, float | str | None]
 
 
@@ -34,24 +37,41 @@ class FileOrigin:
 
 
 def run_of_rows(
-    path: Path, name: str | None, origin: FileOrigin, rows: Sequence[FileRow]
+    path: Path, name: str | None, origin: FileOrigin, rows: Iterable[FileRow]
 ) -> RunData:
-    """Make a run that starts at 0 when its first request was due. There must be rows."""
-    first_s = min(float(row["intended_s"] or 0.0) for row in rows)
-    for row in rows:
-        for key in ("intended_s", "sent_s"):
-            row[key] = float(row[key] or 0.0) - first_s
-    numbers = {
-        key: np.array([row.get(key) for row in rows], dtype=np.float64) for key in NUMBERS
-    }  # None becomes NaN
-    words = {
-        key: np.array([str(row.get(key) or "") for row in rows], dtype=object) for key in WORDS
-    }
-    summary = row_summary(rows)
+    """Make a run that starts at 0 when its first request was due. There must be rows.
+
+    No row is kept, as a log may have millions: only its columns, with equal words once.
+    """
+    numbers, words = _columns(rows)
+    for key in ("intended_s", "sent_s"):
+        np.nan_to_num(numbers[key], copy=False)
+    first_s = float(numbers["intended_s"].min())
+    for key in ("intended_s", "sent_s"):
+        numbers[key] -= first_s
+    summary = row_summary(numbers, words)
     if origin.notes:
         summary["warnings"] = [f"{origin.made_by}: {note}" for note in origin.notes]
     return RunData(
         path, name or folder_name(path), summary, origin_info(origin, first_s), numbers, words
+    )
+
+
+def _columns(rows: Iterable[FileRow]) -> tuple[dict[str, Floats], dict[str, Words]]:
+    """Return the columns of a run. None becomes NaN, or an empty word."""
+    numbers = {key: array("d") for key in NUMBERS}
+    words: dict[str, list[str]] = {key: [] for key in WORDS}
+    same: dict[str, str] = {}
+    for row in rows:
+        for key, column in numbers.items():
+            value = row.get(key)
+            column.append(math.nan if value is None else float(value))
+        for key, texts in words.items():
+            text = str(row.get(key) or "")
+            texts.append(text if key in UNIQUE else same.setdefault(text, text))
+    return (
+        {key: np.frombuffer(column, dtype=np.float64) for key, column in numbers.items()},
+        {key: np.array(texts, dtype=object) for key, texts in words.items()},
     )
 
 
@@ -67,35 +87,34 @@ def origin_info(origin: FileOrigin, first_s: float) -> dict[str, Any]:
     return info
 
 
-def row_summary(rows: Sequence[FileRow]) -> dict[str, Any]:
+def row_summary(numbers: Mapping[str, Floats], words: Mapping[str, Words]) -> dict[str, Any]:
     """Judge the rows by the default targets, as a replay without --slo does."""
     slos = default_slos([bucket.name for bucket in DEFAULT_BUCKETS])
-    due = [float(row["intended_s"] or 0.0) for row in rows]
-    window_s = (max(due) - min(due)) * len(rows) / max(1, len(rows) - 1)
+    due_s = numbers["intended_s"]
+    count = len(due_s)
+    window_s = float(due_s.max() - due_s.min()) * count / max(1, count - 1)
+    # Each request is judged by the target of its bucket, which is one of TTFT.
+    limits = {slo.bucket: slo.limit_s for slo in slos if slo.metric == "ttft"}
+    ok = words["outcome"] == "ok"
     good: dict[str, int] = {}
     total: dict[str, int] = {}
-    # Each request is judged by the targets of its bucket.
-    for row in rows:
-        bucket = str(row["bucket"])
-        values: dict[str, Any] = {
-            "ttft": row.get("ttft_response_s"), "e2e": row.get("e2e_response_s"),
-            "tpot": row.get("tpot_s"), "stall": row.get("stall_s"),
-        }  # fmt: skip
-        total[bucket] = total.get(bucket, 0) + 1
-        good[bucket] = good.get(bucket, 0) + (
-            row["outcome"] == "ok" and meets(slos, bucket, values)
-        )
+    for bucket in dict.fromkeys(words["bucket"].tolist()):
+        mine = words["bucket"] == bucket
+        total[bucket] = int(mine.sum())
+        mine &= ok
+        if bucket in limits:
+            mine &= numbers["ttft_response_s"] <= limits[bucket]  # a missing TTFT misses it
+        good[bucket] = int(mine.sum())
     met = sum(good.values())
-    ends = (at + float(row.get("e2e_response_s") or 0.0) for at, row in zip(due, rows, strict=True))
     return {
         "verdict": "unknown",
         "verdict_reason": NO_VERDICT,
-        "requests": len(rows),
+        "requests": count,
         "window_s": window_s,
-        "duration_s": max(ends, default=math.nan),
-        "attainment": met / len(rows),
+        "duration_s": float((due_s + np.nan_to_num(numbers["e2e_response_s"])).max()),
+        "attainment": met / count,
         "goodput_per_s": met / window_s if window_s else None,
-        "attainment_by_bucket": {name: good[name] / count for name, count in total.items()},
+        "attainment_by_bucket": {name: good[name] / number for name, number in total.items()},
         "goodput_by_bucket_per_s": {
             name: good[name] / window_s if window_s else None for name in total
         },

@@ -231,4 +231,22 @@ def test_labels_are_escaped() -> None:
     )
     assert 'x="&quot;"' in svg.element("g", x='"')
     assert svg.steps_path([(0.0, 5.0), (2.5, 4.0)]) == "M0 5H2.5V4"
-    assert svg.dots_path([(1.2, 2.0), (0.9, 2.2)]) == "M1 2h0"  # the same pixel once
+    assert (
+        svg.dots_path(np.array([1.2, 0.9]), np.array([2.0, 2.2])) == "M1 2h0"
+    )  # the same pixel once
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_a_scale_maps_many_values_as_it_maps_one(log: bool) -> None:
+    scale = svg.Scale(1.0, 1_000.0, 66.0, 464.0, log=log)
+    values = np.array([-3.0, 0.5, 1.0, 7.3, 999.0, 5_000.0])
+    assert scale.of_all(values).tolist() == pytest.approx([scale(v) for v in values.tolist()])
+
+
+@pytest.mark.parametrize(
+    ("last_s", "unit"), [(900.0, "seconds"), (1_800.0, "minutes"), (61_000.0, "hours")]
+)
+def test_an_axis_of_time_has_a_unit_of_its_length(last_s: float, unit: str) -> None:
+    unit_s, name = svg.time_unit(last_s)
+    assert name == unit
+    assert all(tick / unit_s == round(tick / unit_s, 1) for tick in svg.time_ticks(last_s))
