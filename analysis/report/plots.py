@@ -22,7 +22,7 @@ SMALLEST_S = 1e-4  # lower end of the log axis; no answer over a network is fast
 PERCENT_TICKS = ((1, "0%"), (2, "50%"), (10, "90%"), (100, "99%"), (1000, "99.9%"),
                  (10_000, "99.99%"), (100_000, "99.999%"))  # fmt: skip
 MARKED = ((0.5, "p50"), (0.9, "p90"), (0.95, "p95"), (0.99, "p99"), (0.999, "p99.9"))
-LABEL = 34.0  # width of the label of a tick
+LETTER = 10.0  # width of a letter of a tick's label on a phone, with its part of the gap
 STRIP = 11.0  # height of the strip with the unanswered requests of one run
 
 
@@ -169,14 +169,15 @@ def _percentile_frame(most: float, values: Floats) -> _Frame:
     frame = _latency_axis(x, values, svg.HEIGHT - svg.BOTTOM)
     drawn = [frame.drawn]
     ticks = [(place, label) for place, label in PERCENT_TICKS if place <= most]
-    last = -math.inf
-    for place, label in ticks:
-        at = x(float(place))
+    free = math.inf  # up to here there is room: a large run has none for each label
+    for place, label in reversed(ticks):
+        at, width = x(float(place)), len(label) * LETTER
         drawn.append(svg.line(at, svg.TOP, at, frame.bottom, "grid"))
-        if at - last < LABEL:
-            continue  # the scale of a large run has no room for 0% and 50%
-        last = at
         anchor = "end" if at > svg.WIDTH - svg.RIGHT - 16 else "middle"
+        right = at if anchor == "end" else at + width / 2
+        if right > free:
+            continue
+        free = right - width
         drawn.append(svg.text(at, frame.bottom + 17, label, "tick", anchor))
     drawn.append(
         svg.text((x.start + x.end) / 2, svg.HEIGHT - 6, "percentile of answered requests", "axis")

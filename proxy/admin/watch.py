@@ -26,7 +26,7 @@ from forebay.traces.command_line.messages import all_printable
 EVERY_S = 30.0
 WINDOW = 2  # looks: the findings are about the last minute
 OVER_S = 120.0  # without the finding: then it is over
-RECENT_S = 300.0  # `explain` lists the findings of this time, unless --since says another
+RECENT_S = 300.0  # `explain` lists the findings of this time
 STANDING = frozenset({"long prompts", "mode"})
 """Checks of the configuration, whose findings are in the log of the start."""
 LOGGED_ELSEWHERE = STANDING | {"backends take work", "rejections", "reloads"}

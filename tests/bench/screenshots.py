@@ -49,7 +49,8 @@ line-height: {line_height}px }}</style>
 
 async def ask(on: Stage, words: int, name: str, tokens: int) -> None:
     body = {"prompt": f"{name} " + "word " * words, "max_tokens": tokens, "stream": True,
-            "model": "llama-3-8b", "ignore_eos": True}  # fmt: skip
+            "model": "llama-3-8b", "ignore_eos": True,
+            "stream_options": {"include_usage": True}}  # fmt: skip
     async with on.post(body) as response:
         await response.read()
 

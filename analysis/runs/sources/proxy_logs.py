@@ -48,7 +48,10 @@ def load_proxy_log(path: Path, name: str | None) -> RunData:
         if first is None:
             raise InputError(f"{path}: is a log of the proxy, and no line is an ended request")
         origin = REQUEST_LOG if "event" in first else LEDGER
-        return run_of_rows(path, name, origin, _rows(path, chain([first], lines)))
+        try:
+            return run_of_rows(path, name, origin, _rows(path, chain([first], lines)))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{path}: a figure of a request is no number ({error})") from error
 
 
 def _rows(path: Path, requests: Iterable[Any]) -> Iterator[FileRow]:
@@ -67,7 +70,7 @@ def is_proxy_log(start: bytes) -> bool:
         return False
     if not isinstance(line, Mapping) or "time" not in line:
         return False
-    return "event" in line or is_request(line)
+    return "event" in line or {"request_id", "status", "duration_ms"} <= line.keys()
 
 
 def is_request(line: Any) -> bool:

@@ -259,6 +259,21 @@ def test_the_request_log_counts_rejections(tmp_path: Path) -> None:
     assert (run.info["made_by"], run.requests) == ("request log", 5)
 
 
+def test_a_ledger_may_begin_with_another_path(tmp_path: Path) -> None:
+    lines = [ledger_line(0, operation="other"), ledger_line(1), ledger_line(2)]
+    assert load_run(written(tmp_path / "usage.jsonl", lines)).requests == 2
+
+
+def test_a_log_without_a_usable_request_is_one_line(tmp_path: Path) -> None:
+    start = {"time": "2026-11-10T09:00:00Z", "event": "listening"}
+    with pytest.raises(InputError, match="no line is an ended request"):
+        load_run(written(tmp_path / "a.log", [start, start]))
+    with pytest.raises(InputError, match="a figure of a request is no number"):
+        load_run(written(tmp_path / "b.log", [start, ledger_line(1, queue_ms="soon")]))
+    with pytest.raises(InputError, match=r"c\.log:2: not JSON"):
+        load_run(written(tmp_path / "c.log", [start], end=b"{torn\n" + orjson.dumps(start)))
+
+
 def test_one_week_is_compared_with_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
