@@ -24,14 +24,15 @@ def paired(a: RunData, b: RunData, bucket: str, column: str) -> tuple[Floats, Fl
     rows = [run.rows(bucket, "ok") & ~np.isnan(run.numbers[column]) for run in (a, b)]
     if any("id" not in run.words for run in (a, b)):
         return None
-    ids = [run.words["id"][mask].tolist() for run, mask in zip((a, b), rows, strict=True)]
-    places = [{name: at for at, name in enumerate(run_ids) if name} for run_ids in ids]
-    if not all(ids) or [*map(len, ids)] != [*map(len, places)]:
+    of_a, of_b = (
+        _places(run.words["id"][mask].tolist()) for run, mask in zip((a, b), rows, strict=True)
+    )
+    if of_a is None or of_b is None:
         return None
-    at_a = np.array([at for name, at in places[0].items() if name in places[1]], dtype=np.int64)
-    if len(at_a) < LEAST_SHARE * max(map(len, ids)):
+    both = [name for name in of_a if name in of_b]
+    if len(both) < LEAST_SHARE * max(len(of_a), len(of_b)):
         return None
-    at_b = np.array([places[1][ids[0][at]] for at in at_a.tolist()], dtype=np.int64)
+    at_a, at_b = (np.array([places[name] for name in both]) for places in (of_a, of_b))
     due_a, due_b = a.numbers["intended_s"][rows[0]][at_a], b.numbers["intended_s"][rows[1]][at_b]
     if np.isnan(due_a).any() or not np.allclose(due_a, due_b, rtol=0.0, atol=SAME_TIME_S):
         return None
@@ -40,3 +41,9 @@ def paired(a: RunData, b: RunData, bucket: str, column: str) -> tuple[Floats, Fl
         a.numbers[column][rows[0]][at_a][order],
         b.numbers[column][rows[1]][at_b][order],
     )
+
+
+def _places(ids: list[str]) -> dict[str, int] | None:
+    """Return the place of each id. None without ids, or if two requests share an id."""
+    places = {name: at for at, name in enumerate(ids) if name}
+    return places if ids and len(places) == len(ids) else None
