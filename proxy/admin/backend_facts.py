@@ -5,6 +5,7 @@ Only for `forebay doctor`: no decision depends on it. Each question is bounded i
 
 import asyncio
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -33,10 +34,16 @@ SUMMED = {  # over engines and models: the key of the answer by the name in vLLM
 }
 
 
-async def backend_facts(backends: Backends) -> list[dict[str, Any]]:
-    """Return the facts of each backend as JSON, with None for a fact that it does not report."""
-    upstreams = list(backends.upstreams.values())
-    return list(await asyncio.gather(*(_facts(backends, upstream) for upstream in upstreams)))
+async def backend_facts(
+    backends: Backends, upstreams: Iterable[Upstream] | None = None
+) -> list[dict[str, Any]]:
+    """Return the facts of each backend as JSON, with None for a fact that it does not report.
+
+    Args:
+        upstreams: the backends to ask, or None for all.
+    """
+    asked = backends.upstreams.values() if upstreams is None else upstreams
+    return list(await asyncio.gather(*(_facts(backends, upstream) for upstream in list(asked))))
 
 
 async def _facts(backends: Backends, upstream: Upstream) -> dict[str, Any]:

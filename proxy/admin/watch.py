@@ -15,6 +15,7 @@ from typing import Any
 from forebay.proxy.admin.backend_facts import backend_facts
 from forebay.proxy.admin.status import status_fields
 from forebay.proxy.app import App
+from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.diagnose.checks import CHECKS, examine
 from forebay.proxy.diagnose.doctor.finding import FEW, Finding
 from forebay.proxy.diagnose.scene import MetricSample, Scene
@@ -27,6 +28,7 @@ EVERY_S = 30.0
 WINDOW = 2  # looks: the findings are about the last minute
 OVER_S = 120.0  # without the finding: then it is over
 RECENT_S = 300.0  # `explain` lists the findings of this time
+MOST_ASKED = 16  # backends in one look; a large fleet is asked in turn
 STANDING = frozenset({"long prompts", "mode"})
 """Checks of the configuration, whose findings are in the log of the start."""
 LOGGED_ELSEWHERE = STANDING | {"backends take work", "rejections", "reloads"}
@@ -56,6 +58,8 @@ class Watch:
         self._looks: deque[list[MetricSample]] = deque([[]], maxlen=WINDOW)
         self._started_at = self._clock()
         self._seen: dict[str, SeenCheck] = {}
+        self._asked = 0  # number of the backend that is asked next
+        self._failed = False
         self._task: asyncio.Task[None]
 
     async def __aenter__(self) -> "Watch":
@@ -133,8 +137,16 @@ class Watch:
         # An idle proxy does not ask its backends: their answers explain the traffic.
         if scene.total("forebay_responses_total") < FEW:
             return scene
-        facts = await backend_facts(self._services.backends)
+        backends = self._services.backends
+        facts = await backend_facts(backends, self._next_few(list(backends.upstreams.values())))
         return Scene(self._status(), facts, scene.samples, before, [], samples)
+
+    def _next_few(self, upstreams: list[Upstream]) -> list[Upstream]:
+        """Return the backends whose turn it is to be asked."""
+        first = self._asked % max(1, len(upstreams))
+        few = (upstreams[first:] + upstreams[:first])[:MOST_ASKED]
+        self._asked = first + len(few)
+        return few
 
     def _status(self) -> dict[str, Any]:
         return status_fields(
@@ -144,7 +156,13 @@ class Watch:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(EVERY_S)
-            await self.look()
+            try:
+                await self.look()
+            except Exception as error:  # our own fault must not end the checks
+                if not self._failed:
+                    self._failed = True
+                    text = f"checks: internal error: {type(error).__name__}"
+                    self._services.events(LogEvent.INTERNAL_ERROR, text)
 
 
 def printable_findings(findings: Iterable[Finding]) -> list[Finding]:

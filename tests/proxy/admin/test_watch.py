@@ -69,6 +69,49 @@ def test_an_idle_proxy_asks_its_backends_nothing(monkeypatch: pytest.MonkeyPatch
     assert not asked
 
 
+def test_a_check_that_fails_is_logged_once_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[Finding] | None = None
+
+    def examine(_: object) -> list[Finding]:
+        if found is None:
+            raise KeyError("a fault of ours")
+        return found
+
+    monkeypatch.setattr(watch, "examine", examine)
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        nonlocal found
+        await asyncio.sleep(3 * EVERY_S)
+        assert [line for line in on.said if "internal error" in line] == [
+            "checks: internal error: KeyError"
+        ]
+        found = [CAUSE]
+        await asyncio.sleep(EVERY_S)
+        assert await checks_of(on, "/status") == ["prefix caching"]
+
+    on_stage(scene, None)
+
+
+def test_a_large_fleet_is_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def facts(_: object, upstreams: list[Any]) -> list[dict[str, Any]]:
+        asked.extend(upstream.name for upstream in upstreams)
+        return []
+
+    monkeypatch.setattr(watch, "backend_facts", facts)
+    monkeypatch.setattr(watch, "FEW", 0)
+    monkeypatch.setattr(watch, "MOST_ASKED", 2)
+
+    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        await asyncio.sleep(3 * EVERY_S + 1.0)
+        assert sorted(asked) == sorted(2 * list(on.proxy.backends.upstreams))
+
+    on_stage(scene, None, None, None)
+
+
 def test_findings_of_workers_are_listed_once() -> None:
     def row(check: str, text: str, severity: str = "warning") -> dict[str, Any]:
         return {"check": check, "text": text, "severity": severity}
