@@ -42,8 +42,8 @@ async def backend_facts(
     Args:
         upstreams: the backends to ask, or None for all.
     """
-    asked = backends.upstreams.values() if upstreams is None else upstreams
-    return list(await asyncio.gather(*(_facts(backends, upstream) for upstream in list(asked))))
+    chosen = backends.upstreams.values() if upstreams is None else upstreams
+    return list(await asyncio.gather(*(_facts(backends, upstream) for upstream in list(chosen))))
 
 
 async def _facts(backends: Backends, upstream: Upstream) -> dict[str, Any]:
