@@ -37,6 +37,7 @@ from forebay.proxy.telemetry.metrics.decision_metrics import DecisionMetrics
 from forebay.proxy.telemetry.metrics.live_history import LiveHistory
 from forebay.proxy.telemetry.metrics.past_metrics import PastMetrics
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
+from forebay.proxy.telemetry.metrics.scaling_metrics import ScalingMetrics
 from forebay.proxy.telemetry.observers import Telemetry
 from forebay.proxy.telemetry.recent_events import RecentEvents
 
@@ -117,7 +118,10 @@ class Builder:
         """Build the metrics of the last hour, and the live history of 15 minutes."""
         past = PastMetrics(metrics.text, driver.clock)
         history = metrics.history = LiveHistory(driver.shaper, driver.clock)
-        await self.stack.enter_async_context(past.kept(self.rejections.tick, history.take))
+        scaling = ScalingMetrics(driver.shaper, driver.clock)
+        metrics.registry.register(scaling)
+        ticks = past.kept(self.rejections.tick, history.take, scaling.look)
+        await self.stack.enter_async_context(ticks)
         return past, history
 
     async def exchange(

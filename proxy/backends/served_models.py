@@ -122,8 +122,11 @@ class ServedModels(Models):
     def _tell_policy(self, upstream: Upstream) -> None:
         name, strict = upstream.name, upstream.only is not None
         models = upstream.only if strict else _names(upstream)
+        family = next(iter(upstream.models or ()), "")  # servers list their main model first
         self._driver.change(
-            lambda core, now: core.changes.set_models(name, models, now, strict=strict)
+            lambda core, now: core.changes.set_models(
+                name, models, now, strict=strict, family=family
+            )
         )
 
 

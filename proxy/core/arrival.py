@@ -108,6 +108,8 @@ class NewRequests:
         if not options:
             return [dispatcher.reject(waiting, "no_backend_available", now)]
         place = self._place(waiting, bucket, options, now)
+        if dispatcher.on_demand is not None and not dispatcher.return_times.is_back(request, now):
+            dispatcher.on_demand(place.backend.family, place.option.prefill_s, now)
         dispatcher.return_times.arrived(request, now)
         reason = self._decide(waiting, bucket, place, now)
         long_prefills = dispatcher.forecast.long_prefills
@@ -149,7 +151,11 @@ class NewRequests:
         waiting.settled = True  # nothing was charged, so nothing is corrected
         if dispatcher.recorder is not None:
             dispatcher.recorder.observed(request, bucket, now)
-        return send_past_queues(dispatcher, waiting, options, route, now)
+        send = send_past_queues(dispatcher, waiting, options, route, now)
+        if dispatcher.on_demand is not None:
+            backend = dispatcher.backends[send.backend]
+            dispatcher.on_demand(backend.family, backend.in_flight[request.id].prefill_s, now)
+        return send
 
     def _fill_in(self, receipt: Receipt, request: Request, bucket: Bucket, now: float) -> None:
         """Note what would be decided about a request that is neither too long nor over quota."""

@@ -55,7 +55,13 @@ class OperatorChanges:
         return dispatcher.dispatch_all(now)
 
     def set_models(
-        self, name: str, models: frozenset[str] | None, now: float, *, strict: bool = False
+        self,
+        name: str,
+        models: frozenset[str] | None,
+        now: float,
+        *,
+        strict: bool = False,
+        family: str = "",
     ) -> list[Action]:
         """Note which models a backend serves. None: unknown, so it is sent requests for any.
 
@@ -64,6 +70,7 @@ class OperatorChanges:
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
         backend = dispatcher.backends[name]
+        backend.family = family
         if (models, strict) == (backend.models, backend.strict):
             return []
         backend.models, backend.strict = models, strict

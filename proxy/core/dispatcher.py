@@ -4,7 +4,7 @@ The dispatcher carries out the policy's decisions. A slot is taken when `Send` i
 a socket opens. `shaper.py` has the events that lead here.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import inf
 
 from forebay.proxy.core.explain.recorder import DecisionRecorder
@@ -41,6 +41,8 @@ class Dispatcher:
 
     Attributes:
         running: requests that were sent and have not finished, with their backend.
+        on_demand: called with family, prefill seconds and time for each new request that could be
+            sent, admitted or not.
         sharing: there are other proxies in front of the same backends.
         now: the latest time that any event had.
     """
@@ -79,6 +81,7 @@ class Dispatcher:
         self.return_times = ReturnTimes(buckets)
         self.output_lengths = OutputLengths()
         self.recent_use = RecentUse()
+        self.on_demand: Callable[[str, float, float], None] | None = None
         self.sharing = False
         self.now = 0.0
 

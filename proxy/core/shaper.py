@@ -259,6 +259,14 @@ class Shaper:
         if self.recorder is not None:
             self.recorder.time_passes(self._dispatcher.forecast.gate, self.backends, now)
 
+    def report_demand(self, listener: Callable[[str, float, float], None]) -> None:
+        """Call `listener` with family, prefill seconds and time for each new request.
+
+        Rejected requests count too. A prompt that is too long or over a quota does not, nor does a
+        request that comes back when told.
+        """
+        self._dispatcher.on_demand = listener
+
     # Questions of drivers.
 
     @property

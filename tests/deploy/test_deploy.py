@@ -19,6 +19,7 @@ from forebay.proxy.proxy_cli import app
 from forebay.proxy.telemetry.metrics.backend_metrics import BackendMetrics
 from forebay.proxy.telemetry.metrics.decision_metrics import DecisionMetrics
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
+from forebay.proxy.telemetry.metrics.scaling_metrics import ScalingMetrics
 
 DEPLOY = ROOT / "deploy"
 EXAMPLE = DEPLOY / "forebay.yaml"
@@ -74,6 +75,7 @@ def test_every_metric_is_in_the_manual() -> None:
     metrics = ProxyMetrics(shaper)
     metrics.registry.register(DecisionMetrics(shaper, Receipts(1), lambda: 0.0))
     metrics.registry.register(BackendMetrics(shaper, Health(["b0"]), Receipts(1)))
+    metrics.registry.register(ScalingMetrics(shaper, lambda: 0.0))
     families = text_string_to_metric_families(metrics.text().decode())
     ours = {family.name: family.type for family in families if "process" not in family.name}
     named = {f"{name}_total" if type_ == "counter" else name for name, type_ in ours.items()}

@@ -34,6 +34,7 @@ from forebay.proxy.core.model import BackendSpec, Bucket
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.telemetry.metrics.decision_metrics import DecisionMetrics
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
+from forebay.proxy.telemetry.metrics.scaling_metrics import ScalingMetrics
 
 FOLDER = ROOT / "deploy" / "prometheus"
 RULES = yaml.safe_load((FOLDER / "rules.yml").read_text(encoding="utf-8"))
@@ -65,6 +66,7 @@ def exported() -> set[str]:
     shaper = Shaper([BackendSpec("b0", 1)], [Bucket("chat", 9)])
     metrics = ProxyMetrics(shaper)
     metrics.registry.register(DecisionMetrics(shaper, Receipts(1), lambda: 0.0))
+    metrics.registry.register(ScalingMetrics(shaper, lambda: 0.0))
     names = {rule["record"] for rule in ALL_RULES if "record" in rule} | {"up", "ALERTS"}
     for family in text_string_to_metric_families(metrics.text().decode()):
         suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
@@ -76,6 +78,18 @@ def test_the_rules_name_metrics_that_exist() -> None:
     known = exported()
     for rule in ALL_RULES:
         assert metrics_in(rule["expr"]) <= known, rule
+
+
+def test_the_autoscaler_reads_a_metric_that_exists_and_rounds_it_up() -> None:
+    text = (ROOT / "deploy" / "keda-vllm.yaml").read_text(encoding="utf-8")
+    spec = yaml.safe_load(text)["spec"]
+    assert spec["minReplicaCount"] >= 1
+    (trigger,) = spec["triggers"]
+    keys = trigger["metadata"]
+    assert metrics_in(keys["query"]) == {"forebay_backends_wanted"} <= exported()
+    assert "sum(" in keys["query"]  # of several proxies and workers
+    assert (trigger["metricType"], keys["threshold"]) == ("AverageValue", "1")
+    assert keys["ignoreNullValues"] == "false"
 
 
 def test_the_dashboard_names_metrics_that_exist() -> None:

@@ -32,6 +32,7 @@ class Backend:
         index: its place among the backends.
         kv_tokens: size of its KV pool; infinite while unknown.
         models: the models that it serves; None while unknown.
+        family: its main model, which backends are scaled by; "" while unknown.
         strict: it takes only requests that name one of its models.
         draining: it will be removed; `up` stays False until then.
         most_prefills: below infinity during a trial or while it reports that it is full.
@@ -70,6 +71,7 @@ class Backend:
         self.room_at = self.room_beside_at = self.silent_at = -inf
         self.kv_tokens = spec.kv_tokens
         self.models: frozenset[str] | None = None
+        self.family = ""
         self.strict = False
         self.up = False
         self.draining = False
