@@ -149,7 +149,7 @@ async def build_services(
     security = Security(config, os.environ)
     await security.jwks.refresh(say)
     security.say_notes(say)
-    security.report_plain_http(say, asyncio.get_running_loop().time)
+    security.report_handshakes(say, asyncio.get_running_loop().time)
     driver, metrics = await build.driver()
     backends, watchdog, followers = await build.backends(driver, metrics, security)
     estimate = TokenEstimate(config.tokens.bytes_per_token)

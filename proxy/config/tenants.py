@@ -1,5 +1,6 @@
 """The section of the configuration about tenants: their keys, weights, quotas and caches."""
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
@@ -23,6 +24,8 @@ class KnownTenant(Section):
     models: the models that it may use, by any of their names; empty: all.
     max_concurrency: requests that it may have in each process at once, waiting requests included.
     tokens_per_hour, tokens_per_day: budgets of prompt and output tokens, in each process.
+    certificates: names in its client certificates (common name, DNS, URI or e-mail); default: the
+    tenant's name.
     """
 
     weight: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -34,6 +37,7 @@ class KnownTenant(Section):
     max_concurrency: PositiveInt | None = None
     tokens_per_hour: PositiveInt | None = None
     tokens_per_day: PositiveInt | None = None
+    certificates: tuple[Annotated[str, Field(min_length=1)], ...] = ()
 
     @model_validator(mode="after")
     def _burst_of_a_rate(self) -> Self:
@@ -85,6 +89,7 @@ class Tenants(Section):
     keys: a file, or env:NAME for an environment variable (format: security/keys.py).
 
     jwt: tokens that name tenants, in addition to keys or in place of them.
+    client_ca: PEM file of authorities, whose client certificates name tenants of `known`.
     default_weight: weight of tenants without a weight of their own.
     isolate_cache: keep tenants from hitting each other's cached prefixes; auto: if there are keys
     or tokens.
@@ -93,9 +98,28 @@ class Tenants(Section):
 
     keys: str | None = Field(None, min_length=1)
     jwt: JwtConfig = JwtConfig()
+    client_ca: Path | None = None
     default_weight: float = Field(1.0, gt=0, allow_inf_nan=False)
     isolate_cache: Literal["auto"] | bool = "auto"
     known: dict[Annotated[str, Field(pattern=NAME)], KnownTenant] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_tenant_for_a_name(self) -> Self:
+        if self.client_ca is None:
+            if listed := [name for name, one in self.known.items() if one.certificates]:
+                raise ValueError(f"known.{listed[0]}.certificates needs client_ca")
+            return self
+        if not self.known:
+            raise ValueError("client_ca needs known: list the tenants that certificates may name")
+        owners: dict[str, str] = {}
+        for tenant, known in self.known.items():
+            for name in known.certificates or (tenant,):
+                if owners.setdefault(name, tenant) != tenant:
+                    both = f"{owners[name]} and {tenant}"
+                    raise ValueError(
+                        f"the certificate name {name!r} stands for {both}: give it to one of them"
+                    )
+        return self
 
     @property
     def isolates(self) -> bool:
@@ -104,7 +128,7 @@ class Tenants(Section):
     @property
     def authenticates(self) -> bool:
         """Whether clients must say which tenant they are."""
-        return self.keys is not None or self.jwt.jwks is not None
+        return bool(self.keys or self.jwt.jwks or self.client_ca)
 
     def has_quota(self, tenant: str) -> bool:
         entry = self.known.get(tenant)

@@ -2,11 +2,15 @@
 
 A new certificate is used from the next handshake on, without a new listener: the listener's context
 passes each handshake to the newest context. HTTP/2 is not offered. TLS 1.2 is the oldest version.
+
+With authorities for clients' certificates it is TLS 1.3, without tickets. A session that is resumed
+is not checked again, so a client of an authority that was removed would come back.
 """
 
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from forebay.traces.errors import InputError
 
@@ -14,15 +18,26 @@ HANDSHAKE_S = 10.0
 
 
 class Handshake(ssl.SSLObject):
-    """The TLS of one connection."""
+    """The TLS of one connection.
+
+    Attributes:
+        certificate: the client's, as `getpeercert` returned it; None before it was asked for.
+    """
+
+    certificate: dict[str, Any] | None = None
 
     def do_handshake(self) -> None:
         """Take a step of the handshake. Raises SSLError."""
         try:
             super().do_handshake()
         except ssl.SSLError as error:
-            if error.reason == "HTTP_REQUEST" and isinstance(self.context, ListenerContext):
-                self.context.on_plain_http()
+            context = self.context
+            if error.reason == "HTTP_REQUEST" and isinstance(context, ListenerContext):
+                context.on_plain_http()
+            if isinstance(context, PublicContext) and isinstance(
+                error, ssl.SSLCertVerificationError
+            ):
+                context.on_bad_certificate(error.verify_message)
             raise
 
 
@@ -37,26 +52,49 @@ class ListenerContext(ssl.SSLContext):
     on_plain_http: Callable[[], None] = staticmethod(lambda: None)
 
 
+class PublicContext(ssl.SSLContext):
+    """A certificate of the public port.
+
+    Attributes:
+        authorities: certificates of authorities, in DER; none: clients are asked for nothing.
+        on_bad_certificate: called with the reason when a client's certificate is refused.
+    """
+
+    authorities: frozenset[bytes] = frozenset()
+    on_bad_certificate: Callable[[str], None] = staticmethod(lambda _: None)
+
+
 class ServerTls:
     """The certificate of the public port. `context` is for the listener."""
 
-    def __init__(self, newest: ssl.SSLContext) -> None:
-        self._newest = newest
+    def __init__(self, newest: PublicContext) -> None:
+        self.on_bad_certificate: Callable[[str], None] = lambda _: None
         self.context = ListenerContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.swap(newest)
         # Called for each handshake, with or without a server name in it.
         self.context.sni_callback = self._choose
 
-    def swap(self, newest: ssl.SSLContext) -> None:
+    def swap(self, newest: PublicContext) -> None:
+        """Use another certificate, and other authorities, from the next handshake on."""
         self._newest = newest
+        newest.on_bad_certificate = lambda why: self.on_bad_certificate(why)
+        # These belong to the context with which a connection begins.
+        self.context.verify_mode = newest.verify_mode
+        self.context.minimum_version = newest.minimum_version
+        self.context.num_tickets = newest.num_tickets
 
     def _choose(self, handshake: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         handshake.context = self._newest
 
 
-def server_context(cert: Path, key: Path) -> ssl.SSLContext:
-    """Make a context with this certificate chain and private key (PEM). Raises InputError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> PublicContext:
+    """Make a context with this certificate chain and private key (PEM). Raises InputError.
+
+    Args:
+        client_ca: authorities (PEM) of clients' certificates. A client without a certificate is
+            let in, and a client with a bad certificate is not.
+    """
+    context = PublicContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     for name, path in (("cert", cert), ("key", key)):
@@ -73,7 +111,29 @@ def server_context(cert: Path, key: Path) -> ssl.SSLContext:
             f"tls: {cert} and {key} are not a certificate and a private key in PEM "
             f"({error.reason or 'not understood'})"
         ) from None
+    if client_ca is not None:
+        _ask_for_certificates(context, client_ca)
     return context
+
+
+def _ask_for_certificates(context: PublicContext, client_ca: Path) -> None:
+    _readable(client_ca, "tenants.client_ca")
+    try:
+        context.load_verify_locations(client_ca)
+    except ssl.SSLError as error:
+        raise InputError(
+            f"tenants.client_ca: {client_ca} holds no certificate in PEM "
+            f"({error.reason or 'none found'})"
+        ) from None
+    context.authorities = frozenset(context.get_ca_certs(binary_form=True))
+    if not context.authorities:
+        raise InputError(
+            f"tenants.client_ca: {client_ca} has no certificate of an authority; give the "
+            "certificate that signs the clients' certificates"
+        )
+    context.verify_mode = ssl.CERT_OPTIONAL
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0
 
 
 def client_context(ca: Path | None, verify: bool) -> ssl.SSLContext:

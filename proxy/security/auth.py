@@ -1,4 +1,4 @@
-"""Authenticate: a key names a tenant. A request without a valid key is rejected unread.
+"""Authenticate: a key, token or client certificate names a tenant, else the request is rejected.
 
 Wrong keys are counted by address. Beyond the allowance they get a 429, but a valid key is never
 rejected because of them: behind a load balancer all clients share one address, and a stranger could
@@ -12,6 +12,7 @@ from math import ceil
 from aiohttp import web
 
 from forebay.proxy.http1.errors import LOAD, ApiError, retry_headers
+from forebay.proxy.identity.certificates import CertificateTenants
 from forebay.proxy.identity.jwt_tokens import JwtVerifier
 from forebay.proxy.security.keys import KeyRing
 
@@ -53,12 +54,16 @@ class Failures:
 
 
 class Authenticator:
-    """Maps requests to tenants. Without a ring and a verifier all clients are one tenant."""
+    """Maps requests to tenants. Without keys, tokens and certificates all clients are one."""
 
-    def __init__(self, ring: KeyRing | None, verifier: JwtVerifier | None = None) -> None:
-        self._ring = ring
-        self._verifier = verifier
+    def __init__(
+        self,
+        ring: KeyRing | None,
+        verifier: JwtVerifier | None = None,
+        certificates: CertificateTenants | None = None,
+    ) -> None:
         self._failures = Failures()
+        self.swap(ring, verifier, certificates)
 
     @property
     def ring(self) -> KeyRing | None:
@@ -68,21 +73,37 @@ class Authenticator:
         """Return all possible tenants, or None if tokens may name any tenant."""
         if self._verifier is not None:
             return None
-        return self._ring.tenants if self._ring is not None else ()
+        of_keys = self._ring.tenants if self._ring is not None else ()
+        of_certificates = self._certificates.tenants if self._certificates is not None else ()
+        return tuple(dict.fromkeys((*of_keys, *of_certificates)))
 
-    def swap(self, ring: KeyRing | None, verifier: JwtVerifier | None = None) -> None:
+    def swap(
+        self,
+        ring: KeyRing | None,
+        verifier: JwtVerifier | None = None,
+        certificates: CertificateTenants | None = None,
+    ) -> None:
+        """Use these from the next request on."""
         self._ring = ring
         self._verifier = verifier
+        self._certificates = certificates
 
     def tenant(self, request: web.BaseRequest, now: float) -> str:
-        """Return the tenant of a request, or "" without keys. Raises ApiError 401 or 429."""
-        ring, verifier = self._ring, self._verifier
-        if ring is None and verifier is None:
+        """Return the tenant of a request, or "" without keys. Raises ApiError 401 or 429.
+
+        A valid key counts before the certificate of the connection.
+        """
+        ring, verifier, certificates = self._ring, self._verifier, self._certificates
+        if ring is None and verifier is None and certificates is None:
             return ""
         for key in given_keys(request.headers):
             tenant = ring.tenant(key) if ring is not None else None
             if tenant is None and verifier is not None:
                 tenant = verifier.tenant(key)
+            if tenant is not None:
+                return tenant
+        if certificates is not None and request.transport is not None:
+            tenant = certificates.tenant(request.transport.get_extra_info("ssl_object"))
             if tenant is not None:
                 return tenant
         raise self._rejection(request, now)
@@ -94,10 +115,17 @@ class Authenticator:
                 429, "too_many_failures", "Too many requests with a wrong API key.", LOAD,
                 headers={**retry_headers(float(ceil(wait_s))), "x-should-retry": "false"},
             )  # fmt: skip
+        ways = []
+        if self._ring is not None or self._verifier is not None:
+            ways.append(
+                "Send a valid key: `Authorization: Bearer KEY`, `x-api-key: KEY` or `api-key: KEY`."
+            )
+        if self._certificates is not None:
+            ways.append("Connect with a valid client certificate of a tenant.")
         return ApiError(
-            401, "invalid_api_key",
-            "Send a valid key: `Authorization: Bearer KEY`, `x-api-key: KEY` or `api-key: KEY`.",
+            401, "invalid_api_key", " Or: ".join(ways),
             headers={"WWW-Authenticate": "Bearer"},
+            close=self._certificates is not None,  # the next connection may have a better one
         )  # fmt: skip
 
 

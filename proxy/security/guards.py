@@ -1,10 +1,9 @@
-"""Keys, cache salts and certificate of the public port: read together, replaced together.
+"""Keys, cache salts and certificates of the public port: read together, replaced together.
 
 `read` reads and checks everything and changes nothing, so a bad file has no effect.
 """
 
 import asyncio
-import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -14,7 +13,8 @@ from forebay.proxy.api.cache_salt import CacheSalts, cache_secret
 from forebay.proxy.api.response_ids import ResponseIds
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sections import UpstreamTls
-from forebay.proxy.http1.tls import ServerTls, client_context, server_context
+from forebay.proxy.http1.tls import PublicContext, ServerTls, client_context, server_context
+from forebay.proxy.identity.certificates import CertificateTenants, certificate_names
 from forebay.proxy.identity.jwks import KeySet, SigningKey, is_url, read_file
 from forebay.proxy.identity.jwt_tokens import JwtVerifier
 from forebay.proxy.security.auth import Authenticator
@@ -23,7 +23,7 @@ from forebay.proxy.telemetry.log_events import LogEvent, Say
 from forebay.traces.errors import InputError
 
 WATCH_S = 1.0
-PLAIN_HTTP_S = 60.0  # between two lines about clients that speak plain HTTP
+HANDSHAKES_S = 60.0  # between two lines about clients whose handshakes fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class LoadedSecurity:
     seen: list[tuple[int, int, int]]
     ring: KeyRing | None
     jwks: list[SigningKey]
-    certificate: ssl.SSLContext | None
+    certificate: PublicContext | None
 
 
 class Security:
@@ -53,11 +53,13 @@ class Security:
         self._secret = cache_secret(environ)
         self.jwks = KeySet()
         self._use_jwks(config, _file_keys(config))
-        self.auth = Authenticator(_ring(config, environ), self._new_verifier(config))
+        certificate = _certificate(config)
+        self.auth = Authenticator(
+            _ring(config, environ), self._new_verifier(config), _certificates(config, certificate)
+        )
         self.salts = self._new_salts(config)
         self.response_ids = ResponseIds(self._secret)
-        tls = config.tls
-        self.tls = ServerTls(server_context(*tls.files)) if tls.files else None
+        self.tls = ServerTls(certificate) if certificate is not None else None
         # None: the system's authorities, loaded when first needed.
         upstream = config.upstream_tls
         plain = upstream == UpstreamTls()
@@ -87,7 +89,7 @@ class Security:
             seen=seen,
             ring=ring,
             jwks=_file_keys(config),
-            certificate=server_context(*config.tls.files) if config.tls.files else None,
+            certificate=_certificate(config),
         )
 
     def take(self, loaded: LoadedSecurity) -> bool:
@@ -95,7 +97,11 @@ class Security:
         renewed = loaded.seen != self._seen
         self._config = loaded.config
         self._use_jwks(loaded.config, loaded.jwks)
-        self.auth.swap(loaded.ring, self._new_verifier(loaded.config))
+        self.auth.swap(
+            loaded.ring,
+            self._new_verifier(loaded.config),
+            _certificates(loaded.config, loaded.certificate),
+        )
         self.salts = self._new_salts(loaded.config)
         if self.tls and loaded.certificate:
             self.tls.swap(loaded.certificate)
@@ -119,23 +125,28 @@ class Security:
                 "they can be guessed",
             )
 
-    def report_plain_http(self, say: Say, clock: Callable[[], float]) -> None:
-        """Log once a minute that clients speak plain HTTP to the TLS port."""
+    def report_handshakes(self, say: Say, clock: Callable[[], float]) -> None:
+        """Log once a minute that clients speak plain HTTP, or have bad certificates."""
         if self.tls is None:
             return
-        said_at, more = -inf, 0
+        said_at = dict.fromkeys((LogEvent.PLAIN_HTTP, LogEvent.BAD_CERTIFICATE), -inf)
+        more = dict.fromkeys(said_at, 0)
 
-        def came() -> None:
-            nonlocal said_at, more
-            if clock() - said_at < PLAIN_HTTP_S:
-                more += 1
+        def failed(event: LogEvent, line: str) -> None:
+            if clock() - said_at[event] < HANDSHAKES_S:
+                more[event] += 1
                 return
-            line = "a client speaks plain HTTP to the TLS port: its URL must begin with https://"
-            line += f" ({more} more since the last such line)" if more else ""
-            said_at, more = clock(), 0
-            say(LogEvent.PLAIN_HTTP, line)
+            line += f" ({more[event]} more since the last such line)" if more[event] else ""
+            said_at[event], more[event] = clock(), 0
+            say(event, line)
 
-        self.tls.context.on_plain_http = came
+        self.tls.context.on_plain_http = lambda: failed(
+            LogEvent.PLAIN_HTTP,
+            "a client speaks plain HTTP to the TLS port: its URL must begin with https://",
+        )
+        self.tls.on_bad_certificate = lambda why: failed(
+            LogEvent.BAD_CERTIFICATE, f"a client certificate was refused: {why}"
+        )
 
     async def watch(self, say: Say) -> None:
         """Reload whenever the files of keys or certificate change, and keep tokens' keys fresh."""
@@ -191,6 +202,22 @@ class Security:
         return CacheSalts(self._secret, groups)
 
 
+def _certificate(config: Config) -> PublicContext | None:
+    """Read the certificate of the public port, if it has TLS. Raises InputError."""
+    client_ca = config.tenants.client_ca
+    if config.tls.files:
+        return server_context(*config.tls.files, client_ca)
+    if client_ca is not None:
+        raise InputError("tenants.client_ca needs tls: give tls.cert and tls.key")
+    return None
+
+
+def _certificates(config: Config, certificate: PublicContext | None) -> CertificateTenants | None:
+    if certificate is None or config.tenants.client_ca is None:
+        return None
+    return CertificateTenants(certificate.authorities, certificate_names(config.tenants))
+
+
 def _ring(config: Config, environ: Mapping[str, str]) -> KeyRing | None:
     keys = config.tenants.keys
     return None if keys is None else read_keys(keys, environ)
@@ -207,7 +234,8 @@ def key_holders(config: Config, environ: Mapping[str, str]) -> tuple[str, ...] |
     if config.tenants.jwt.jwks is not None:
         return None
     ring = _ring(config, environ)
-    return ring.tenants if ring is not None else ()
+    of_keys = ring.tenants if ring is not None else ()
+    return tuple(dict.fromkeys((*of_keys, *certificate_names(config.tenants).values())))
 
 
 def _files(config: Config) -> list[Path]:
@@ -215,6 +243,8 @@ def _files(config: Config) -> list[Path]:
     paths = [Path(keys)] if keys and not keys.startswith(ENVIRONMENT) else []
     if jwks and not is_url(jwks):
         paths.append(Path(jwks))
+    if config.tenants.client_ca is not None:
+        paths.append(config.tenants.client_ca)
     return [*paths, *config.tls.files]
 
 

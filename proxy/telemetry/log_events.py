@@ -64,6 +64,7 @@ class LogEvent(Enum):
     FINDING_OVER = "finding_over", INFO, "for two minutes `forebay doctor` has not found the fault"
     REJECTIONS_OVER = "rejections_over", INFO, "no request was rejected for half a minute"
     PLAIN_HTTP = "plain_http", WARNING, "clients speak plain HTTP to the TLS port"
+    BAD_CERTIFICATE = "bad_certificate", WARNING, "client certificates are refused, and why"
     OVERLOADED = "overloaded", WARNING, "the proxy sheds service classes to protect itself"
     OVERLOAD_OVER = "overload_over", INFO, "all service classes are accepted again"
     JWKS_UNREACHABLE = "jwks_unreachable", WARNING, "the provider's keys for tokens cannot be read"
