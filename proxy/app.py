@@ -39,6 +39,7 @@ from forebay.proxy.relay.delivery import Opening, large_bytes, send_whole, wait_
 from forebay.proxy.runtime.memory import request_bytes
 from forebay.proxy.security.allowances import Allowances, permitted_models
 from forebay.proxy.security.quota import UnqueuedQuota
+from forebay.proxy.security.spending import Spending
 from forebay.proxy.services import Services
 from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 
@@ -62,7 +63,9 @@ class App:
         self._security = services.security
         self._quota = UnqueuedQuota(services.driver, services.metrics)
         rejected, models = services.metrics.rejected, services.backends.models
-        self._allowances = Allowances(services.driver.clock, models, rejected)
+        self._allowances = Allowances(
+            services.driver.clock, Spending(services.driver.shaper.peering), models, rejected
+        )
         self._budget = ByteBudget(request_bytes(config.limits), config.reject_status)
         self._parsing = LargeBodies()
         self._cors = Cors(config.cors_origins)

@@ -22,8 +22,8 @@ class KnownTenant(Section):
     classes: classes that put its requests before or behind all tenants' requests. Any other class
     orders its own requests only.
     models: the models that it may use, by any of their names; empty: all.
-    max_concurrency: requests that it may have in each process at once, waiting requests included.
-    tokens_per_hour, tokens_per_day: budgets of prompt and output tokens, in each process.
+    max_concurrency: requests that it may have at once, waiting requests included.
+    tokens_per_hour, tokens_per_day: budgets of prompt and output tokens.
     certificates: names in its client certificates (common name, DNS, URI or e-mail); default: the
     tenant's name.
     """
@@ -106,14 +106,14 @@ class Tenants(Section):
     @model_validator(mode="after")
     def _one_tenant_for_a_name(self) -> Self:
         if self.client_ca is None:
-            if listed := [name for name, one in self.known.items() if one.certificates]:
-                raise ValueError(f"known.{listed[0]}.certificates needs client_ca")
+            if names := [name for name, tenant in self.known.items() if tenant.certificates]:
+                raise ValueError(f"known.{names[0]}.certificates needs client_ca")
             return self
         if not self.known:
             raise ValueError("client_ca needs known: list the tenants that certificates may name")
         owners: dict[str, str] = {}
-        for tenant, known in self.known.items():
-            for name in known.certificates or (tenant,):
+        for tenant, entry in self.known.items():
+            for name in entry.certificates or (tenant,):
                 if owners.setdefault(name, tenant) != tenant:
                     both = f"{owners[name]} and {tenant}"
                     raise ValueError(

@@ -1,6 +1,6 @@
 """Other proxies in front of the same backends: their reports, and the reports of this proxy."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from forebay.proxy.core.dispatcher import Dispatcher
 from forebay.proxy.core.model import Action
@@ -9,11 +9,19 @@ from forebay.proxy.core.state.elsewhere import BackendReport, Peers, ProxyReport
 
 
 class Peering:
-    """Keeps a dispatcher's view of other proxies. `peers` has their reports."""
+    """Keeps a dispatcher's view of other proxies.
+
+    Attributes:
+        peers: their reports.
+        recent_use: the use of tenants that this proxy reports.
+        spent_elsewhere: called with tenant, tokens and time when other proxies charge its budgets.
+    """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self.peers = Peers()
+        self.recent_use = dispatcher.recent_use
+        self.spent_elsewhere: Callable[[str, float, float], None] = _ignore
 
     def reported(self, peer: str, report: ProxyReport, now: float) -> list[Action]:
         """Replace the last report of another proxy."""
@@ -34,9 +42,10 @@ class Peering:
             dispatcher.tell_tenants_apart()
             seconds = {name: use.prefill_s for name, use in used.items()}
             dispatcher.fairness.used_elsewhere(seconds, now)
-            if dispatcher.quotas.any:
-                for name, use in used.items():
+            for name, use in used.items():
+                if dispatcher.quotas.any:
                     dispatcher.quotas.take(name, use.prompt_tokens, now)
+                self.spent_elsewhere(name, use.charged - use.refunded, now)
             dispatcher.queues.reorder()  # another tenant may be next
         return self.settle(now)
 
@@ -77,6 +86,10 @@ class Peering:
                 backend.share_with(peers.elsewhere(backend.name), now)
             dispatcher.forecast.moved(backend)
         return dispatcher.dispatch_all(now)
+
+
+def _ignore(tenant: str, tokens: float, now: float) -> None:
+    """Count nothing."""
 
 
 def report_of(backend: Backend, now: float) -> BackendReport:

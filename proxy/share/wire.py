@@ -1,9 +1,9 @@
 """The message in which a proxy publishes its state: small, versioned JSON.
 
-    {"v": 2, "id": "host-pid-boot", "n": 17,
+    {"v": 3, "id": "host-pid-boot", "n": 17,
      "backends": {"gpu0": [backlog_s, running, kv_tokens, longest_s, load, fresh_tokens,
                            short_s, [work, work, work], {"chat": [prefills, queued_s, worked]}]},
-     "tenants": {"a": [prefill_s, prompt_tokens]}}
+     "tenants": {"a": [prefill_s, prompt_tokens, charged, refunded, running]}}
 
 Messages come from outside: everything is checked before the core sees it.
 """
@@ -15,7 +15,7 @@ import orjson
 
 from forebay.proxy.core.state.elsewhere import BackendReport, ProxyReport, TenantUse
 
-VERSION = 2
+VERSION = 3
 MOST_BYTES = 1 << 16
 MOST_NAMES = 1024  # backends, buckets or tenants in one message
 MOST_NAME = 128  # characters
@@ -47,7 +47,13 @@ def encode(message: Message) -> bytes:
             "n": message.number,
             "backends": {name: _row(b) for name, b in report.backends.items()},
             "tenants": {
-                name: [round(use.prefill_s, 3), round(use.prompt_tokens)]
+                name: [
+                    round(use.prefill_s, 3),
+                    round(use.prompt_tokens),
+                    round(use.charged),
+                    round(use.refunded),
+                    use.running,
+                ]
                 for name, use in report.tenants.items()
                 if len(name) <= MOST_NAME
             },
@@ -71,10 +77,7 @@ def decode(data: bytes) -> Message:
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise BadMessage("no number")
     backends = {name: _backend(row) for name, row in _table(fields.get("backends")).items()}
-    tenants = {
-        name: TenantUse(*_numbers(row, 2, least=-MOST))
-        for name, row in _table(fields.get("tenants")).items()
-    }
+    tenants = {name: _tenant(row) for name, row in _table(fields.get("tenants")).items()}
     return Message(sender, number, ProxyReport(backends, tenants))
 
 
@@ -119,6 +122,14 @@ def _backend(row: object) -> BackendReport:
         {name: values[2] for name, values in buckets.items() if values[2]},
         short_s,
     )
+
+
+def _tenant(row: object) -> TenantUse:
+    if not isinstance(row, list) or len(row) != 5:
+        raise BadMessage("a tenant is a list of 5")
+    (prefill_s,) = _numbers(row[:1], 1, least=-MOST)
+    prompt_tokens, charged, refunded, running = _numbers(row[1:], 4)
+    return TenantUse(prefill_s, prompt_tokens, charged, refunded, int(running))
 
 
 def _table(value: object) -> dict[str, object]:

@@ -101,6 +101,26 @@ class TestPeers:
         replace(peers, "p", ProxyReport({"a": books}, {"u": TenantUse(0.5, 3.0)}), 0.4)
         assert peers.used()["u"].prompt_tokens == 3.0
 
+    def test_budgets_get_charges_and_refunds_and_the_requests_of_all(self) -> None:
+        peers = Peers()
+
+        def say(peer: str, charged: float, refunded: float, running: int = 0) -> None:
+            tenants = {"t": TenantUse(0.0, 0.0, charged, refunded, running)}
+            replace(peers, peer, ProxyReport({}, tenants), 0.0)
+
+        say("p", 100.0, 0.0, running=2)
+        assert peers.used() == {}
+        say("p", 150.0, 20.0, running=3)
+        say("q", 900.0, 0.0, running=4)
+        used = peers.used()["t"]
+        assert (used.charged, used.refunded) == (50.0, 20.0)
+        assert (peers.running("t"), peers.running("u")) == (7, 0)
+        say("p", 30.0, 5.0)  # it was idle, and has begun anew
+        used = peers.used()["t"]
+        assert (used.charged, used.refunded) == (30.0, 5.0)
+        peers.gone("q", 1.0)
+        assert peers.running("t") == 0
+
     @given(st.lists(st.tuples(st.sampled_from("pqr"), st.integers(0, 9)), max_size=30))
     def test_each_proxy_counts_with_what_it_said_last(self, said: list[tuple[str, int]]) -> None:
         peers, last = Peers(), Counter[str]()

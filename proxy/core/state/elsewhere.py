@@ -77,23 +77,52 @@ class BackendReport:
 
 
 class TenantUse:
-    """Prefill seconds and prompt tokens that a tenant used.
+    """The use of one tenant.
 
-    Seconds may shrink: a prefill that was not computed after all is subtracted.
+    Attributes:
+        prefill_s: may shrink: a prefill that was not computed after all is subtracted.
+        prompt_tokens: admitted, for quotas.
+        charged, refunded: tokens of the budgets of an hour and a day. Both only rise.
+        running: requests now, waiting requests too; 0 for a tenant without limits.
     """
 
-    __slots__ = ("prefill_s", "prompt_tokens")
+    __slots__ = ("charged", "prefill_s", "prompt_tokens", "refunded", "running")
 
-    def __init__(self, prefill_s: float = 0.0, prompt_tokens: float = 0.0) -> None:
+    def __init__(
+        self,
+        prefill_s: float = 0.0,
+        prompt_tokens: float = 0.0,
+        charged: float = 0.0,
+        refunded: float = 0.0,
+        running: int = 0,
+    ) -> None:
         self.prefill_s = prefill_s
         self.prompt_tokens = prompt_tokens
+        self.charged = charged
+        self.refunded = refunded
+        self.running = running
 
-    def copy(self) -> "TenantUse":
-        return TenantUse(self.prefill_s, self.prompt_tokens)
+    def copy(self, running: int) -> "TenantUse":
+        """Return the same use with another number of requests."""
+        return TenantUse(self.prefill_s, self.prompt_tokens, self.charged, self.refunded, running)
 
-    def add(self, prefill_s: float, prompt_tokens: float) -> None:
-        self.prefill_s += prefill_s
-        self.prompt_tokens += prompt_tokens
+    def add(self, more: "TenantUse") -> None:
+        """Add all but the running requests."""
+        self.prefill_s += more.prefill_s
+        self.prompt_tokens += more.prompt_tokens
+        self.charged += more.charged
+        self.refunded += more.refunded
+
+    def since(self, before: "TenantUse") -> "TenantUse":
+        """Return the use since an earlier report of the same proxy."""
+        if before.prompt_tokens > self.prompt_tokens or before.charged > self.charged:
+            return self  # its tokens shrank, so it starts from 0
+        return TenantUse(
+            self.prefill_s - before.prefill_s,
+            self.prompt_tokens - before.prompt_tokens,
+            self.charged - before.charged,
+            self.refunded - before.refunded,
+        )
 
 
 class ProxyReport:
@@ -211,6 +240,11 @@ class Peers:
         used, self._used = self._used, {}
         return used
 
+    def running(self, tenant: str) -> int:
+        """Return the requests that a tenant has at other proxies."""
+        uses = (report.tenants.get(tenant) for report, _ in self._reports.values())
+        return sum(use.running for use in uses if use is not None)
+
     def elsewhere(self, backend: str) -> Elsewhere:
         """Return the sum for one known backend, always as the same object."""
         return self._on[backend]
@@ -260,15 +294,11 @@ class Peers:
         return sorted(peer for peer, (_, at) in self._reports.items() if now - at > SILENT_S)
 
     def _charge(self, tenants: Mapping[str, TenantUse], last: Mapping[str, TenantUse]) -> None:
-        for name, now in tenants.items():
-            prefill_s, prompt_tokens = now.prefill_s, now.prompt_tokens
-            before = last.get(name)
-            # A tenant that was left out for a while, or whose tokens shrank, starts from 0.
-            if before is not None and before.prompt_tokens <= prompt_tokens:
-                prefill_s -= before.prefill_s
-                prompt_tokens -= before.prompt_tokens
-            if prefill_s or prompt_tokens:
-                self._used.setdefault(name, TenantUse()).add(prefill_s, prompt_tokens)
+        for name, use in tenants.items():
+            before = last.get(name)  # None: it was left out for a while, so it starts from 0
+            more = use if before is None else use.since(before)
+            if more.prefill_s or more.prompt_tokens or more.charged or more.refunded:
+                self._used.setdefault(name, TenantUse()).add(more)
 
     def sum_up(self, now: float) -> None:
         """Sum up the latest reports for each backend."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,22 @@ from proxy_stage import (
     on_stage,
     settle,
     silent,
+    stage,
 )
+from said import Said
 
 from forebay.proxy.config.sources import load_config
-from forebay.proxy.security.allowances import DAY_S, HOUR_S
+from forebay.proxy.core.state.elsewhere import SILENT_S
+from forebay.proxy.security.spending import DAY_S, HOUR_S
+from forebay.proxy.share.exchange import PERIOD_S, PeerExchange
+from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 
 ACME = {"authorization": "Bearer key-of-acme-0123456789"}
 OTHER = {"authorization": "Bearer key-of-other-0123456789"}
 BODY = {"model": "small", "prompt": "hello", "max_tokens": 3}
 PATIENT = [{"name": "chat", "up_to": 5_000, "max_wait": "300s"}]
+REPORTED_S = 2.5 * PERIOD_S
 USED = 8  # tokens of an answer of a backend, prompt and output; 10 of a stream
 assert json.loads(WHOLE)["usage"]["total_tokens"] == USED
 
@@ -116,7 +123,7 @@ def test_so_many_requests_at_once_waiting_ones_too(tmp_path: Path) -> None:
         free.set()
         assert {one[0] for one in await asyncio.gather(*tasks, embedding, *others)} == {200}
         await settle()
-        assert not on.proxy.app._allowances._running
+        assert not on.proxy.driver.shaper.peering.recent_use.running
         text = on.proxy.metrics.text().decode()
         assert 'reason="tenant_concurrency"} 2.0' in text
 
@@ -157,7 +164,7 @@ def test_a_budget_counts_prompt_and_output_as_counted(tmp_path: Path, stream: bo
 def test_what_no_backend_answers_costs_nothing_and_what_was_cut_its_prompt(tmp_path: Path) -> None:
     async def scene(on: Stage, backends: list[RawBackend]) -> None:
         def spent() -> int:
-            return on.proxy.app._allowances._windows["acme", HOUR_S].spent
+            return round(on.proxy.app._allowances.spending._windows["acme", HOUR_S].tokens)
 
         backends[0].serve = fails
         assert (await ask(on))[0] == 400
@@ -200,9 +207,118 @@ def test_observing_counts_and_rejects_nothing_and_a_reload_takes_other_limits(
         without = config.tenants.model_copy(update={"known": {}})
         on.proxy.app.reconfigure(config.model_copy(update={"mode": "shape", "tenants": without}))
         assert {one[0] for one in await asyncio.gather(*(ask(on) for _ in range(5)))} == {200}
-        assert not on.proxy.app._allowances._running
+        assert not on.proxy.driver.shaper.peering.recent_use.running
 
     scene_of(tmp_path, scene, acme=acme, mode="observe")
+
+
+# Several proxies.
+
+
+class Wire:
+    """A link to one other proxy."""
+
+    name, connected, trouble = "wire", True, ""
+
+    def __init__(self) -> None:
+        self.heard: Callable[[bytes], None] = lambda _: None
+
+    def send(self, data: bytes) -> None:
+        self.heard(data)
+
+    def listen(self, heard: Callable[[bytes], None]) -> Any:
+        raise NotImplementedError
+
+
+Pair = Callable[[Stage, Stage, list["asyncio.Task[None]"]], Awaitable[None]]
+
+
+def on_two(tmp_path: Path, scene: Pair, serve: Any = None, **acme: Any) -> None:
+    """Two proxies that share one backend and tell each other their load."""
+    path = tmp_path / "keys"
+    path.write_text("acme: key-of-acme-0123456789\nother: key-of-other-0123456789\n")
+    keys: dict[str, Any] = {"tenants": {"keys": str(path), "known": {"acme": acme}}}
+
+    async def main() -> None:
+        async with (
+            RawBackend(serve or by_request).running() as backend,
+            stage([backend.url], **keys) as one,
+            stage([backend.url], **keys) as two,
+        ):
+            wires = Wire(), Wire()
+            ends = [
+                PeerExchange(on.proxy.driver, [wire], Said())
+                for on, wire in zip((one, two), wires, strict=True)
+            ]
+            wires[0].heard, wires[1].heard = ends[1].heard, ends[0].heard
+            tasks = [asyncio.create_task(end.run()) for end in ends]
+            await asyncio.sleep(REPORTED_S)
+            await scene(one, two, tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    run(main())
+
+
+def test_requests_at_once_count_at_all_proxies(tmp_path: Path) -> None:
+    async def scene(one: Stage, two: Stage, exchange: list["asyncio.Task[None]"]) -> None:
+        clients = [asyncio.create_task(ask(on)) for on in (one, two, two)]
+        await asyncio.sleep(REPORTED_S)
+        for on in (one, two):
+            assert await ask(on) == (429, "tenant_concurrency", 1.0)
+        other = asyncio.create_task(ask(one, OTHER))
+        clients.pop().cancel()  # its place is free, at the other proxy too
+        await asyncio.sleep(REPORTED_S)
+        clients.append(asyncio.create_task(ask(one)))
+        await asyncio.sleep(REPORTED_S)
+        assert (await ask(two))[0] == 429
+        # It is counted for as long as it runs, and no longer than its proxy is heard.
+        await asyncio.sleep(10 * SILENT_S)
+        assert (await ask(one))[0] == 429
+        exchange[1].cancel()
+        await asyncio.sleep(2 * SILENT_S)
+        clients.append(asyncio.create_task(ask(one)))
+        await asyncio.sleep(REPORTED_S)
+        assert (await ask(one))[0] == 429
+        assert not other.done()
+        for client in (*clients, other):
+            assert not client.done()
+            client.cancel()
+        await settle()
+
+    on_two(tmp_path, scene, silent, max_concurrency=3)
+
+
+def test_a_budget_counts_at_all_proxies_and_ends_at_one_time(tmp_path: Path) -> None:
+    async def scene(one: Stage, two: Stage, _: object) -> None:
+        for on in (one, two, one):
+            assert (await ask(on))[0] == 200
+            await asyncio.sleep(60)
+        answers = [await ask(on) for on in (one, two)]
+        assert [answer[:2] for answer in answers] == [(429, "tenant_quota")] * 2
+        assert answers[0][2] == pytest.approx(answers[1][2], abs=1.0)
+        assert (await ask(two, OTHER))[0] == 200
+        await asyncio.sleep(answers[0][2] + 1.0)
+        assert [(await ask(on))[0] for on in (two, one)] == [200, 200]  # another hour
+
+    on_two(tmp_path, scene, tokens_per_hour=3 * USED)
+
+
+def test_estimates_are_corrected_at_all_proxies(tmp_path: Path) -> None:
+    """A long prompt that the server counts as short leaves the rest of the budget to all."""
+
+    async def scene(one: Stage, two: Stage, _: object) -> None:
+        body = {**BODY, "prompt": "word " * 2_000}
+        for on in (one, two) * 3:
+            assert (await ask(on, body=body))[0] == 200
+            await asyncio.sleep(REPORTED_S)
+        spent = [
+            on.proxy.app._allowances.spending._windows["acme", HOUR_S].tokens for on in (one, two)
+        ]
+        assert spent == [6 * USED, 6 * USED]
+
+    on_two(tmp_path, scene, tokens_per_hour=5_000)
 
 
 @pytest.mark.parametrize(

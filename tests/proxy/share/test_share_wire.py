@@ -31,12 +31,14 @@ def same(one: BackendReport, other: BackendReport) -> bool:
 
 @given(st.dictionaries(NAMES, BOOKS, max_size=4), st.dictionaries(NAMES, AMOUNT, max_size=3))
 def test_round_trip(backends: dict[str, BackendReport], tenants: dict[str, float]) -> None:
-    use = {name: TenantUse(seconds, 7.0) for name, seconds in tenants.items()}
+    use = {name: TenantUse(seconds, 7.0, 80.0, 30.0, 2) for name, seconds in tenants.items()}
     message = decode(encode(Message("me", 3, ProxyReport(backends, use))))
     assert (message.sender, message.number) == ("me", 3)
     assert message.report.backends.keys() == backends.keys()
     assert all(same(message.report.backends[name], books) for name, books in backends.items())
     assert {name: use.prefill_s for name, use in message.report.tenants.items()} == tenants
+    for told in message.report.tenants.values():
+        assert (told.prompt_tokens, told.charged, told.refunded, told.running) == (7, 80, 30, 2)
 
 
 GOOD = orjson.loads(encode(Message("me", 3, ProxyReport({"a": BackendReport(1.0, 2)}))))
@@ -45,7 +47,7 @@ GOOD = orjson.loads(encode(Message("me", 3, ProxyReport({"a": BackendReport(1.0,
 @pytest.mark.parametrize(
     "change",
     [
-        {"v": 1},
+        {"v": 2},
         {"v": None},
         {"id": ""},
         {"id": "x" * 200},
@@ -63,7 +65,10 @@ GOOD = orjson.loads(encode(Message("me", 3, ProxyReport({"a": BackendReport(1.0,
         {"backends": {"a" * 200: [0, 0, 0, 0, 0, 0, 0, [0, 0, 0], {}]}},
         {"backends": {str(i): [] for i in range(2_000)}},
         {"tenants": {"t": [1]}},
-        {"tenants": {"t": [True, 1]}},
+        {"tenants": {"t": [1, 1]}},
+        {"tenants": {"t": [True, 1, 1, 1, 1]}},
+        {"tenants": {"t": [1, 1, 1, 1, -1]}},
+        {"tenants": {"t": [1, 1, -1, 1, 1]}},
         {"tenants": []},
     ],
 )
