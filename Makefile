@@ -146,7 +146,7 @@ bench-behaviour: .venv/dev
 	$(BIN)/python tests/bench/behaviour.py
 	$(BIN)/python tests/bench/routers/bench_behaviour.py
 
-# A good client beside each way in which others may hurt it (ten minutes): docs/benchmarks/neighbours.md
+# A good client beside each way in which others may hurt it (eleven minutes): docs/benchmarks/neighbours.md
 bench-neighbours: .venv/dev
 	mkdir -p runs
 	$(BIN)/python tests/bench/neighbours/neighbours.py --json $(CURDIR)/runs/neighbours.json

@@ -1,18 +1,19 @@
 """A backend like vLLM for measurements beside abuse: what it answers is in the name of the model.
 
-    python tests/bench/neighbours/neighbour_backend.py
+    python tests/bench/neighbours/neighbour_backend.py [PORTS]
 
-It prints its URL and serves until it is ended. Models: `good` (8 tokens, 5 ms apart), `whole:BYTES`
-(one answer of that length), `event:BYTES` (a stream with one event of that length), `usage:BYTES`
-(a `usage` whose prompt_tokens is a number of that many digits), `error` (always a 500), `silent`
-(no answer at all), `slow:SECONDS` (a good answer after that time, whatever keeps it), `dense` (each
-byte is a token), `work:TOKENS` (so many tokens from an engine that all such requests share: it
-prefills one prompt after the other and has 64 sequences).
+It prints the URL of each of its ports, and serves until it is ended. Models: `good` (8 tokens, 5 ms
+apart), `whole:BYTES` (one answer of that length), `event:BYTES` (a stream with one event of that
+length), `usage:BYTES` (a `usage` whose prompt_tokens is a number of that many digits), `error`
+(always a 500), `silent` (no answer at all), `slow:SECONDS` (a good answer after that time, whatever
+keeps it), `dense` (each byte is a token), `work:TOKENS` (so many tokens from an engine that all
+such requests share: it prefills one prompt after the other and has 64 sequences).
 """
 
 import asyncio
 import json
 import re
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 
@@ -162,13 +163,17 @@ async def _connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     writer.close()
 
 
-async def main() -> None:
-    server = await asyncio.start_server(_connection, "127.0.0.1", 0, limit=1 << 20)
-    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
-    async with server:
-        await server.serve_forever()
+async def main(ports: int) -> None:
+    for _ in range(ports):
+        server = await asyncio.start_server(_connection, "127.0.0.1", 0, limit=1 << 20)
+        print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+        _servers.append(server)
+    await asyncio.Event().wait()
+
+
+_servers: list[asyncio.Server] = []
 
 
 if __name__ == "__main__":
     with suppress(KeyboardInterrupt):
-        uvloop.run(main())
+        uvloop.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 1))

@@ -1,6 +1,7 @@
 """Ways in which one client may hurt all others: each scene abuses a proxy until it is cancelled.
 
-A scene gets the URL of a proxy in front of `neighbour_backend.py` and needs no key. `SCENES` has
+A scene gets the URL of a proxy in front of `neighbour_backend.py` and needs no key. `PROXY_PID` is
+the environment variable with the number of the proxy's process. `SCENES` has
 all of them by name; `config` holds what a scene's proxy needs beyond the defaults.
 """
 
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 Abuse = Callable[[str], Awaitable[None]]
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 MIB = 1 << 20
+PROXY_PID = "NEIGHBOUR_PROXY_PID"
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,18 @@ class Scene:
         run: abuses the proxy at a URL until cancelled.
         config: keys of the proxy's configuration, by their dotted names.
         good: fields of the good client's requests, if not those of a short chat.
+        servers: further backends.
+        workers: processes of the proxy besides their parent.
+        deaf: nobody reads the proxy's standard output.
     """
 
     item: int
     run: Abuse
     config: dict[str, Any] = field(default_factory=dict)
     good: dict[str, Any] = field(default_factory=dict)
+    servers: int = 0
+    workers: int = 0
+    deaf: bool = False
 
 
 SCENES: dict[str, Scene] = {}

@@ -9,9 +9,13 @@ fair share costs, the measure for the scenes in which `bad` asks for more than i
 import asyncio
 import json
 import os
+import signal
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
 from typing import Any
 
-from neighbour_scenes import MIB, POST, SCENES, Abuse, Scene, again, connection
+from neighbour_scenes import MIB, POST, PROXY_PID, SCENES, Abuse, Scene, again, connection
 
 KEYS = {name: f"key-of-{name}-0123456789abcdef" for name in ("good", "bad")}
 KEYS_ENVIRONMENT = "NEIGHBOUR_KEYS"
@@ -30,18 +34,19 @@ def add(
     name: str, item: int, run: Abuse, good: dict[str, Any] | None = None, **config: Any
 ) -> None:
     keys = {key.replace("__", "."): value for key, value in config.items()}
-    SCENES[name] = Scene(item, run, TENANTS | keys, good or {})
+    proxy = {key: keys.pop(key) for key in ("servers", "workers", "deaf") if key in keys}
+    SCENES[name] = Scene(item, run, TENANTS | keys, good or {}, **proxy)
 
 
 def asking(
-    count: int,
+    clients: int,
     pause_s: float,
     head: bytes = b"",
     post: bytes = POST,
     apart_s: float = 0.0,
     **fields: Any,
 ) -> Abuse:
-    """Return a scene of `count` clients of tenant `bad`, each with one request at a time."""
+    """Return a scene of `clients` clients of tenant `bad`, each with one request at a time."""
     chat = {"messages": [{"role": "user", "content": "hello"}]} if post is POST else {}
     body = json.dumps({**chat, **fields}).encode()
     key = b"Authorization: Bearer %b\r\n" % KEYS["bad"].encode()
@@ -54,7 +59,7 @@ def asking(
                 pass
 
     async def run(url: str) -> None:
-        await again(count, lambda: one(url), pause_s, apart_s)
+        await again(clients, lambda: one(url), pause_s, apart_s)
 
     return run
 
@@ -94,11 +99,46 @@ async def odd_parts(url: str) -> None:
     await again(4, one, 0.02)
 
 
+async def signals(_: str) -> None:
+    """SIGUSR1 to the parent and each worker, 20 times a second."""
+    parent = int(os.environ[PROXY_PID])
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    while True:
+        workers = map(int, children.read_text("utf-8").split())  # noqa: ASYNC240
+        for process in (parent, *workers):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGUSR1)
+        await asyncio.sleep(0.05)
+
+
+async def foreign_responses(url: str) -> None:
+    """Four clients of `bad` read, cancel and go on from responses that are not theirs."""
+    key = b"Host: x\r\nAuthorization: Bearer %b\r\n" % KEYS["bad"].encode()
+    numbers = count()
+
+    async def one() -> None:
+        name = b"resp_%016x" % next(numbers)
+        body = b'{"model":"good","input":"hello","previous_response_id":"%b"}' % name
+        heads = (
+            (b"GET /v1/responses/%b" % name, b""),
+            (b"POST /v1/responses/%b/cancel" % name, b""),
+            (b"POST /v1/responses", body),
+        )
+        async with connection(url) as (reader, writer):
+            for head, data in heads:
+                length = b"Content-Type: application/json\r\nContent-Length: %d" % len(data)
+                writer.write(b"%b HTTP/1.1\r\n%b%b\r\n\r\n%b" % (head, key, length, data))
+                await reader.readuntil(b"\r\n\r\n")
+
+    await again(4, one, 0.02)
+
+
 STREAM: dict[str, Any] = {"stream": True}
 BUSY: dict[str, Any] = {**WORK, **STREAM, "messages": document(2_000)}
 POOL: dict[str, Any] = {"affinity__kv_tokens": 200_000}
 
 add("undisturbed_engine", 0, nothing, WORK)
+add("undisturbed_workers", 0, nothing, workers=2)
 add("undisturbed_documents", 0, nothing, {"messages": DOCUMENT})
 add("busy", 0, asking(64, 0.0, **BUSY), WORK)
 QUOTA: dict[str, Any] = {"tenants__known": {"bad": {"tokens_per_s": 1000}}}
@@ -131,3 +171,12 @@ add("slow_grammars", 9, asking(
 add("text_without_usage", 10, asking(16, 0.0, **BUSY), WORK, **QUOTA)
 add("health_checks", 12, health_checks, limits__connections=200)
 add("odd_parts", 15, odd_parts)
+EMBEDDINGS = POST.replace(b"chat/completions", b"embeddings")
+add("embeddings_flood", 17, asking(
+    64, 0.0, post=EMBEDDINGS, model="work:1", input="text" * 2_000,
+), WORK)  # fmt: skip
+add("servers_200", 18, nothing, servers=198)
+add("servers_1000", 18, nothing, servers=998)
+add("output_that_nobody_reads", 19, asking(16, 0.02, model="good", **STREAM), deaf=True)
+add("signals_to_parent_and_workers", 20, signals, workers=2)
+add("foreign_responses", 21, foreign_responses)

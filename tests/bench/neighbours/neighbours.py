@@ -1,6 +1,6 @@
 """Measure a well-behaved client beside each abuse: success, p99, memory and lag of the proxy.
 
-    python tests/bench/neighbours/neighbours.py [--scene NAME ...] [--seconds 20] [--json OUT]
+    python tests/bench/neighbours/neighbours.py [--scene NAME ...] [--seconds 11] [--json OUT]
     python tests/bench/neighbours/neighbours.py --write-docs AFTER.json
 
 Proxy, backend and abuse are processes of their own. The good client starts one short stream every
@@ -31,7 +31,7 @@ from typing import Any
 
 import aiohttp
 import yaml
-from neighbour_scenes import SCENES
+from neighbour_scenes import PROXY_PID, SCENES, Scene
 from neighbour_tenants import KEYS, set_keys
 
 from forebay.proxy import cli as proxy_cli
@@ -44,8 +44,8 @@ INTRODUCTION = """\
 
 Written by `make bench-neighbours`: {when}. Proxy, two backends and abuse are processes of their
 own, on loopback. The good client starts a short stream every 25 ms, with documents every 0.2 s, for
-20 s. The proxy has a processor of its own. Abuse comes from other machines, so its process has the
-lowest priority.
+{seconds:g} s. The proxy has a processor of its own. Abuse comes from other machines, so its process
+has the lowest priority.
 
 - *Served*: of the good client's requests. *p99*: to the first byte of an answer, ms.
 - *Direct*: p99 of a control at the same time, which asks the same backends without the proxy.
@@ -55,14 +55,18 @@ lowest priority.
 - *SIGTERM*: seconds to the end of the process while the abuse goes on; `drain` is 2 s.
 
 Compare each scene with `undisturbed`, `undisturbed_documents`, or for scenes of the engine
-`undisturbed_engine`. For `classes` and `priorities` compare with `busy`: a tenant of equal weight
-asks for more than the engines can compute, and the good client waits for that tenant's share. For
-`text_without_usage` it is `within_quota`, whose tenant has the same quota and reports its usage.
+`undisturbed_engine`. For `classes`, `priorities` and `embeddings_flood` compare with `busy`: a
+tenant of equal weight asks for more than the engines can compute, and the good client waits for
+that tenant's share. For `text_without_usage` it is `within_quota`, whose tenant has the same quota
+and reports its usage.
 {above}
 
 The hundred clients of `slow_images` and `slow_grammars` begin one after the other. If all ask at
 the same moment, every ten seconds, p99 is 65 ms, the proxy's time for a hundred requests. In
 `big_answers_not_read` the backends write 1.8 GB in the first seconds, which *direct* shows.
+
+`signals_to_parent_and_workers` has two workers on the one processor, as `undisturbed_workers` has.
+RSS is then the parent's.
 
 `tests/faults/test_neighbours.py` plays the scenes that pause at small scale.
 
@@ -70,7 +74,11 @@ the same moment, every ten seconds, p99 is 65 ms, the proxy's time for a hundred
 | --- | --- | --- | --- | --- | --- | --- |
 """
 EVERY_S, DRAIN_S, PATIENCE_S, MOST = 0.025, 2.0, 30.0, 1.5
-LAG = re.compile(r'^forebay_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
+SECONDS = 11.0  # of each scene
+UP = re.compile(r"^forebay_backend_up\{[^}]*\} 1\.0$", re.MULTILINE)
+LAG = re.compile(
+    r'^forebay_event_loop_lag_seconds_bucket\{le="([^"]+)",?([^}]*)\} (\S+)$', re.MULTILINE
+)
 
 
 @dataclass
@@ -110,10 +118,10 @@ async def started(*words: str, stdout: int | None = PIPE) -> AsyncIterator[Proce
         await process.wait()
 
 
-async def backend_url(stack: AsyncExitStack) -> str:
-    process = await stack.enter_async_context(started("neighbour_backend.py"))
+async def backend_urls(stack: AsyncExitStack, ports: int = 1) -> list[str]:
+    process = await stack.enter_async_context(started("neighbour_backend.py", str(ports)))
     assert process.stdout is not None
-    return (await process.stdout.readline()).decode().strip()
+    return [(await process.stdout.readline()).decode().strip() for _ in range(ports)]
 
 
 def nested(keys: dict[str, Any]) -> dict[str, Any]:
@@ -128,8 +136,9 @@ def nested(keys: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-async def proxy(stack: AsyncExitStack, urls: list[str], keys: dict[str, Any]) -> tuple[Any, ...]:
+async def proxy(stack: AsyncExitStack, urls: list[str], scene: Scene) -> tuple[Any, ...]:
     """Start a proxy; returns its process, URL and admin URL."""
+    keys = dict(scene.config)
     more = keys.pop("backends", [])
     config = {
         "backends": [*({"name": f"gpu{i}", "url": url} for i, url in enumerate(urls)), *more],
@@ -141,15 +150,16 @@ async def proxy(stack: AsyncExitStack, urls: list[str], keys: dict[str, Any]) ->
     path = folder / "proxy.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     process = await stack.enter_async_context(
-        started("-c", f"import neighbours; neighbours.serve({str(path)!r})")
+        started("-c", f"import neighbours; neighbours.serve({str(path)!r}, {scene.workers})")
     )
     assert process.stdout is not None
     said = ""
-    while not (found := re.search(r"listening on (\S+), admin on ([^\s\"]+)", said)):
+    while not (found := re.search(r"listening on (\S+), admin on ([^\s\",]+)", said)):
         line = await process.stdout.readline()
         assert line, said
         said += line.decode()
-    stack.push_async_callback(_cancelled, asyncio.create_task(process.stdout.read()))
+    if not scene.deaf:
+        stack.push_async_callback(_cancelled, asyncio.create_task(process.stdout.read()))
     return process, found[1], found[2]
 
 
@@ -208,15 +218,27 @@ class GoodClient:
         return times[len(times) * percent // 100] * 1e3
 
 
+async def ready(admin_url: str, up: int) -> None:
+    """Wait until so many backends are up, in each worker. Raises TimeoutError after PATIENCE_S."""
+    async with aiohttp.ClientSession() as session, asyncio.timeout(PATIENCE_S):
+        while True:
+            async with session.get(f"{admin_url}/metrics") as answer:
+                if len(UP.findall(await answer.text())) >= up:
+                    return
+            await asyncio.sleep(0.3)
+
+
 async def longest_lag_ms(admin_url: str) -> float:
     async with (
         aiohttp.ClientSession() as session,
         session.get(f"{admin_url}/metrics") as answer,
     ):
         text = await answer.text()
-    counts = [(float(le), float(count)) for le, count in LAG.findall(text)]
-    total = max(count for _, count in counts)
-    return min(le for le, count in counts if count == total) * 1e3
+    counts: dict[str, list[tuple[float, float]]] = {}  # by worker
+    for le, worker, count in LAG.findall(text):
+        counts.setdefault(worker, []).append((float(count), float(le)))
+    longest = [min(le for count, le in one if count == max(one)[0]) for one in counts.values()]
+    return max(longest) * 1e3
 
 
 def highest_rss_mib(pid: int) -> float:
@@ -231,8 +253,11 @@ async def measure(name: str, seconds: float, head_start_s: float = 1.0) -> Measu
     scene = SCENES[name]
     set_keys()
     async with AsyncExitStack() as stack:
-        urls = [await backend_url(stack), await backend_url(stack)]
-        process, url, admin_url = await proxy(stack, urls, dict(scene.config))
+        urls = [*await backend_urls(stack), *await backend_urls(stack)]
+        more = await backend_urls(stack, scene.servers) if scene.servers else []
+        process, url, admin_url = await proxy(stack, [*urls, *more], scene)
+        os.environ[PROXY_PID] = str(process.pid)
+        await ready(admin_url, len([*urls, *more]) * max(1, scene.workers))
         await asyncio.sleep(1.5)
         await GoodClient(url, **scene.good).run(
             1.0
@@ -258,7 +283,7 @@ async def measure(name: str, seconds: float, head_start_s: float = 1.0) -> Measu
     )  # fmt: skip
 
 
-def serve(path: str) -> None:
+def serve(path: str, workers: int) -> None:
     """Run the proxy, in a world where one name is looked up for 10 s."""
     look_up = socket.getaddrinfo
 
@@ -270,6 +295,8 @@ def serve(path: str) -> None:
     socket.getaddrinfo = slowly
     core_apart(mine=True)
     sys.argv = ["forebay", "proxy", "--config", path]
+    if workers:
+        sys.argv += ["--workers", str(workers)]
     sys.exit(proxy_cli.main())
 
 
@@ -306,10 +333,12 @@ def shown(value: float | None, digits: int = 0) -> str:
 
 def compared_with(name: str) -> str:
     """Return the scene that shows what this one may cost."""
-    if name in ("classes", "priorities"):
+    if name in ("classes", "priorities", "embeddings_flood"):
         return "busy"
     if name == "text_without_usage":
         return "within_quota"
+    if SCENES[name].workers:
+        return "undisturbed_workers"
     good = SCENES[name].good
     kind = "_engine" if "model" in good else "_documents" if good else ""
     return f"undisturbed{kind}"
@@ -343,14 +372,14 @@ def write_docs(measured: Path) -> None:
         lines.append(f"| `{row['scene']}` | {' | '.join(cells)} |\n")
     when = datetime.fromtimestamp(measured.stat().st_mtime, UTC).strftime("%Y-%m-%d")
     when += f", Python {platform.python_version()}, {os.cpu_count()} cores"
-    page = INTRODUCTION.format(when=when, above=above(rows))
+    page = INTRODUCTION.format(when=when, above=above(rows), seconds=SECONDS)
     PAGE.write_text(page + "".join(lines), encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scene", action="append", choices=list(SCENES))
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write-docs", type=Path, metavar="JSON", help="only write the page")
     options = parser.parse_args()
