@@ -3,12 +3,13 @@
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from proxy_stage import Call, RawBackend, Stage, answer, error_of, on_stage, settle
 
-from forebay.proxy.backends.passing import ACTIVE_S, STEP_TOKENS
+from forebay.proxy.backends.passing import ACTIVE_S, STEP_TOKENS, PassedOn
 
 LONG = {"model": "m", "input": "x" * 4 * STEP_TOKENS}  # about a step of tokens
 KEYS = "good: key-of-good-0123456789\nevil: key-of-evil-0123456789\n"
@@ -146,3 +147,13 @@ def test_a_drain_ends_those_that_wait() -> None:
         assert await asyncio.gather(*tasks) == [503] * 3
 
     on_stage(scene, slow, slots=1)
+
+
+def test_tenants_that_have_left_are_forgotten() -> None:
+    now = 0.0
+    driver: Any = SimpleNamespace(clock=lambda: now)
+    passed = PassedOn(driver, lambda: 1.0, lambda: 429)
+    for number in range(1_000):
+        now += 1.0
+        passed.seen("b0", f"t{number}")
+    assert len(passed._here["b0"].active) <= ACTIVE_S + 1
