@@ -1,6 +1,15 @@
-"""LangChain, LlamaIndex and a client as `vllm bench serve` has work through the proxy unchanged."""
+"""Clients that people have work through the proxy unchanged.
+
+LangChain, LlamaIndex and a client as `vllm bench serve` has, curl as each API documents it, and the
+JDK's HTTP client.
+"""
 
 import asyncio
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 from paths import ROOT, TESTS
@@ -12,20 +21,76 @@ from forebay.replay.engine.server.server import start_engine
 PYTHON = ROOT / ".clients/bin/python"
 
 
-@pytest.mark.skipif(not PYTHON.exists(), reason="`make clients` has not been run")
-def test_clients_work_unchanged() -> None:
+KEY = "key-of-acme-0123456789"
+MESSAGES = [{"role": "user", "content": "Say something."}]
+CHAT = {"model": "llama-3-8b", "max_tokens": 4, "messages": MESSAGES}
+WHERE: dict[str, tuple[str, list[str], dict[str, Any]]] = {
+    "openai": ("/v1/chat/completions", [f"Authorization: Bearer {KEY}"], CHAT),
+    "openai responses": (
+        "/v1/responses", [f"Authorization: Bearer {KEY}"],
+        {"model": "llama-3-8b", "max_output_tokens": 4, "input": "Say something."},
+    ),
+    "anthropic": ("/v1/messages", [f"x-api-key: {KEY}", "anthropic-version: 2023-06-01"], CHAT),
+    "azure": ("/v1/chat/completions", [f"api-key: {KEY}"], CHAT),
+}  # fmt: skip
+
+
+def can_run_java() -> bool:
+    if not shutil.which("java"):
+        return False
+    done = subprocess.run(["java", "--list-modules"], capture_output=True, text=True)
+    return "jdk.compiler@" in done.stdout and "java.net.http@" in done.stdout
+
+
+def said_by(*command: str, keys: Path | None = None) -> tuple[int | None, str]:
+    """Exit status and output of a program; URL in its command is that of a proxy."""
+
     async def main() -> tuple[int | None, str]:
+        tenants: dict[str, Any] = {"tenants": {"keys": str(keys)}} if keys is not None else {}
         async with (
             start_engine(EngineConfig(time_scale=20)) as engine,
-            stage([engine.url]) as on,
+            stage([engine.url], **tenants) as on,
         ):
             process = await asyncio.create_subprocess_exec(
-                str(PYTHON), str(TESTS / "clients/use.py"), on.url + "/v1", "llama-3-8b",
+                *(word.replace("URL", on.url) for word in command),
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             )  # fmt: skip
             said, _ = await asyncio.wait_for(process.communicate(), 100)
             return process.returncode, said.decode()
 
-    code, said = asyncio.run(main())
+    return asyncio.run(main())
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text(f"acme: {KEY}\n")
+    return path
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="`make clients` has not been run")
+def test_clients_work_unchanged() -> None:
+    use = str(TESTS / "clients/use.py")
+    code, said = said_by(str(PYTHON), use, "URL/v1", "llama-3-8b")
+    assert code == 0, said
+    assert "all work" in said
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
+@pytest.mark.parametrize("api", WHERE)
+def test_curl_with_the_headers_that_each_api_documents(api: str, keys: Path) -> None:
+    path, headers, body = WHERE[api]
+    words = [word for header in (*headers, "content-type: application/json")
+             for word in ("-H", header)]  # fmt: skip
+    data = json.dumps(body)
+    code, said = said_by("curl", "-sS", "--fail", f"URL{path}", *words, "-d", data, keys=keys)
+    assert code == 0, said
+    assert json.loads(said)["usage"]
+
+
+@pytest.mark.skipif(not can_run_java(), reason="needs a JDK")
+def test_the_jdks_client_which_offers_http2(keys: Path) -> None:
+    program = str(TESTS / "clients/Ask.java")
+    code, said = said_by("java", program, "URL/v1/chat/completions", KEY, keys=keys)
     assert code == 0, said
     assert "all work" in said
