@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from forebay.proxy.core.dispatcher import Dispatcher
+from forebay.proxy.core.learn.prefix_cache import TOLD_BLOCKS
 from forebay.proxy.core.model import Action
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.elsewhere import BackendReport, Peers, ProxyReport
@@ -36,6 +37,9 @@ class Peering:
             for name, tokens in peers.keep(peer, report, now).items():
                 if tokens > 0.0 and name in dispatcher.backends:  # it may have been removed
                     dispatcher.backends[name].cache.crowd(tokens)
+            for name in report.computed.keys() & dispatcher.backends.keys():
+                for prompt in report.computed[name]:
+                    dispatcher.backends[name].cache.heard(prompt, now)
         peers.sum_up(now)
         used = peers.used()
         if used:
@@ -62,12 +66,17 @@ class Peering:
         return actions
 
     def report(self, now: float) -> ProxyReport:
-        """Return the work of this proxy, for other proxies."""
+        """Return the work of this proxy, for other proxies. A computed prompt is reported once."""
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
         lately = dispatcher.recent_use.lately(now)
         reports = {name: report_of(b, now) for name, b in dispatcher.backends.items()}
-        return ProxyReport(reports, lately)
+        computed, room = {}, TOLD_BLOCKS
+        for name, backend in dispatcher.backends.items():
+            if prompts := backend.cache.news(room):
+                computed[name] = prompts
+                room -= sum(map(len, prompts))
+        return ProxyReport(reports, lately, computed)
 
     def settle(self, now: float) -> list[Action]:
         """Bring every backend up to date after a report, or after proxies or backends changed."""

@@ -3,12 +3,16 @@
     {"v": 3, "id": "host-pid-boot", "n": 17,
      "backends": {"gpu0": [backlog_s, running, kv_tokens, longest_s, load, fresh_tokens,
                            short_s, [work, work, work], {"chat": [prefills, queued_s, worked]}]},
-     "tenants": {"a": [prefill_s, prompt_tokens, charged, refunded, running]}}
+     "tenants": {"a": [prefill_s, prompt_tokens, charged, refunded, running]},
+     "computed": {"gpu0": ["block hashes of 64 bits, little-endian, in base64"]}}
 
 Messages come from outside: everything is checked before the core sees it.
 """
 
+from base64 import b64decode, b64encode
 from math import isfinite
+from struct import error as StructError
+from struct import pack, unpack
 from typing import Any
 
 import orjson
@@ -57,6 +61,10 @@ def encode(message: Message) -> bytes:
                 for name, use in report.tenants.items()
                 if len(name) <= MOST_NAME
             },
+            "computed": {
+                name: [b64encode(pack(f"<{len(p)}Q", *p)).decode() for p in prompts]
+                for name, prompts in report.computed.items()
+            },
         }
     )
 
@@ -78,7 +86,9 @@ def decode(data: bytes) -> Message:
         raise BadMessage("no number")
     backends = {name: _backend(row) for name, row in _table(fields.get("backends")).items()}
     tenants = {name: _tenant(row) for name, row in _table(fields.get("tenants")).items()}
-    return Message(sender, number, ProxyReport(backends, tenants))
+    # Older proxies do not send it.
+    computed = {name: _prompts(row) for name, row in _table(fields.get("computed", {})).items()}
+    return Message(sender, number, ProxyReport(backends, tenants, computed))
 
 
 def _row(report: BackendReport) -> list[Any]:
@@ -130,6 +140,19 @@ def _tenant(row: object) -> TenantUse:
     (prefill_s,) = _numbers(row[:1], 1, least=-MOST)
     prompt_tokens, charged, refunded, running = _numbers(row[1:], 4)
     return TenantUse(prefill_s, prompt_tokens, charged, refunded, int(running))
+
+
+def _prompts(value: object) -> list[tuple[int, ...]]:
+    if not isinstance(value, list):
+        raise BadMessage("not a list of prompts")
+    prompts = []
+    for text in value:
+        try:
+            data = b64decode(text, validate=True)
+            prompts.append(unpack(f"<{len(data) // 8}Q", data))
+        except (TypeError, ValueError, StructError) as error:
+            raise BadMessage("not the blocks of a prompt") from error
+    return prompts
 
 
 def _table(value: object) -> dict[str, object]:

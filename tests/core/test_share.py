@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.proxy.core.learn.prefix_cache import TOLD_BLOCKS
 from forebay.proxy.core.model import (
     ENOUGH,
     MAJORITY,
@@ -297,6 +298,56 @@ class TestShaper:
         assert use.prompt_tokens == 1_000
         assert use.prefill_s > 0
         assert shaper.peering.report(5.0).tenants == {}
+
+
+class TestComputedPrompts:
+    def test_a_turn_goes_where_another_proxy_had_the_last_turn_computed(self) -> None:
+        one, other = a_shaper(), a_shaper()
+        other.peering.reported("one", ProxyReport({}), 0.0)
+        one.peering.reported("other", ProxyReport({}), 0.0)
+        blocks = tuple(range(500, 530))
+        (home,) = sent_to(one.arrive(Request("t1", 61_000, 50, blocks, 2_048.0), 0.0))
+        assert one.peering.report(0.1).computed == {}  # its prefill runs
+        one.first_token("t1", 9.0)
+        report = one.peering.report(9.1)
+        assert report.computed == {home: [blocks]}
+        assert one.peering.report(9.2).computed == {}
+        other.peering.reported("one", report, 9.1)
+        (away,) = {"a", "b"} - {home}
+        assert other.backends[home].cache.prefixes.match(blocks) == 30
+        assert other.backends[away].cache.prefixes.match(blocks) == 0
+        other.backends[home].load.add(1e6, 9.1)  # a reason to prefer the other
+        turn = Request("t2", 63_000, 50, (*blocks, 900), 2_048.0)
+        assert sent_to(other.arrive(turn, 20.0)) == [home]
+
+    def test_what_is_told_takes_the_room_of_a_prompt_once(self) -> None:
+        one, other = a_shaper("a"), a_shaper("a")
+        one.peering.reported("other", ProxyReport({}), 0.0)
+        other.peering.reported("one", one.peering.report(0.0), 0.0)
+        one.arrive(Request("d", 61_000, 500, tuple(range(30)), 2_000.0), 0.0)
+        one.first_token("d", 9.0)
+        other.peering.reported("one", one.peering.report(9.1), 9.1)
+        index = other.backends["a"].cache.prefixes
+        assert index.match(tuple(range(30))) == 30
+        assert 30 <= len(index) < 35  # the end of the prompt, and its answer
+
+    def test_news_are_bounded(self) -> None:
+        shaper = a_shaper("a", slots=64)
+        shaper.peering.reported("p", ProxyReport({}), 0.0)
+        long = 3 * TOLD_BLOCKS
+        for i in range(2):
+            shaper.arrive(
+                Request(f"{i}", long, 1, tuple(range(i * long, (i + 1) * long)), 1.0), 0.0
+            )
+            shaper.first_token(f"{i}", 1.0)
+        assert sum(map(len, shaper.peering.report(1.1).computed["a"])) == TOLD_BLOCKS
+        assert shaper.peering.report(1.2).computed == {}
+
+    def test_alone_nothing_is_kept(self) -> None:
+        shaper = a_shaper("a")
+        shaper.arrive(Request("d", 2_000, 1, (1, 2), 512.0), 0.0)
+        shaper.first_token("d", 0.1)
+        assert shaper.peering.report(0.2).computed == {}
 
 
 class TestRendezvous:

@@ -52,7 +52,8 @@ class Backend:
         elsewhere: the work of other proxies here; None without other proxies.
         load: prompt tokens of recent requests, a decayed sum; a cached token counts once.
         worked: recent prefill seconds, by bucket.
-        fresh_tokens: tokens put into the prefix cache while there were other proxies.
+        fresh_tokens: tokens put into the prefix cache while there were other proxies, without the
+            blocks that these are told of.
         rank, room_at, room_beside_at, silent_at: as the `Shortlist` found them last.
     """
 
@@ -270,8 +271,6 @@ class Backend:
             self.holdings.take(request.tenant, sent.holding)
         self.sent_prompt_tokens += tokens
         self.worked[bucket].add(prefill_s, now)
-        if self.elsewhere is not None:
-            self.fresh_tokens += uncached_tokens + request.output_tokens
         return sent
 
     def first_token(self, request_id: str, now: float) -> InFlight | None:
@@ -325,6 +324,8 @@ class Backend:
 
     def _end_prefill(self, sent: InFlight, now: float) -> None:
         self.prefill_queue.leave(sent, now)
+        if self.elsewhere is not None:
+            self.fresh_tokens += self.cache.computed(sent.visit) + sent.request.output_tokens
         self.review |= sent.counts  # only such prefills are followed (`PrefillQueue.computes`)
 
     def end_silent_prefills(self, now: float) -> bool:
@@ -350,6 +351,7 @@ class Backend:
 
     def share_with(self, elsewhere: Elsewhere | None, now: float) -> None:
         """Use the work that other proxies report here, or None without other proxies."""
+        self.cache.news()  # too old for a proxy that joins later
         self.elsewhere = self.prefill_queue.elsewhere = elsewhere
         self.observer.begin(now, elsewhere)  # the time measured so far may include their work
 

@@ -28,7 +28,8 @@ class BackendReport:
         longest_s: its longest prefill in the engine, seconds.
         short_s: the part of backlog_s that a short prefill waits for; less in a chunking engine.
         load: prompt tokens of its last requests (a DecayedSum).
-        fresh_tokens: tokens that its requests put into the prefix cache, ever.
+        fresh_tokens: tokens that its requests put into the prefix cache, ever; not those of
+            `ProxyReport.computed`.
         work: cost terms (cost.features) of all prefills it saw the end of, ever.
         prefills: requests without a first token, by bucket.
         queued_s: prefill seconds that wait for the backend, by bucket.
@@ -126,16 +127,23 @@ class TenantUse:
 
 
 class ProxyReport:
-    """One report of one proxy. `tenants` has the use of recently active tenants."""
+    """One report of one proxy.
 
-    __slots__ = ("backends", "tenants")
+    Attributes:
+        tenants: the use of recently active tenants.
+        computed: by backend, the blocks of prompts computed there since the last report.
+    """
+
+    __slots__ = ("backends", "computed", "tenants")
 
     def __init__(
         self,
         backends: Mapping[str, BackendReport],
         tenants: Mapping[str, TenantUse] | None = None,
+        computed: Mapping[str, Sequence[Sequence[int]]] | None = None,
     ) -> None:
         self.backends = backends
+        self.computed: Mapping[str, Sequence[Sequence[int]]] = computed or {}
         self.tenants: Mapping[str, TenantUse] = tenants or {}
 
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.proxy.core.learn.prefix_cache import TOLD_BLOCKS
 from forebay.proxy.core.state.elsewhere import BackendReport, ProxyReport, TenantUse
 from forebay.proxy.share.wire import MOST_BYTES, BadMessage, Message, decode, encode
 
@@ -29,10 +30,22 @@ def same(one: BackendReport, other: BackendReport) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in BackendReport.__slots__)
 
 
-@given(st.dictionaries(NAMES, BOOKS, max_size=4), st.dictionaries(NAMES, AMOUNT, max_size=3))
-def test_round_trip(backends: dict[str, BackendReport], tenants: dict[str, float]) -> None:
+BLOCKS = st.lists(st.integers(0, 2**64 - 1), max_size=9).map(tuple)
+
+
+@given(
+    st.dictionaries(NAMES, BOOKS, max_size=4),
+    st.dictionaries(NAMES, AMOUNT, max_size=3),
+    st.dictionaries(NAMES, st.lists(BLOCKS, max_size=3), max_size=3),
+)
+def test_round_trip(
+    backends: dict[str, BackendReport],
+    tenants: dict[str, float],
+    computed: dict[str, list[tuple[int, ...]]],
+) -> None:
     use = {name: TenantUse(seconds, 7.0, 80.0, 30.0, 2) for name, seconds in tenants.items()}
-    message = decode(encode(Message("me", 3, ProxyReport(backends, use))))
+    message = decode(encode(Message("me", 3, ProxyReport(backends, use, computed))))
+    assert message.report.computed == computed
     assert (message.sender, message.number) == ("me", 3)
     assert message.report.backends.keys() == backends.keys()
     assert all(same(message.report.backends[name], books) for name, books in backends.items())
@@ -70,6 +83,12 @@ GOOD = orjson.loads(encode(Message("me", 3, ProxyReport({"a": BackendReport(1.0,
         {"tenants": {"t": [1, 1, 1, 1, -1]}},
         {"tenants": {"t": [1, 1, -1, 1, 1]}},
         {"tenants": []},
+        {"computed": []},
+        {"computed": {"a": "AAAAAAAAAAA="}},
+        {"computed": {"a": [5]}},
+        {"computed": {"a": ["AAAA"]}},
+        {"computed": {"a": ["AAAAAAAAAA!="]}},
+        {"computed": {"a" * 200: []}},
     ],
 )
 def test_bad_fields(change: dict[str, object]) -> None:
@@ -97,6 +116,16 @@ def test_any_json_is_refused_in_one_way(value: object) -> None:
         except BadMessage:
             continue
         assert fields["tenants"] == {}  # type: ignore[index]
+
+
+def test_a_message_of_an_older_proxy_has_no_computed_prompts() -> None:
+    fields = {name: value for name, value in GOOD.items() if name != "computed"}
+    assert decode(orjson.dumps(fields)).report.computed == {}
+
+
+def test_the_longest_news_fit_into_a_message() -> None:
+    prompts = {"a": [tuple(range(2**64 - TOLD_BLOCKS, 2**64))]}
+    decode(encode(Message("me", 3, ProxyReport({"a": BackendReport(1.0, 2)}, None, prompts))))
 
 
 def test_too_long() -> None:

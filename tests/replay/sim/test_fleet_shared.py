@@ -11,6 +11,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet, proxy_request
 from forebay.traces.schema import TraceRequest
+from forebay.traces.synth.agents import AgentSessions, agent_sessions
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 from forebay.traces.synth.lengths import Lognormal
 
@@ -104,3 +105,20 @@ def test_a_proxy_that_joins_and_leaves_is_as_if_it_had_never_been() -> None:
     for row in rows:
         at = 1.0 + row.arrival_s
         assert shaper.arrive(proxy_request(row), at) == fresh.arrive(proxy_request(row), at)
+
+
+@pytest.mark.parametrize("proxies", [4, 8])
+@pytest.mark.timeout(600)
+def test_turns_of_agents_find_their_caches_through_any_proxy(proxies: int) -> None:
+    """Each turn comes through a proxy by chance, and most did not see the turn before it."""
+    sessions = AgentSessions(
+        session_rate_per_s=0.2, turns=Lognormal(12, 0.6, 2, 40), instruction_tokens=8_192,
+        task_tokens=Lognormal(24_000, 0.6, 1_024, 60_000), context_tokens=110_000,
+        summary_tokens=20_480,
+        duration_s=300.0, seed=1,
+    )  # fmt: skip
+    trace = list(agent_sessions(sessions))
+    one, several = (
+        play(trace, shapers(), proxies=count, engines=4, seed=1) for count in (1, proxies)
+    )
+    assert several.hit_ratio >= 0.98 * one.hit_ratio, (one.hit_ratio, several.hit_ratio)
