@@ -58,7 +58,9 @@ class Forecast:
             for bucket in buckets.values()
         }
         beside_others_s = BESIDE_OTHERS * dispatch_ahead_s
-        self._shortlist = Shortlist(self._all, dispatch_ahead_s, beside_others_s)
+        self._shortlist = Shortlist(
+            self._all, list(buckets.values()), dispatch_ahead_s, beside_others_s
+        )
         self.limited = False
         self.long_prefills = LongPrefills(self._all, buckets)
         self.gate = StartGate(
@@ -135,7 +137,7 @@ class Forecast:
         if self.limited:  # backends on trial have little to do and would be listed first
             usable = [b for b in usable if b.up and b.takes_another] or usable
         some = usable if len(usable) < len(self._all) else None
-        backends = self._shortlist.of(waiting.request.blocks, self._min_match, some)
+        backends = self._shortlist.of(waiting.request.blocks, waiting.bucket, self._min_match, some)
         if self._peers is not None:
             agreed = self._agreed(waiting)
             if agreed is not None and agreed not in backends:

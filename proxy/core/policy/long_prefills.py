@@ -3,8 +3,9 @@
 A prefill that takes longer than a chat is willing to wait blocks every chat behind it:
  1. The backend chunks long prefills itself (BackendSpec.chunk_tokens): nothing else is needed.
  2. One backend is kept clear: a long prefill may not take the last clear backend until another
-    will soon be clear, or until its own patience ends. The only backend of a model cannot
-    be kept clear: there, only vLLM's `--long-prefill-token-threshold` helps.
+    will soon be clear, or until its own patience ends. Of eight or more, several are kept clear if
+    the short prompts need them. The only backend of a model cannot be kept clear: there, only
+    vLLM's `--long-prefill-token-threshold` helps.
 The second applies only while requests of a more urgent bucket flow (`long_s`): for `RECENT_S` after
 each, but not after the first in a while (`LOAD_TIME_S`).
 """
@@ -15,14 +16,18 @@ from typing import Final
 
 from forebay.proxy.core.learn.cost import FULL_STEP_TOKENS
 from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S
-from forebay.proxy.core.model import HISTORY, BackendSpec, Bucket, serves
+from forebay.proxy.core.model import HISTORY, MAJORITY, BackendSpec, Bucket, serves
 from forebay.proxy.core.policy.order import due_at
+from forebay.proxy.core.policy.precedence import worked_share
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 
 OVERLAP_SHARE: Final = 0.4
 """Share of a chat's max_wait: this near to clear counts as clear. Doubled: 1 point fewer in time
 next to unshared 120k documents."""
+KEPT_MOST: Final = 0.25
+"""Share of the backends that are kept clear at most, and at least one. Doubled: in overload
+documents' p99 on four engines is 40 % longer."""
 
 
 class Flow:
@@ -42,7 +47,7 @@ class Flow:
 
 
 class LongPrefills:
-    """Keeps one backend clear of long prefills while short requests flow.
+    """Keeps backends clear of long prefills while short requests flow.
 
     Backends of different models have different requests, so chats of one model hold back no
     document of another.
@@ -103,18 +108,22 @@ class LongPrefills:
     def clear_at(
         self, backend: Backend, waiting: QueuedRequest, prefill_s: float, long_s: float, now: float
     ) -> float:
-        """Return when the request may start here without taking the last clear backend."""
+        """Return when the request may start here and leave enough other backends clear."""
         if prefill_s <= long_s:
             return now
-        others, next_clear_at = False, inf
-        for other in self._backends:
-            if other.up and other is not backend and serves(other.models, waiting.request.model):
-                if not other.prefill_queue.blocks_for(long_s):
-                    return now
-                others = True
-                other_at = other.prefill_queue.done_in_at(OVERLAP_SHARE * long_s, now)
-                next_clear_at = min(next_clear_at, other_at)
-        if not others or next_clear_at <= now:
+        up = self._up(waiting.request.model)
+        others = [other.prefill_queue for other in up if other is not backend]
+        if not others:
+            return now
+        kept = self._kept_clear(waiting.bucket, up, now)
+        # Of several, one that will soon be clear would be taken at once by another long prefill.
+        overlap_s = OVERLAP_SHARE * long_s if kept == 1 else 0.0
+        clear_from = sorted(
+            queue.done_in_at(overlap_s, now) if queue.blocks_for(long_s) else now
+            for queue in others
+        )
+        next_clear_at = clear_from[kept - 1]
+        if next_clear_at <= now:
             return now
         # Buckets that no longer flow have earlier arrivals: they do not change the latest.
         flows = self._flows[backend.models]
@@ -122,15 +131,30 @@ class LongPrefills:
         patience_ends = waiting.arrived_at + self._buckets[waiting.bucket].max_wait_s
         return min(patience_ends, latest + RECENT_S, next_clear_at)
 
+    def _up(self, model: str) -> list[Backend]:
+        return [b for b in self._backends if b.up and serves(b.models, model)]
+
+    def _kept_clear(self, bucket: str, up: Sequence[Backend], now: float) -> int:
+        """Return how many of these backends long prefills leave clear for more urgent requests.
+
+        Enough for prefills of these to take at most half of the time there.
+        """
+        most = int(KEPT_MOST * len(up))
+        if most <= 1:
+            return 1
+        hasty = [other.name for other in self._hastier[bucket]]
+        busy = fsum(worked_share(b, name, now) for b in up for name in hasty)
+        return min(most, 1 + int(busy / MAJORITY))
+
     def crowd_s(
         self, backend: Backend, waiting: QueuedRequest, prefill_s: float, long_s: float, now: float
     ) -> float:
-        """Return the wait of a long prefill while all backends but one compute them in turn."""
+        """Return the wait of a long prefill while all backends not kept clear compute them."""
         if self._rejected(waiting.bucket, backend, now) <= 1.0 / HISTORY:
             return 0.0  # at most one of the last requests was rejected
         deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
         due = due_at(waiting.arrived_at, deadline, prefill_s)
-        up = [b for b in self._backends if b.up and serves(b.models, waiting.request.model)]
+        up = self._up(waiting.request.model)
         ahead_s = fsum(
             b.prefill_queue.backlog_s(now) for b in up if b.prefill_queue.blocks_for(long_s)
         )
@@ -138,7 +162,8 @@ class LongPrefills:
         if waiting.backend:
             ahead_s -= waiting.work_s
         # Prefills are not interrupted: count one more prefill like this.
-        return (max(0.0, ahead_s) + prefill_s) / max(1, len(up) - 1)
+        used = len(up) - self._kept_clear(waiting.bucket, up, now)
+        return (max(0.0, ahead_s) + prefill_s) / max(1, used)
 
     def next_moment(self, heads: Iterable[QueuedRequest], now: float) -> float:
         """Return when one of these heads may take the last clear backend without an event."""

@@ -54,7 +54,7 @@ class Backend:
         worked: recent prefill seconds, by bucket.
         fresh_tokens: tokens put into the prefix cache while there were other proxies, without the
             blocks that these are told of.
-        rank, room_at, room_beside_at, silent_at: as the `Shortlist` found them last.
+        ranks, room_at, room_beside_at, silent_at: as the `Shortlist` found them last.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Backend:
         self.spec = spec
         self.name = spec.name
         self.index = index
-        self.rank = 0.0
+        self.ranks: dict[str, float] = {}  # by bucket
         self.room_at = self.room_beside_at = self.silent_at = -inf
         self.kv_tokens = spec.kv_tokens
         self.models: frozenset[str] | None = None

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import ceil, inf
+from math import ceil, fsum, inf
 from typing import Final
 
+from forebay.proxy.core.model import Bucket
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 
@@ -95,10 +96,19 @@ class Shortlist:
     """
 
     def __init__(
-        self, backends: Sequence[Backend], dispatch_ahead_s: float, beside_others_s: float
+        self,
+        backends: Sequence[Backend],
+        buckets: Sequence[Bucket],
+        dispatch_ahead_s: float,
+        beside_others_s: float,
     ) -> None:
         """Take the backlogs below which requests are sent: usually, and with other tenants."""
         self._backends = list(backends)
+        # Waiting requests with more patience go later, so they do not count.
+        self._first = {
+            b.name: [other.name for other in buckets if other.max_wait_s <= b.max_wait_s]
+            for b in buckets
+        }
         self._dispatch_ahead_s = dispatch_ahead_s
         self._beside_others_s = beside_others_s
         self._moved: set[int] = set(range(len(self._backends)))
@@ -112,7 +122,11 @@ class Shortlist:
         self._moved.add(backend.index)
 
     def of(
-        self, blocks: tuple[int, ...], least_match: float, usable: Sequence[Backend] | None
+        self,
+        blocks: tuple[int, ...],
+        bucket: str,
+        least_match: float,
+        usable: Sequence[Backend] | None,
     ) -> list[Backend]:
         """Return backends that may hold `least_match` of `blocks`, and the two free first.
 
@@ -121,13 +135,13 @@ class Shortlist:
         """
         if self._moved:
             self._refresh()
-        shortlist = self._warm(blocks, least_match, usable) if blocks else []
+        shortlist = self._warm(blocks, bucket, least_match, usable) if blocks else []
         # The two that will be free first among the others.
         first: Backend | None = None
         second: Backend | None = None
         first_free = second_free = inf
         for backend in self._backends:
-            free = backend.rank
+            free = backend.ranks[bucket]
             if free >= second_free:
                 continue
             if backend.up and (usable is None or backend in usable) and backend not in shortlist:
@@ -163,7 +177,11 @@ class Shortlist:
         return least
 
     def _warm(
-        self, blocks: tuple[int, ...], least_match: float, usable: Sequence[Backend] | None
+        self,
+        blocks: tuple[int, ...],
+        bucket: str,
+        least_match: float,
+        usable: Sequence[Backend] | None,
     ) -> list[Backend]:
         """Return the backends that may hold enough of the prompt, the first free if too many."""
         least = max(1, ceil(least_match * len(blocks)))
@@ -177,13 +195,17 @@ class Shortlist:
             if backend.up and (usable is None or backend in usable):
                 warm.append(backend)
         if len(warm) > LOOK_AT_MOST:
-            warm.sort(key=lambda backend: backend.rank)
+            warm.sort(key=lambda backend: backend.ranks[bucket])
         return warm[:LOOK_AT_MOST]
 
     def _refresh(self) -> None:
         for index in self._moved:
             backend = self._backends[index]
-            backend.rank = free_rank(backend)
+            for bucket, first in self._first.items():
+                queued_s = backend.queued_s
+                if not backend.prefill_queue.chunked:  # else it computes all alongside each other
+                    queued_s = fsum([backend.queues[name].work_s for name in first])
+                backend.ranks[bucket] = free_rank(backend, queued_s)
             texts_at, queue = backend.api_server.room_at, backend.prefill_queue
             backend.room_at = max(queue.below_at(self._dispatch_ahead_s), texts_at)
             backend.room_beside_at = max(queue.below_at(self._beside_others_s), texts_at)
@@ -191,18 +213,18 @@ class Shortlist:
         self._moved.clear()
 
 
-def free_rank(backend: Backend) -> float:
+def free_rank(backend: Backend, queued_s: float) -> float:
     """Return a number that orders backends by when they will be free, and idle backends by load.
 
-    The order does not change by time alone.
+    The order does not change by time alone. `queued_s`: seconds of the waiting work that counts.
     """
     queue, elsewhere = backend.prefill_queue, backend.elsewhere
     full = backend.running >= backend.spec.max_concurrency
     if elsewhere is not None and (others_s := elsewhere.prefill_s(elsewhere.since)):
-        own_s = queue.total_s + backend.queued_s
+        own_s = queue.total_s + queued_s
         free_at = max(queue.head_since, elsewhere.since) + own_s + others_s
     elif backend.prefills or backend.queued:
-        free_at = queue.head_since + queue.total_s + backend.queued_s
+        free_at = queue.head_since + queue.total_s + queued_s
     else:
         free_at = backend.load.rank if backend.load.amount else 0.0
         if not full:

@@ -1,0 +1,56 @@
+"""A large fleet, whose backends are not all priced for each request."""
+
+import pytest
+
+from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
+from forebay.proxy.core.shaper import Shaper
+
+CHAT = Bucket("chat", 5_000, max_wait_s=2.0)
+DOCUMENT = Bucket("document", 131_072, max_wait_s=30.0)
+
+
+def a_fleet(backends: int) -> Shaper:
+    names = [f"gpu{number}" for number in range(backends)]
+    shaper = Shaper([BackendSpec(name, 64) for name in names], [CHAT, DOCUMENT])
+    for name in names:
+        shaper.backend_up(name, 0.0, 1e6)
+    for number in range(2):  # chats flow
+        send_chat(shaper, f"first{number}", 0.0)
+    return shaper
+
+
+def sent(actions: list[Action]) -> list[str]:
+    return [action.backend for action in actions if isinstance(action, Send)]
+
+
+def send_chat(shaper: Shaper, name: str, now: float) -> str:
+    """Send a chat and answer it at once. Returns its backend, or "" if it is not sent at once."""
+    found = sent(shaper.arrive(Request(name, 500, 20), now))
+    if not found:
+        return ""
+    shaper.first_token(name, now + 0.03)
+    shaper.finish(name, now + 0.05)
+    return found[0]
+
+
+def test_chats_find_the_clear_backend_for_which_documents_wait() -> None:
+    shaper = a_fleet(10)
+    busy = [sent(shaper.arrive(Request(f"d{n}", 100_000, 20), 0.1)) for n in range(12)]
+    taken = {name for names in busy for name in names}
+    (clear,) = shaper.backends.keys() - taken
+    assert shaper.backends[clear].queued == 2
+    assert [send_chat(shaper, f"c{n}", 0.2 + 0.1 * n) for n in range(5)] == [clear] * 5
+
+
+@pytest.mark.parametrize(
+    ("backends", "worked_s", "clear"),
+    [(4, 40.0, 1), (8, 0.0, 1), (8, 3.0, 1), (8, 8.0, 2), (16, 8.0, 2), (16, 40.0, 4)],
+)
+def test_as_many_backends_are_kept_clear_as_chats_need(
+    backends: int, worked_s: float, clear: int
+) -> None:
+    """Chats have had `worked_s` of prefills in the last 10 s; at most a quarter is kept clear."""
+    shaper = a_fleet(backends)
+    shaper.backends["gpu0"].worked["chat"].add(worked_s, 0.0)
+    taken = [sent(shaper.arrive(Request(f"d{n}", 100_000, 20), 0.01)) for n in range(20)]
+    assert len({name for names in taken for name in names}) == backends - clear
