@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from forebay.proxy.core.dispatcher import Dispatcher
-from forebay.proxy.core.learn.prefix_cache import TOLD_BLOCKS
-from forebay.proxy.core.model import Action
+from forebay.proxy.core.model import HISTORY, Action
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.elsewhere import BackendReport, Peers, ProxyReport
 
@@ -71,7 +70,7 @@ class Peering:
         dispatcher.pass_time(now)
         lately = dispatcher.recent_use.lately(now)
         reports = {name: report_of(b, now) for name, b in dispatcher.backends.items()}
-        computed, room = {}, TOLD_BLOCKS
+        computed, room = {}, 8 * HISTORY  # blocks; 22 KB of a message
         for name, backend in dispatcher.backends.items():
             if prompts := backend.cache.news(room):
                 computed[name] = prompts

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.core.learn.prefix_cache import TOLD_BLOCKS
 from forebay.proxy.core.model import (
     ENOUGH,
+    HISTORY,
     MAJORITY,
     Action,
     BackendSpec,
@@ -334,13 +334,13 @@ class TestComputedPrompts:
     def test_news_are_bounded(self) -> None:
         shaper = a_shaper("a", slots=64)
         shaper.peering.reported("p", ProxyReport({}), 0.0)
-        long = 3 * TOLD_BLOCKS
+        long = 3 * HISTORY
         for i in range(2):
             shaper.arrive(
                 Request(f"{i}", long, 1, tuple(range(i * long, (i + 1) * long)), 1.0), 0.0
             )
             shaper.first_token(f"{i}", 1.0)
-        assert sum(map(len, shaper.peering.report(1.1).computed["a"])) == TOLD_BLOCKS
+        assert sum(map(len, shaper.peering.report(1.1).computed["a"])) == HISTORY
         assert shaper.peering.report(1.2).computed == {}
 
     def test_alone_nothing_is_kept(self) -> None:

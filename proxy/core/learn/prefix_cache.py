@@ -12,7 +12,7 @@ from typing import Final
 
 from forebay.proxy.core.learn.engine_blocks import EngineBlocks
 from forebay.proxy.core.learn.prefix_index import PrefixIndex, Touch
-from forebay.proxy.core.model import MAJORITY, Request
+from forebay.proxy.core.model import HISTORY, MAJORITY, Request
 
 DEFAULT_INDEX_BLOCKS: Final = 1 << 16
 """If the KV pool is unknown: 128 MiB of prompt text. Doubled: more is believed to be cached until
@@ -27,10 +27,6 @@ KEPT_MOST: Final = 1.5  # prompts may be shorter than estimated; doubled: slower
 SURPLUS_BLOCKS: Final = 1.5
 """Text blocks cached beyond the prediction. Fewer may be the end of a prompt, which is in no block.
 Doubled: an index that is too small is noticed later."""
-
-TOLD_BLOCKS: Final = 2_048
-"""Blocks of computed prompts in one report to the other proxies. Doubled: messages of up to 44 KB;
-a busy proxy reports 20,000 blocks a second now."""
 
 
 def tokens_in(blocks: int, request: Request) -> int:
@@ -213,12 +209,13 @@ class PrefixCache:
         self.prefixes.untouch(visit.touch, max(before, int(tokens / block_tokens)))
 
     def computed(self, visit: Visit) -> float:
-        """Keep the blocks of a prompt whose prefill has ended for the next `news`.
+        """Keep the blocks of a prompt whose prefill has ended for the next report, `news`.
 
-        Returns the tokens that it put into the cache besides those blocks.
+        A report has at most HISTORY blocks of each backend, 128k tokens by default. Returns the
+        tokens that the prompt put into the cache besides those blocks.
         """
         touch, request = visit.touch, visit.request
-        room = TOLD_BLOCKS - self._computed_blocks
+        room = HISTORY - self._computed_blocks
         blocks = () if touch is None else tuple(touch.blocks[: min(touch.left, room)])
         if not blocks:
             return visit.uncached_tokens
@@ -228,16 +225,16 @@ class PrefixCache:
         return max(0.0, min(rest, visit.uncached_tokens))
 
     def news(self, most_blocks: float = inf) -> list[tuple[int, ...]]:
-        """Return and forget computed prompts, the first ones, of at most so many blocks."""
+        """Return and forget the first computed prompts, of at most `most_blocks` together."""
         count, blocks = 0, 0
         for prompt in self._computed:
             blocks += len(prompt)
             if blocks > most_blocks:
                 break
             count += 1
-        found, self._computed = self._computed[:count], self._computed[count:]
+        prompts, self._computed = self._computed[:count], self._computed[count:]
         self._computed_blocks = sum(map(len, self._computed))
-        return found
+        return prompts
 
     def heard(self, prompt: Sequence[int], now: float) -> None:
         """Enter a prompt that the engine has computed for another proxy."""

@@ -40,7 +40,7 @@
     Worth: arrivals that overtake 0.5 points; work alongside chunks 1.3 points.
  9. rendezvous.py: where do several proxies send a cold prompt?
     Constants: AGREED_SHARE; in model.py MAJORITY, ENOUGH, HISTORY.
-    Worth: 2 to 6 points of cache hits of eight proxies that report what was computed.
+    Worth: 2 to 6 points of cache hits of eight proxies that report computed prompts.
 
 "Worth" is the loss without it, in points of requests in time unless it says otherwise: virtual
 time, 2026-11-23, 25 workloads, 2 to 5 seeds for each part alone (docs/research/parts.md).

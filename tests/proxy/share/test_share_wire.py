@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.core.learn.prefix_cache import TOLD_BLOCKS
+from forebay.proxy.core.model import HISTORY
 from forebay.proxy.core.state.elsewhere import BackendReport, ProxyReport, TenantUse
 from forebay.proxy.share.wire import MOST_BYTES, BadMessage, Message, decode, encode
 
@@ -124,7 +124,7 @@ def test_a_message_of_an_older_proxy_has_no_computed_prompts() -> None:
 
 
 def test_the_longest_news_fit_into_a_message() -> None:
-    prompts = {"a": [tuple(range(2**64 - TOLD_BLOCKS, 2**64))]}
+    prompts = {"a": [tuple(range(2**64 - 8 * HISTORY, 2**64))]}
     decode(encode(Message("me", 3, ProxyReport({"a": BackendReport(1.0, 2)}, None, prompts))))
 
 
