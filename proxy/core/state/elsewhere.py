@@ -28,8 +28,8 @@ class BackendReport:
         longest_s: its longest prefill in the engine, seconds.
         short_s: the part of backlog_s that a short prefill waits for; less in a chunking engine.
         load: prompt tokens of its last requests (a DecayedSum).
-        fresh_tokens: tokens that its requests put into the prefix cache, ever; not those of
-            `ProxyReport.computed`.
+        fresh_tokens: tokens that its requests put into the prefix cache, ever, without the blocks
+            in `ProxyReport.computed`.
         work: cost terms (cost.features) of all prefills it saw the end of, ever.
         prefills: requests without a first token, by bucket.
         queued_s: prefill seconds that wait for the backend, by bucket.
@@ -131,7 +131,7 @@ class ProxyReport:
 
     Attributes:
         tenants: the use of recently active tenants.
-        computed: by backend, the blocks of prompts computed there since the last report.
+        computed: the blocks of prompts computed since the last report, by backend.
     """
 
     __slots__ = ("backends", "computed", "tenants")
