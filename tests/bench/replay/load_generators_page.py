@@ -41,9 +41,9 @@ NOTES = """## Notes
   and the p99 error of arrivals (goal 1.2) in about half of the runs.
 - The goal of 1.2 for a request is out of reach. Sending and reading alone, without recording and
   rendering, still took 1.5 times the lean client.
-- A long prompt costs 205 µs more than with the lean client: 82 as any request, 23 to read a row with
-  235 block ids, and 44 to render it. Fewer steps in rendering and fewer searches for garbage changed
-  nothing.
+- A long prompt costs 205 µs more than with the lean client: 82 as any request, 23 to read a row of
+  235 block ids, and 44 to render it. Fewer steps in rendering and fewer searches for garbage
+  changed nothing.
 - Forebay records each request. The lean client keeps two numbers for each.
 - Making prompts is part of the figure. The other tools use a tokenizer. inference-perf was still
   making its prompts of 120,000 tokens when the measurement ended.
