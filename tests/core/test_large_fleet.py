@@ -1,5 +1,7 @@
 """A large fleet, whose backends are not all priced for each request."""
 
+from math import inf
+
 import pytest
 
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
@@ -9,9 +11,11 @@ CHAT = Bucket("chat", 5_000, max_wait_s=2.0)
 DOCUMENT = Bucket("document", 131_072, max_wait_s=30.0)
 
 
-def a_fleet(backends: int) -> Shaper:
+def a_fleet(backends: int, chunk_tokens: float = inf) -> Shaper:
     names = [f"gpu{number}" for number in range(backends)]
-    shaper = Shaper([BackendSpec(name, 64) for name in names], [CHAT, DOCUMENT])
+    shaper = Shaper(
+        [BackendSpec(name, 64, chunk_tokens=chunk_tokens) for name in names], [CHAT, DOCUMENT]
+    )
     for name in names:
         shaper.backend_up(name, 0.0, 1e6)
     for number in range(2):  # chats flow
@@ -43,14 +47,18 @@ def test_chats_find_the_clear_backend_for_which_documents_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backends", "worked_s", "clear"),
-    [(4, 40.0, 1), (8, 0.0, 1), (8, 3.0, 1), (8, 8.0, 2), (16, 8.0, 2), (16, 40.0, 4)],
-)
+    ("backends", "chunk_tokens", "worked_s", "clear"),
+    [
+        (4, inf, 40.0, 1), (8, inf, 0.0, 1), (8, inf, 3.0, 1), (8, inf, 8.0, 2),
+        (16, inf, 8.0, 2), (16, inf, 40.0, 4),
+        (2, 2_048, 9.0, 0), (4, 2_048, 1.0, 0), (4, 2_048, 4.0, 1), (8, 2_048, 8.0, 2),
+    ],
+)  # fmt: skip
 def test_as_many_backends_are_kept_clear_as_chats_need(
-    backends: int, worked_s: float, clear: int
+    backends: int, chunk_tokens: float, worked_s: float, clear: int
 ) -> None:
     """Chats have had `worked_s` of prefills in the last 10 s; at most a quarter is kept clear."""
-    shaper = a_fleet(backends)
+    shaper = a_fleet(backends, chunk_tokens)
     shaper.backends["gpu0"].worked["chat"].add(worked_s, 0.0)
     taken = [sent(shaper.arrive(Request(f"d{n}", 100_000, 20), 0.01)) for n in range(20)]
     assert len({name for names in taken for name in names}) == backends - clear

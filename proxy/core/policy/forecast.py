@@ -222,8 +222,8 @@ class Forecast:
             before = self._precedence.before(backend, waiting, deadline, due, now)
         wait_s = self._wait_s(backend, waiting, uncached, before, now)
         long_s = self.long_prefills.long_s(waiting.bucket, backend, now)
-        # A long prefill also waits until it does not take the last clear backend.
-        if prefill_s > long_s and not backend.prefill_queue.chunked:
+        # A long prefill also waits until enough other backends are clear.
+        if prefill_s > long_s:
             wait_s = max(
                 wait_s,
                 self.long_prefills.clear_at(backend, waiting, prefill_s, long_s, now) - now,

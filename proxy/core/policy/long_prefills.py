@@ -1,10 +1,11 @@
-"""How are short prompts protected from long prefills? One of two answers, by backend.
+"""How are short prompts protected from long prefills? In two ways.
 
 A prefill that takes longer than a chat is willing to wait blocks every chat behind it:
- 1. The backend chunks long prefills itself (BackendSpec.chunk_tokens): nothing else is needed.
+ 1. The backend chunks long prefills itself (BackendSpec.chunk_tokens): chats pass them. In a fleet
+    of fewer than four nothing else is needed.
  2. One backend is kept clear: a long prefill may not take the last clear backend until another
     will soon be clear, or until its own patience ends. Of eight or more, several are kept clear if
-    the short prompts need them. The only backend of a model cannot be kept clear: there, only
+    the short prompts need them; of four or more that chunk, too. The only backend of a model cannot be kept clear: there, only
     vLLM's `--long-prefill-token-threshold` helps.
 The second applies only while requests of a more urgent bucket flow (`long_s`): for `RECENT_S` after
 each, but not after the first in a while (`LOAD_TIME_S`).
@@ -112,11 +113,13 @@ class LongPrefills:
         others = [other.prefill_queue for other in up if other is not backend]
         if not others:
             return now
-        count = self._clear_count(waiting.bucket, up, now)
+        count = self._clear_count(backend, waiting.bucket, up, now)
+        if not count:
+            return now
         # Of several, one that will soon be clear would be taken at once by another long prefill.
         overlap_s = OVERLAP_SHARE * long_s if count == 1 else 0.0
         clear_from = sorted(
-            queue.done_in_at(overlap_s, now) if queue.blocks_for(long_s) else now
+            queue.done_in_at(overlap_s, now) if queue.has_longer(long_s) else now
             for queue in others
         )
         next_clear_at = clear_from[count - 1]
@@ -131,17 +134,19 @@ class LongPrefills:
     def _up(self, model: str) -> list[Backend]:
         return [b for b in self._backends if b.up and serves(b.models, model)]
 
-    def _clear_count(self, bucket: str, up: Sequence[Backend], now: float) -> int:
+    def _clear_count(self, backend: Backend, bucket: str, up: Sequence[Backend], now: float) -> int:
         """Return the number of these backends that long prefills leave to more urgent requests.
 
-        Enough for prefills of these to take at most half of the time there.
+        Enough for prefills of these to take at most half of the time there. Where engines chunk,
+        urgent requests pass long prefills, so the number is rounded, and may be 0.
         """
         most = len(up) // 4  # half of four would make documents' p99 40 % longer in overload
-        if most <= 1:
-            return 1
+        least, more = (0, 0.5) if backend.prefill_queue.chunked else (1, 1.0)
+        if most <= least:
+            return least
         hasty = [other.name for other in self._hastier[bucket]]
         busy = fsum(worked_share(b, name, now) for b in up for name in hasty)
-        return min(most, 1 + int(busy / MAJORITY))
+        return max(least, min(most, int(more + busy / MAJORITY)))
 
     def crowd_s(
         self, backend: Backend, waiting: QueuedRequest, prefill_s: float, long_s: float, now: float
@@ -149,18 +154,20 @@ class LongPrefills:
         """Return the wait of a long prefill while all backends not kept clear compute them."""
         if self._rejected(waiting.bucket, backend, now) <= 1.0 / HISTORY:
             return 0.0  # at most one of the last requests was rejected
+        up = self._up(waiting.request.model)
+        count = self._clear_count(backend, waiting.bucket, up, now)
+        if not count:
+            return 0.0
         deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
         due = due_at(waiting.arrived_at, deadline, prefill_s)
-        up = self._up(waiting.request.model)
         ahead_s = fsum(
-            b.prefill_queue.backlog_s(now) for b in up if b.prefill_queue.blocks_for(long_s)
+            b.prefill_queue.backlog_s(now) for b in up if b.prefill_queue.has_longer(long_s)
         )
         ahead_s += fsum(b.queues[waiting.bucket].seconds_before(due) for b in up if b.queued)
         if waiting.backend:
             ahead_s -= waiting.work_s
         # Prefills are not interrupted: count one more prefill like this.
-        used = len(up) - self._clear_count(waiting.bucket, up, now)
-        return (max(0.0, ahead_s) + prefill_s) / max(1, used)
+        return (max(0.0, ahead_s) + prefill_s) / max(1, len(up) - count)
 
     def next_moment(self, heads: Iterable[QueuedRequest], now: float) -> float:
         """Return when one of these heads may take the last clear backend without an event."""

@@ -125,7 +125,7 @@ class StartGate:
             return "leader"
         if limited and counts(request, uncached):
             return "prefill_limit"
-        if long_s < inf and not chunked:  # a chunking engine lets chats pass
+        if long_s < inf:
             return self._partition(backend, waiting, matched, long_s, now)
         return ""
 

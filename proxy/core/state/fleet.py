@@ -202,9 +202,7 @@ class Shortlist:
         for index in self._moved:
             backend = self._backends[index]
             for bucket, first in self._first.items():
-                queued_s = backend.queued_s
-                if not backend.prefill_queue.chunked:  # else it computes all alongside each other
-                    queued_s = fsum([backend.queues[name].work_s for name in first])
+                queued_s = fsum([backend.queues[name].work_s for name in first])
                 backend.ranks[bucket] = free_rank(backend, queued_s)
             texts_at, queue = backend.api_server.room_at, backend.prefill_queue
             backend.room_at = max(queue.below_at(self._dispatch_ahead_s), texts_at)

@@ -155,10 +155,8 @@ class PrefillQueue:
             return inf
         return max(now, done_at - limit_s)
 
-    def blocks_for(self, than_s: float) -> bool:
-        """True if a prefill in the engine makes others wait for longer than `than_s`."""
-        if self.chunked:
-            return False
+    def has_longer(self, than_s: float) -> bool:
+        """True if a prefill in the engine takes longer than `than_s`."""
         if self.elsewhere is not None and self.elsewhere.longest_s > than_s:
             return True
         return any(prefill.prefill_s > than_s for prefill in self.prefills.values())

@@ -74,7 +74,7 @@ class TestLine:
             == backend.prefill_queue.backlog_s(0.0)
             == flight.prefill_s
         )
-        assert not backend.prefill_queue.blocks_for(2.0)
+        assert backend.prefill_queue.has_longer(2.0)
         assert self.backend(inf).prefill_queue.chunk_tokens == inf
 
     def test_a_chat_waits_for_whole_steps_of_a_document_that_is_alone(self) -> None:
