@@ -5,8 +5,8 @@ A prefill that takes longer than a chat is willing to wait blocks every chat beh
     of fewer than four nothing else is needed.
  2. One backend is kept clear: a long prefill may not take the last clear backend until another
     will soon be clear, or until its own patience ends. Of eight or more, several are kept clear if
-    the short prompts need them; of four or more that chunk, too. The only backend of a model cannot be kept clear: there, only
-    vLLM's `--long-prefill-token-threshold` helps.
+    the short prompts need them; of four or more that chunk, too. The only backend of a model cannot
+    be kept clear: there, only vLLM's `--long-prefill-token-threshold` helps.
 The second applies only while requests of a more urgent bucket flow (`long_s`): for `RECENT_S` after
 each, but not after the first in a while (`LOAD_TIME_S`).
 """
