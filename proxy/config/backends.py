@@ -24,7 +24,7 @@ class BackendConfig(Section):
     in front of every path.
     max_concurrency: requests that may run there at once.
     long_prefill_token_threshold: the server's flag of that name, if it is set (recommended: 2048).
-    Shorter prefills then overtake longer ones, so no server is reserved for short prompts.
+    Shorter prefills then overtake longer ones, so fewer servers are reserved for short prompts.
     priority: the server runs with --scheduling-policy priority. Requests then carry a `priority`
     that keeps Forebay's order of classes and tenants in the server's own queue.
     kv_events: endpoint of the server's --kv-events-config, as seen from here. An endpoint with `*`
