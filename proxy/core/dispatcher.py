@@ -21,6 +21,7 @@ from forebay.proxy.core.policy.coalesce import (
     expected_tokens,
     freed_followers,
     hits_elsewhere,
+    loses_hit,
     must_follow,
 )
 from forebay.proxy.core.policy.forecast import Forecast
@@ -176,6 +177,8 @@ class Dispatcher:
                 if not home.takes_another:  # no request waits for a pause while others have room
                     return head
                 head.looks_again_at = now + INSTANT_S  # it would rather stay
+                if loses_hit(head, home, backend):
+                    continue
                 options = self.forecast.options_among([home, backend], head, now)
                 if self.better(head, options, now).backend == backend.name:
                     return head

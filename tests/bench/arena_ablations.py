@@ -143,6 +143,9 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
             (f"{CORE}.policy.forecast", "kv_wait_s", _returns(0.0)),
         ),
     ),
+    "who waits keeps its hit": (
+        Config(), "warm_or_least_work", ((f"{CORE}.dispatcher", "loses_hit", _returns(False)),),
+    ),
     "shares of the last seconds (173 s)": (
         Config(), "warm_or_least_work", ((f"{CORE}.state.backend", "RECENT_S", LOAD_TIME_S),),
     ),

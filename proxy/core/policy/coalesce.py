@@ -112,6 +112,15 @@ def others_want(backend: Backend, request: Request, tokens: int) -> bool:
     )
 
 
+def loses_hit(waiting: QueuedRequest, home: Backend, other: Backend) -> bool:
+    """True if a request would have its prefix computed once more on another backend.
+
+    Such a copy is begun when a request arrives or not at all: later, the hit at home is near.
+    """
+    expected, _ = expected_tokens(home, waiting)
+    return expected - other.matched_tokens(waiting.request) > STEP_TOKENS
+
+
 def awaited_tokens(backend: Backend, waiting: QueuedRequest) -> int:
     """Return the tokens of its prefix that another request's prefill will cache here, or 0."""
     expected, leader = expected_tokens(backend, waiting)
