@@ -1,4 +1,4 @@
-"""A large fleet, whose backends are not all priced for each request."""
+"""A large fleet: which backends are priced for a request, and which are kept clear for chats."""
 
 from math import inf
 
