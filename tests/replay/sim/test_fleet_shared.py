@@ -107,9 +107,9 @@ def test_a_proxy_that_joins_and_leaves_is_as_if_it_had_never_been() -> None:
         assert shaper.arrive(proxy_request(row), at) == fresh.arrive(proxy_request(row), at)
 
 
-@pytest.mark.parametrize("proxies", [4, 8])
+@pytest.mark.parametrize(("proxies", "least"), [(4, 0.98), (8, 0.97)])
 @pytest.mark.timeout(600)
-def test_turns_of_agents_find_their_caches_through_any_proxy(proxies: int) -> None:
+def test_turns_of_agents_find_their_caches_through_any_proxy(proxies: int, least: float) -> None:
     """Each turn comes through a proxy by chance, and most did not see the turn before it."""
     sessions = AgentSessions(
         session_rate_per_s=0.2, turns=Lognormal(12, 0.6, 2, 40), instruction_tokens=8_192,
@@ -121,4 +121,4 @@ def test_turns_of_agents_find_their_caches_through_any_proxy(proxies: int) -> No
     one, several = (
         play(trace, shapers(), proxies=count, engines=4, seed=1) for count in (1, proxies)
     )
-    assert several.hit_ratio >= 0.98 * one.hit_ratio, (one.hit_ratio, several.hit_ratio)
+    assert several.hit_ratio >= least * one.hit_ratio, (one.hit_ratio, several.hit_ratio)
