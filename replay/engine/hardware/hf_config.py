@@ -100,10 +100,10 @@ def _head_dim(fields: Fields, heads: int, latent: Latent | None) -> int:
 
 
 def _kv_heads(fields: Fields, heads: int) -> int:
-    kv_heads = fields.whole("num_key_value_heads", "num_kv_heads")
-    if kv_heads:
-        return kv_heads
-    return 1 if fields.get("multi_query") else heads
+    # Falcon writes num_kv_heads also where all heads share one. Its new architecture uses it.
+    if fields.get("multi_query") and not fields.get("new_decoder_architecture"):
+        return 1
+    return fields.whole("num_key_value_heads", "num_kv_heads") or heads
 
 
 def _width(fields: Fields, layers: int) -> int:

@@ -22,6 +22,9 @@ KV_VALUE_BYTES = {
 }
 """Bytes of a cached number by --kv-cache-dtype. auto is 1 for a checkpoint that asks for it."""
 
+PADDED_UP_TO = 1.5
+"""vLLM 0.32 pads the kind with fewer layers rather than cut a third group, up to this ratio."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -179,7 +182,7 @@ def kv_layout(shape: ModelShape, options: KvOptions) -> KvLayout:
     sliding = shape.sliding_layers
     if full and sliding:
         group = min(full, sliding)
-        if max(full, sliding) < 1.25 * group:  # vLLM prefers a little padding to a third group
+        if max(full, sliding) < PADDED_UP_TO * group:
             group = max(full, sliding)
     else:
         group = full + sliding
