@@ -88,12 +88,6 @@ COUNTED: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "sliding_window": 32_768,
     },
-    "Qwen/Qwen2.5-7B with use_sliding_window": {
-        **_sizes("qwen2", 28, 3584, 28, 4, 18_944, 152_064, 32_768),
-        "use_sliding_window": True,
-        "sliding_window": 4096,
-        "max_window_layers": 16,
-    },
     "meta-llama/Llama-4-Scout-17B-16E": {
         **_sizes("llama4_text", 48, 5120, 40, 8, 8192, 202_048, 131_072),
         "head_dim": 128,

@@ -18,8 +18,10 @@ from forebay.replay.engine.hardware.layers import Latent
 from forebay.replay.engine.hardware.specs import GIB
 from forebay.traces.errors import InputError
 
-_PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}
+_PATTERNS = {"cohere2": 4, "gemma2": 2, "gemma3": 6, "gemma3_text": 6}
 """Where the configuration does not say it, every n-th layer attends to the whole context."""
+_ATTEND_ONE_MORE = {"cohere2"}
+"""Models whose window does not count the token itself."""
 
 
 def read_shape(
@@ -53,7 +55,10 @@ def _shape(
     head_dim, kv_heads = _head_dim(fields, heads, latent), _kv_heads(fields, heads)
     layers = fields.needed("num_hidden_layers")
     longest = _max_model_len(fields, stretches_yarn)
-    window, sliding = _sliding(fields, layers, longest)
+    chunk = fields.whole("attention_chunk_size") or 0
+    window, sliding = chunk, _chunked(fields, layers)
+    if not chunk:
+        window, sliding = _sliding(fields, layers, longest)
     if weights_gib is None:
         size, source = weight_bytes(fields, head_dim, kv_heads)
     else:
@@ -71,6 +76,7 @@ def _shape(
         weight_bytes=size,
         sliding_layers=sliding,
         sliding_window=window,
+        chunked=chunk > 0,
         latent=latent.rank + latent.rope if latent else 0,
         weights_source=source,
         kv_value_bytes=kv_value_bytes(fields),
@@ -179,11 +185,23 @@ def _sliding(fields: Fields, layers: int, longest: int) -> tuple[int, int]:
         every = fields.whole("sliding_window_pattern", "_sliding_window_pattern")
         every = every or _PATTERNS.get(fields.model_type)
         number = layers - layers // every if every else layers
+    if fields.model_type in _ATTEND_ONE_MORE:
+        window += 1
     return (window, number) if number else (0, 0)
 
 
+def _chunked(fields: Fields, layers: int) -> int:
+    """Return the layers that attend inside their chunk: as in Llama 4, those that have RoPE."""
+    types = fields.listed("layer_types")
+    if types is not None:
+        _check_types(fields, types, layers)
+        return types.count("chunked_attention")
+    every = fields.whole("no_rope_layer_interval") or 4
+    rotated = fields.listed("no_rope_layers") or [(n + 1) % every for n in range(layers)]
+    return sum(map(bool, rotated))
+
+
 def _check_types(fields: Fields, types: list[object], layers: int) -> None:
-    # By default vLLM caches the whole context of chunked attention (Llama 4).
     kinds = ("full_attention", "sliding_attention", "chunked_attention")
     strange = next((kind for kind in types if kind not in kinds), None)
     if strange is not None:

@@ -37,6 +37,7 @@ class ModelShape:
         max_model_len: longest context, tokens.
         sliding_layers: number of layers that keep only a window of the context.
         sliding_window: tokens of that window.
+        chunked: the window starts at multiples of its length (Llama 4), and not at any token.
         latent: cached numbers for each token and layer of multi-head latent attention (MLA). 0:
             not MLA.
         weights_source: source of weight_bytes, as text.
@@ -56,6 +57,7 @@ class ModelShape:
     weight_bytes: int
     sliding_layers: int = 0
     sliding_window: int = 0
+    chunked: bool = False
     latent: int = 0
     weights_source: str = "published parameter count"
     kv_value_bytes: int = 2
@@ -121,8 +123,9 @@ class KvLayout:
     Attributes:
         group_layers: layers that share a block of `block_size` tokens.
         full_groups, sliding_groups: groups of layers. A request needs blocks for each.
-        window_tokens: most tokens a sliding layer holds: window - 1, and max_num_batched_tokens of
-            each step in flight.
+        window_tokens: most tokens a sliding layer holds: window - 1, or the chunk, and
+            max_num_batched_tokens of each step in flight.
+        chunked: a window starts at the start of a block.
     """
 
     layers: int
@@ -132,6 +135,7 @@ class KvLayout:
     full_groups: int
     sliding_groups: int
     window_tokens: int
+    chunked: bool = False
 
     @property
     def bytes_per_token(self) -> int:
@@ -154,11 +158,12 @@ class KvLayout:
     def request_blocks(self, tokens: int) -> int:
         """Return the blocks of one request of `tokens`.
 
-        A window needs one more, because it need not start at the start of a block.
+        A window needs one more unless it is a chunk, because it may start inside a block.
         """
         blocks = self.full_groups * math.ceil(tokens / self.block_size)
         if self.sliding_groups:
-            held = math.ceil(min(tokens, self.window_tokens) / self.block_size) + 1
+            held = math.ceil(min(tokens, self.window_tokens) / self.block_size)
+            held += not self.chunked
             blocks += self.sliding_groups * held
         return blocks
 
@@ -193,6 +198,7 @@ def kv_layout(shape: ModelShape, options: KvOptions) -> KvLayout:
         group_layers=group,
         full_groups=math.ceil(full / group),
         sliding_groups=math.ceil(sliding / group),
-        window_tokens=max(0, shape.sliding_window - 1)
+        window_tokens=max(0, shape.sliding_window - (not shape.chunked))
         + options.steps_in_flight * options.max_num_batched_tokens,
+        chunked=shape.chunked,
     )

@@ -1,0 +1,52 @@
+"""Layers of two kinds in blocks, by the rules of vLLM 0.32."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kv_models import CONFIGS
+
+from forebay.replay.engine.hardware.hf_config import read_shape
+from forebay.replay.engine.hardware.kv_layout import KvOptions, kv_layout
+from forebay.replay.engine.hardware.specs import LLAMA_3_8B
+
+LLAMA = LLAMA_3_8B.shape
+
+
+def write(folder: Path, **changed: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**CONFIGS["meta-llama/Llama-3.1-8B"], **changed}))
+    return path
+
+
+@pytest.mark.parametrize(("full", "groups"), [(17, (17, 1, 1)), (18, (12, 2, 1))])
+def test_fewer_than_half_as_many_more_layers_are_no_third_group(
+    full: int, groups: tuple[int, int, int]
+) -> None:
+    shape = replace(LLAMA, layers=full + 12, sliding_layers=12, sliding_window=4096)
+    layout = kv_layout(shape, KvOptions())
+    assert (layout.group_layers, layout.full_groups, layout.sliding_groups) == groups
+
+
+@pytest.mark.parametrize(
+    ("keys", "chunked"),
+    [({}, 24), ({"no_rope_layers": [1, 1, 0] * 10 + [1, 1]}, 22), ({"no_rope_layers": []}, 24)],
+)
+def test_chunks_hold_no_block_beside_their_tokens(
+    keys: dict[str, Any], chunked: int, tmp_path: Path
+) -> None:
+    """Llama 4: the layers with RoPE attend inside chunks, whose first token starts a block."""
+    path = write(tmp_path, attention_chunk_size=8192, **keys)
+    shape = read_shape(path)
+    assert (shape.sliding_layers, shape.sliding_window, shape.chunked) == (chunked, 8192, True)
+    layout = kv_layout(shape, KvOptions(max_num_batched_tokens=2048))
+    groups = layout.request_blocks(131_072) - layout.full_groups * 8192
+    assert groups == layout.sliding_groups * (8192 + 2048) // 16
+
+
+def test_the_window_of_cohere_does_not_count_the_token_itself(tmp_path: Path) -> None:
+    changed = {"model_type": "cohere2", "sliding_window": 4096}
+    shape = read_shape(write(tmp_path, **changed))
+    assert (shape.sliding_layers, shape.sliding_window) == (24, 4097)
