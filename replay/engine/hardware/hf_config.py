@@ -191,7 +191,7 @@ def _sliding(fields: Fields, layers: int, longest: int) -> tuple[int, int]:
 
 
 def _chunked(fields: Fields, layers: int) -> int:
-    """Return the layers that attend inside their chunk: as in Llama 4, those that have RoPE."""
+    """Return the number of layers with RoPE, which attend inside their chunk (Llama 4)."""
     types = fields.listed("layer_types")
     if types is not None:
         _check_types(fields, types, layers)
