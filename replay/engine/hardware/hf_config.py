@@ -56,9 +56,9 @@ def _shape(
     layers = fields.needed("num_hidden_layers")
     longest = _max_model_len(fields, stretches_yarn)
     chunk = fields.whole("attention_chunk_size") or 0
-    window, sliding = chunk, _chunked(fields, layers)
-    if not chunk:
-        window, sliding = _sliding(fields, layers, longest)
+    window, sliding = (
+        (chunk, _chunked(fields, layers)) if chunk else _sliding(fields, layers, longest)
+    )
     if weights_gib is None:
         size, source = weight_bytes(fields, head_dim, kv_heads)
     else:
