@@ -155,7 +155,7 @@ def must_be_home(upstreams: Mapping[str, Upstream], name: str) -> Upstream | Non
 
 def say_transition(say: Say, transition: Transition, upstream: Upstream) -> None:
     """Log a change of a backend's state."""
-    name, state, _, why = transition
+    name, state, reason, why = transition
     line = f"backend {name} is {state.replace('_', '-')}"
     if state != "up":
         line += f" ({why})"
@@ -163,4 +163,4 @@ def say_transition(say: Say, transition: Transition, upstream: Upstream) -> None
         line += f", {upstream.cache_text}"
     if state == "half_open":
         line += "; it is sent one request at a time"
-    say(STATE_EVENTS[state], line, name, why)
+    say(STATE_EVENTS[state], line, name, reason)

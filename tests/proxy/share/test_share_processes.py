@@ -32,6 +32,7 @@ from forebay.proxy.share.exchange import exchanging
 from forebay.proxy.share.hub import Hub, HubLink
 from forebay.proxy.share.redis_link import RedisLink
 from forebay.proxy.share.serve_workers import patience_s
+from forebay.proxy.share.wire import VERSION
 from forebay.proxy.share.worker import worker_environment
 from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
@@ -322,9 +323,10 @@ def test_old_and_own_messages_are_no_news() -> None:
     async def main() -> None:
         driver = a_driver()
         async with exchanging(driver, [], print) as exchange:
-            text = '{"v":2,"id":"%s","n":%d,"backends":{},"tenants":{}}'
+            text = '{"v":%d,"id":"%s","n":%d,"backends":{},"tenants":{}}'
             for sender, number in (("p", 5), ("p", 5), ("p", 4), (exchange.sender, 9), ("p", 6)):
-                exchange.heard((text % (sender, number)).encode())
+                exchange.heard((text % (VERSION, sender, number)).encode())
+            exchange.heard((text % (VERSION - 1, "q", 1)).encode())
             assert exchange.received == 2
             assert exchange.status()["mode"] == "off"
         driver.close()

@@ -25,6 +25,8 @@ NO_UNIT = {
     "forebay_config_generation",
     "forebay_backend_up",
     "forebay_backend_state",
+    "forebay_saturation",
+    "forebay_backends_wanted",
 }
 PLURALS = ("_requests", "_blocks", "_connections", "_classes", "_seconds")
 
