@@ -1,8 +1,8 @@
 """The order of test files, and which of them `make quick` runs.
 
 Files that start a real vLLM come first: as the last ones they would keep one worker busy. The two
-servers of fleet/test_fleet_vllm.py run beside vLLM's scheduler alone: beside a third server their
-speeds differ so much that a document may move.
+servers of fleet/test_fleet_vllm.py run beside vLLM's scheduler and a long simulation. Beside a
+third server their speeds differ so much that a document may move.
 """
 
 import re
@@ -17,7 +17,7 @@ settings.register_profile(
 )
 settings.load_profile("busy machine")
 
-FIRST = ("engine/test_scheduler_vllm.py", "fleet/test_fleet_vllm.py")
+FIRST = ("engine/test_scheduler_vllm.py", "fleet/test_fleet_vllm.py", "sim/test_fleet_shared.py")
 SIMULATIONS = {"behaviour", "bench", "sim"}
 NOT_QUICK = re.compile(
     "proxy_stage|replay_server|fleet_stage|vllm_server|start_engine|cache_spy|overload"
