@@ -10,7 +10,7 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from forebay.proxy.core.learn.engine_blocks import EngineBlocks
+from forebay.proxy.core.learn.engine_blocks import EngineBlocks, Tail
 
 ROOT = 0  # parent of the first block
 NO_COPY = (ROOT, 0)  # entry of a block that a group does not hold
@@ -18,12 +18,13 @@ MOST_BLOCKS = 1 << 22  # bound for one engine: no GPU holds so many
 # In the order of vLLM's classes; newer versions append fields.
 OLD_STORED = (
     "type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
-    "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind",
+    "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window",
 )  # fmt: skip
 OLD_REMOVED = ("type", "block_hashes", "medium", "group_idx")
 WHOLE_PROMPT = ("full_attention", "mla_attention", "sink_full_attention")
 """Kinds of layer groups that keep every block of a prompt. The others (sliding windows, Mamba) keep
-its end or a state, so they do not say how much of a prompt is cached."""
+its end or a state, so they only say where in a prompt the engine can resume."""
+WINDOWS = ("sliding_window", "sliding_window_mla")
 
 
 class BadEvent(Exception):
@@ -62,7 +63,9 @@ class KvBlocks:
     """The cached blocks of one engine by its own hashes. Keeps the index `held` up to date.
 
     A hybrid model has several groups of layers, and an event is about a single group. A block is
-    held when each group that keeps whole prompts holds it.
+    held when each group that keeps whole prompts holds it. The engine chains its hashes over the
+    whole prompt, so equal hashes in two groups mean blocks that end at the same token. Thus a block
+    of another group gets the key of the block with its hash.
 
     Attributes:
         salted: every prompt is sent with a salt, so events without salts are useless.
@@ -73,19 +76,27 @@ class KvBlocks:
         self.salted = salted
         # By group that keeps whole prompts; the engine's hash: [key, number of copies].
         self._groups: dict[int, dict[Any, list[int]]] = {}
-        self._ignored: set[int] = set()  # groups of other kinds
+        self._others: set[int] = set()  # groups of other kinds
+        # By such a group; its keys by the engine's hash. None: the group cannot be followed.
+        self._tails: dict[int, tuple[Tail, dict[Any, int]] | None] = {}
+
+    @property
+    def hybrid(self) -> bool:
+        """True if there are groups of layers that do not keep whole prompts."""
+        return bool(self._others)
 
     def clear(self, *, complete: bool) -> None:
         """Clear the index: the cache is empty (`complete`), or its contents are unknown."""
         self._groups.clear()
-        self._ignored.clear()
+        self._others.clear()
+        self._tails.clear()
         self.held.cleared(complete=complete)
 
     def apply(self, events: Sequence[Any]) -> None:
         """Apply one batch in order. Raises BadEvent."""
-        for event in events:
-            try:
-                fields = _fields(event)
+        later: list[dict[str, Any]] = []
+        try:
+            for fields in map(_fields, events):
                 # Tiers below the GPU do not decide whether a prompt is cached.
                 if fields.get("medium") not in (None, "GPU"):
                     continue
@@ -93,14 +104,22 @@ class KvBlocks:
                     case "BlockStored":
                         if (group := self._group_stored(fields)) is not None:
                             self._stored(fields, group)
+                        else:
+                            later.append(fields)
+                    case "BlockRemoved" if (fields.get("group_idx") or 0) in self._others:
+                        later.append(fields)
                     case "BlockRemoved":
                         self._removed(fields)
                     case "AllBlocksCleared":
                         self.clear(complete=True)
-            except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-                raise BadEvent(f"{type(error).__name__} in a KV event") from error
-            except OverflowError as error:
-                raise BadEvent("a token id beyond 32 bits in a KV event") from error
+                        later.clear()
+            # The keys of these blocks come from groups whose events may follow in the batch.
+            for fields in later:
+                self._change_tail(fields)
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+            raise BadEvent(f"{type(error).__name__} in a KV event") from error
+        except OverflowError as error:
+            raise BadEvent("a token id beyond 32 bits in a KV event") from error
 
     def _group_stored(self, fields: dict[str, Any]) -> dict[Any, list[int]] | None:
         """Return the blocks of the event's group, or None if the group does not count.
@@ -114,13 +133,52 @@ class KvBlocks:
         counts = not number if kind is None else kind in WHOLE_PROMPT
         # Compressed attention has larger blocks. The first group counts for all.
         if not counts or (self._groups and size != self.held.translations.block_size):
-            self._ignored.add(number)
+            self._others.add(number)
             return None
         # The new group holds none of the blocks that the others do.
         for group in [*self._groups.values()][:1]:
             for block_hash, (key, _) in group.items():
                 self.held.removed([key] * self._copies(block_hash))
         return self._groups.setdefault(number, {})
+
+    def _change_tail(self, fields: dict[str, Any]) -> None:
+        """Apply an event of a group that does not keep whole prompts, if it can be followed."""
+        number = fields.get("group_idx") or 0
+        pair = self._tails[number] if number in self._tails else self._new_tail(number, fields)
+        if pair is None:
+            return
+        tail, keys = pair
+        for block_hash in fields["block_hashes"]:
+            if fields["type"] == "BlockRemoved":
+                if (key := keys.get(block_hash)) is not None and tail.removed(key):
+                    del keys[block_hash]
+                continue
+            key = next(iter(self._groups.values())).get(block_hash, NO_COPY)[0]
+            if key != ROOT:
+                tail.stored(keys.setdefault(block_hash, key))
+            elif self.held.complete:
+                # Its hashes are not those of the other groups, so it is not followed any more.
+                self._tails[number] = None
+                self.held.tails.remove(tail)
+                return
+
+    def _new_tail(self, number: int, fields: dict[str, Any]) -> tuple[Tail, dict[Any, int]] | None:
+        """Start to follow the group of an event. Returns None if it cannot be followed."""
+        if not self._groups or fields["type"] == "BlockRemoved":
+            return None  # it may be followed later
+        kind, window = fields.get("kv_cache_spec_kind"), fields.get("kv_cache_spec_sliding_window")
+        size, unit = fields["block_size"], self.held.translations.block_size
+        needed = 0
+        if kind == "mamba":
+            needed = 1  # the block that has the state at its end
+        elif kind in WINDOWS and window:
+            needed = max(1, -(-(window - 1) // max(1, size)))  # the next token is in the window too
+        if not needed or size < 1 or size % unit:
+            self._tails[number] = None
+            return None
+        tail = Tail(needed, size // unit)
+        self.held.tails.append(tail)
+        return self._tails.setdefault(number, (tail, {}))
 
     def _copies(self, block_hash: Any) -> int:
         """Return the number of copies of a block that every group holds."""
@@ -151,7 +209,9 @@ class KvBlocks:
         """Raise BadEvent for blocks of another size than before, or too many of them."""
         if not isinstance(size, int) or size < 1:
             raise BadEvent(f"blocks of {size!r} tokens")
-        if sum(map(len, self._groups.values())) > MOST_BLOCKS:
+        held = sum(len(group) for group in self._groups.values())
+        held += sum(len(pair[1]) for pair in self._tails.values() if pair)
+        if held > MOST_BLOCKS:
             raise BadEvent(f"more than {MOST_BLOCKS} blocks held")
         translations = self.held.translations
         if not translations.block_size:
@@ -162,7 +222,7 @@ class KvBlocks:
     def _removed(self, fields: dict[str, Any]) -> None:
         number = fields.get("group_idx") or 0
         group = self._groups.get(number, {})
-        if number in self._ignored or (number and not group):
+        if number and not group:
             return  # the event does not name the kind of its group
         keys = []
         for block_hash in fields["block_hashes"]:

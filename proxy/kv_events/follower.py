@@ -245,7 +245,9 @@ class Follower:
         held = self._blocks.held
         if not held.complete and self._backend is not None and self._backend.kv_tokens < inf:
             size = held.translations.block_size or 1
-            held.pool_blocks = int(POOL_SHARE * self._backend.kv_tokens / size)
+            pool_blocks = int(POOL_SHARE * self._backend.kv_tokens / size)
+            # The groups of a hybrid model share its pool, so a number of blocks proves nothing.
+            held.pool_blocks = 0 if self._blocks.hybrid else pool_blocks
 
     def _follow_on(self, number: int) -> None:
         """Clear the index if the batch is the engine's first, or batches before it are missing."""

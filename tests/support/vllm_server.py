@@ -11,10 +11,12 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 from paths import ROOT
@@ -61,8 +63,13 @@ def needed_vllm_python() -> str:
     return python
 
 
-def write_model(folder: Path, size: ModelSize) -> None:
-    """A model directory without weights. Equal sizes make equal files."""
+def write_model(
+    folder: Path, size: ModelSize, changes: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """A model directory without weights. Equal arguments make equal files.
+
+    `changes` are fields of config.json, for an architecture other than Llama.
+    """
     marks = b"".join(ROLE_MARKS.values()).decode()
     tokens = [END, UNKNOWN, *(marks[at : at + 4] for at in range(0, len(marks), 4))]
     vocabulary = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
@@ -105,6 +112,7 @@ def write_model(folder: Path, size: ModelSize) -> None:
         "pad_token_id": end,
         "bos_token_id": None,
         "dtype": "bfloat16",
+        **changes,
     }
     folder.mkdir(parents=True)
     for name, content in (

@@ -4,6 +4,9 @@ The engine counts blocks of tokens, the proxy blocks of text. The proxy names an
 key: a chained hash of its tokens. So equal keys mean equal beginnings with any hash of the engine.
 `BlockTranslations` learns from tokenized prompts which keys belong to which text blocks.
 `EngineBlocks` counts which keys one engine holds.
+
+A hybrid model has groups of layers that need only the end of a cached prefix: a sliding window, or
+the state of a Mamba layer. `Tail` has the blocks of one such group.
 """
 
 from collections import OrderedDict
@@ -108,10 +111,53 @@ class BlockTranslations:
         self._keys = 0
 
 
+class Tail:
+    """The blocks of a group of layers that computes on from the end of a prefix alone.
+
+    Attributes:
+        needed: blocks that must be held at the end of a prefix: a sliding window's, or 1.
+        stride: length of a block of this group, in blocks of the groups that keep whole prompts.
+    """
+
+    def __init__(self, needed: int, stride: int) -> None:
+        self.needed = needed
+        self.stride = stride
+        self._copies: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        """Return the number of keys that are held."""
+        return len(self._copies)
+
+    def stored(self, key: int) -> None:
+        """Enter the block that ends where the block `key` ends."""
+        self._copies[key] = self._copies.get(key, 0) + 1
+
+    def removed(self, key: int) -> bool:
+        """Drop one copy of a block that is held. Returns True if it was the last copy."""
+        self._copies[key] -= 1
+        if self._copies[key]:
+            return False
+        del self._copies[key]
+        return True
+
+    def longest(self, keys: Sequence[int], most: int) -> int:
+        """Return the longest prefix, of at most `most` blocks of `keys`, with its end held.
+
+        As vLLM does, a beginning that is held wholly counts although it is shorter than the window.
+        """
+        run = 0
+        for end in range(most - most % self.stride, 0, -self.stride):
+            run = run + 1 if keys[end - 1] in self._copies else 0
+            if run == self.needed:
+                return end + (run - 1) * self.stride
+        return run * self.stride
+
+
 class EngineBlocks:
     """The blocks that one engine holds, from its KV events in order.
 
     Attributes:
+        tails: groups of layers that need only the end of a prefix. Its length does not count them.
         complete: all blocks that the engine holds are known; while False `match` returns None.
         pool_blocks: engine blocks of its KV pool, 0 if unknown. Once this many blocks are known to
             be held, the engine can hold no unknown block.
@@ -121,6 +167,7 @@ class EngineBlocks:
         self.translations = translations
         self.pool_blocks = pool_blocks
         self.complete = False
+        self.tails: list[Tail] = []
         self._doubted = False
         # An engine may hold a block twice: equal prompts whose prefills ran at the same time.
         self._copies: dict[int, int] = {}
@@ -153,6 +200,7 @@ class EngineBlocks:
     def cleared(self, *, complete: bool = True) -> None:
         """Drop all blocks. `complete` False: the engine may hold blocks that are unknown."""
         self._copies.clear()
+        self.tails.clear()
         self._held = 0
         self._doubted = False
         self.complete = complete
@@ -188,8 +236,15 @@ class EngineBlocks:
         place, size = translations.place(blocks[translated - 1]), translations.block_size
         run = leading_run(self._copies, place.keys)
         limit = place.shared if place.shared is not None else int(place.tokens) // size
-        if run < limit:
-            return run * size
-        if believed > translated:
+        if run >= limit and believed > translated:
             return None
-        return limit * size
+        return self._resumable(place.keys, min(run, limit)) * size
+
+    def _resumable(self, keys: Sequence[int], most: int) -> int:
+        """Return the longest prefix of at most `most` blocks whose end every tail holds."""
+        before = -1
+        while most != before:
+            before = most
+            for tail in self.tails:
+                most = tail.longest(keys, most)
+        return most
