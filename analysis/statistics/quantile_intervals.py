@@ -21,6 +21,7 @@ in half of the pairs of equal runs there.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,10 +133,8 @@ def _batches_interval(a: Floats, b: Floats, share: float, ratio: float) -> Confi
 
     It holds the ratio of a typical batch with 97.9 % confidence, and is widened to hold `ratio`.
     """
-    size = len(a) // BATCHES
     of_a, of_b = (
-        [order_statistic(batch, share) for batch in np.sort(cut.reshape(BATCHES, size))]
-        for cut in (a[: size * BATCHES], b[: size * BATCHES])
+        [order_statistic(batch, share) for batch in np.sort(_cut(values))] for values in (a, b)
     )
     ratios = sorted(
         slow / fast if fast else math.inf for slow, fast in zip(of_a, of_b, strict=True)
@@ -144,10 +143,15 @@ def _batches_interval(a: Floats, b: Floats, share: float, ratio: float) -> Confi
 
 
 def _batches(above: NDArray[np.bool_]) -> Floats:
-    """Return the share of requests above a threshold in each batch. The last few are left out."""
-    size = len(above) // BATCHES
-    means: Floats = above[: size * BATCHES].reshape(BATCHES, size).mean(axis=1)
+    """Return the share of requests above a threshold in each batch."""
+    means: Floats = _cut(above).mean(axis=1)
     return means
+
+
+def _cut(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the values in BATCHES rows of consecutive requests. The last few are left out."""
+    size = len(values) // BATCHES
+    return values[: size * BATCHES].reshape(BATCHES, size)
 
 
 def _limit(may_be: Callable[[float], bool]) -> float:

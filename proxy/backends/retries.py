@@ -99,7 +99,7 @@ class Suspicions:
             everywhere: no other backend is asked for it, since all of them decline requests, too.
         """
         if suspects or everywhere:
-            self._open.clear()  # perhaps the others were like this one
+            self._open.clear()  # perhaps requests caused the other failures, too
         else:
             self._open.setdefault(name, {})[self._failures] = sent_at, now
         suspects.append((name, self._failures))

@@ -78,7 +78,7 @@ class ServerTls:
         """Use another certificate, and other authorities, from the next handshake on."""
         self._newest = newest
         newest.on_bad_certificate = lambda why: self.on_bad_certificate(why)
-        # These belong to the context with which a connection begins.
+        # A connection takes these settings from the context with which it begins.
         self.context.verify_mode = newest.verify_mode
         self.context.minimum_version = newest.minimum_version
         self.context.num_tickets = newest.num_tickets

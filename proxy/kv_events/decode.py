@@ -157,7 +157,7 @@ class KvBlocks:
             if key != ROOT:
                 tail.stored(keys.setdefault(block_hash, key))
             elif self.held.complete:
-                # Its hashes are not those of the other groups, so it is not followed any more.
+                # Its hashes differ from the hashes of the other groups: it is no longer followed.
                 self._tails[number] = None
                 self.held.tails.remove(tail)
                 return

@@ -218,7 +218,7 @@ class EngineConfig:
 
     @property
     def draft_rank(self) -> ModelSpec | None:
-        """Return the part of the draft that one GPU computes, or None without such a model."""
+        """Return the share of the draft model on each GPU, or None without a draft model."""
         draft = self._draft()
         return None if draft is None else rank_of(draft, self.tensor_parallel_size)
 

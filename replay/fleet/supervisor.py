@@ -110,7 +110,7 @@ class Supervisor:
                     raise
                 # Its log or its command was removed while it ran: keep the other servers.
                 life = _Life("could not be started", str(error), None)
-            # It has ended. A server that never came up ends the fleet.
+            # The server has ended. If it never came up, the fleet ends.
             if stopping.done():
                 self._change(server, "stopped")
                 return

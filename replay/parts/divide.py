@@ -76,7 +76,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class PartJob:
-    """The part of a replay that one process sends. `reports` is True if it sends live figures."""
+    """The part of a replay for a single process. `reports` is True if it sends live figures."""
 
     options: ReplayOptions
     number: int

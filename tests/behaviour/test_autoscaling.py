@@ -57,7 +57,7 @@ class Autoscaler:
         return self._ended(self._names[self._least :], 0.0)
 
     def passes(self, now: float) -> list[Action]:
-        """Do what is due by now."""
+        """Carry out every change that is due by now."""
         self._now = now
         actions: list[Action] = []
         for name in [name for name, at in self._ready_at.items() if at <= now]:
@@ -118,8 +118,8 @@ def rejected(outcomes: list[SimOutcome], since_s: float, until_s: float) -> floa
 
 
 def test_a_load_that_triples_is_followed_up_and_down_without_flapping() -> None:
-    one = capacity(mix, 1)
-    trace = poisson(mix, [(300.0, one), (400.0, 3 * one), (600.0, one)], seed=0)
+    rate = capacity(mix, 1)
+    trace = poisson(mix, [(300.0, rate), (400.0, 3 * rate), (600.0, rate)], seed=0)
     scaler, outcomes = play(trace, 2, 9)
     counts = [count for _, count in scaler.sizes]
     # 1 / 0.7 and 3 / 0.7 backends are wanted.
@@ -225,7 +225,7 @@ def test_a_request_that_comes_back_when_told_counts_once() -> None:
 
 
 def test_a_proxy_that_has_just_started_says_the_same() -> None:
-    """Its window is not full yet; read as it is, the autoscaler would end backends."""
+    """Its window is not full yet. Without the correction the autoscaler would end backends."""
     on, figures = Watched("a"), list[float]()
     for number in range(600):
         on.shaper.arrive(Request(f"{number}", 5_000, 9, model="a"), number / 2)

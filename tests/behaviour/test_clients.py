@@ -43,7 +43,7 @@ def can_run_java() -> bool:
 
 
 def said_by(*command: str, keys: Path | None = None) -> tuple[int | None, str]:
-    """Exit status and output of a program; URL in its command is that of a proxy."""
+    """Exit status and output of a program. URL in its command stands for the URL of a proxy."""
 
     async def main() -> tuple[int | None, str]:
         tenants: dict[str, Any] = {"tenants": {"keys": str(keys)}} if keys is not None else {}

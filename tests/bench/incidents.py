@@ -1,4 +1,4 @@
-"""Who names the cause of an incident first, and after how long (tests/bench/incidents.py --write).
+"""Time until each place names the cause of an incident (tests/bench/incidents.py --write).
 
 Stages the incidents of `tests/support/incident_scenes.py`. The minutes are from the beginning of
 the incident to the first line of the log that names its cause. The live page and `forebay explain`

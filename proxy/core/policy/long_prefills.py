@@ -116,7 +116,7 @@ class LongPrefills:
         count = self._clear_count(backend, waiting.bucket, up, now)
         if not count:
             return now
-        # Of several, one that will soon be clear would be taken at once by another long prefill.
+        # If several are kept clear, another long prefill would at once take the next clear backend.
         overlap_s = OVERLAP_SHARE * long_s if count == 1 else 0.0
         clear_from = sorted(
             queue.done_in_at(overlap_s, now) if queue.has_longer(long_s) else now

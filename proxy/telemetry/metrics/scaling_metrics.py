@@ -1,4 +1,4 @@
-"""Metrics for autoscalers: how much of a model's backends is used, and how many it wants.
+"""Metrics for autoscalers: the used share of a model's backends, and the number it needs.
 
 Use is counted in backends. It is the larger of two sums: seconds of prefill that arrive per second,
 and shares of slots or KV cache that are held. Rejected requests count in the first sum, because a

@@ -107,7 +107,7 @@ def read_speculation(text: str | None, acceptance: float | None) -> Speculation 
             )
         return None
     options = _read_object(text)
-    # What drafts: a head, a model of its own, or a look into the prompt.
+    # The source of drafts: a head, a model of its own, or a search in the prompt.
     method, model = options.get("method"), options.get("model")
     if method is None:
         method = NGRAM if model == NGRAM else DRAFT_MODEL
@@ -115,7 +115,7 @@ def read_speculation(text: str | None, acceptance: float | None) -> Speculation 
         raise InputError(f"{OPTION}: method {method!r} is not simulated; give {_listed(METHODS)}")
     if method == DRAFT_MODEL and not isinstance(model, str):
         raise InputError(f"{OPTION}: draft_model needs model, a name or a config.json")
-    # How much it drafts, and how much of that is accepted.
+    # The length of a draft, and its accepted share.
     count = options.get("num_speculative_tokens")
     if type(count) is not int or not 1 <= count <= 64:
         raise InputError(f"{OPTION}: num_speculative_tokens {count!r}: give 1 to 64, such as 3")
@@ -190,7 +190,7 @@ def _rates(options: dict[str, Any], acceptance: float | None, count: int) -> tup
     )
     if (rates is not None) + (length is not None) + (acceptance is not None) != 1:
         raise InputError(
-            f"{OPTION}: what is accepted depends on text and draft; give --acceptance 0.7, or one "
+            f"{OPTION}: acceptance depends on text and draft; give --acceptance 0.7, or one "
             "of synthetic_acceptance_rates and synthetic_acceptance_length"
         )
     if acceptance is not None:

@@ -57,7 +57,7 @@ def test_chats_find_the_clear_backend_for_which_documents_wait() -> None:
 def test_as_many_backends_are_kept_clear_as_chats_need(
     backends: int, chunk_tokens: float, worked_s: float, clear: int
 ) -> None:
-    """Chats have had `worked_s` of prefills in the last 10 s; at most a quarter is kept clear."""
+    """Chats have had `worked_s` of prefills in the last 10 s. At most a quarter is kept clear."""
     shaper = a_fleet(backends, chunk_tokens)
     shaper.backends["gpu0"].worked["chat"].add(worked_s, 0.0)
     taken = [sent(shaper.arrive(Request(f"d{n}", 100_000, 20), 0.01)) for n in range(20)]

@@ -97,7 +97,7 @@ def test_no_turn_is_lost_to_silence_in_overload(heartbeats: bool) -> None:
 
 
 def test_an_engine_that_dies_before_the_first_token_costs_no_turn() -> None:
-    """One engine can take what is left. A stream that has begun ends with an error event."""
+    """The other engine takes the remaining requests. A begun stream ends with an error event."""
 
     async def scene(on: Stage, engines: list[RunningEngine]) -> None:
         playing = asyncio.create_task(turns(on, 0.3))

@@ -119,4 +119,4 @@ def test_findings_of_workers_are_listed_once() -> None:
     first = [row("prefix caching", "a"), row("late first tokens", "3 of 20")]
     second = [row("prefix caching", "a"), row("prefix caching", "b"), row("restarts", "c", "error")]
     together = of_all_workers([first, second])
-    assert [one["text"] for one in together] == ["c", "a", "b", "3 of 20"]
+    assert [finding["text"] for finding in together] == ["c", "a", "b", "3 of 20"]
