@@ -8,7 +8,6 @@ import asyncio
 from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from aiohttp import web
 
@@ -48,6 +47,7 @@ class App:
     """Handles every request of the public port."""
 
     def __init__(self, config: Config, services: Services) -> None:
+        # The services of the proxy, each by its name.
         self._config = config
         self._port = services.port
         self._driver = services.driver
@@ -61,6 +61,7 @@ class App:
         self._telemetry = services.telemetry
         self._protection = services.protection
         self._security = services.security
+        # Limits of tenants, and of memory, that hold for every request.
         self._quota = UnqueuedQuota(services.driver, services.metrics)
         rejected, models = services.metrics.rejected, services.backends.models
         self._allowances = Allowances(
@@ -70,6 +71,7 @@ class App:
         self._parsing = LargeBodies()
         self._cors = Cors(config.cors_origins)
         self._parsed_count = 0
+        # State that a drain waits for or changes.
         self.held = HeldRequests(models, lambda: self._config.hold.max_requests)
         self.leaving = False  # lame duck: requests are taken, but connections are told to close
         self.draining = False  # no more requests are taken
@@ -136,13 +138,13 @@ class App:
             self._telemetry.finished(record, status, self._driver.clock())
         # Complete the headers of a response that is not a stream, and send it.
         whole = not response.prepared
-        memory.shrink(large_bytes(response) if whole else 0)  # the request is not needed any more
         if whole and REQUEST_ID not in response.headers:  # neither an error nor a backend's
             response.headers.update(self._stream_headers(record))
         # After a stream that promised keep-alive, the client may send one more request.
         may_close = whole or response.headers.get("Connection") == "close"
         if self.draining or (self.leaving and may_close) or cannot_go_on(request):
             response.force_close()
+        memory.shrink(large_bytes(response) if whole else 0)  # the request is not needed any more
         if whole:
             await send_whole(request, response, self._watchdog)
         return response
@@ -191,15 +193,10 @@ class App:
         record.tenant = self._security.auth.tenant(request, record.arrived_at)
         if self.draining:
             raise errors.draining()
-        # Read and parse the body, a large one only while no other large one is parsed.
-        body, id_ = as_utf8(await self._body(request, record, memory)), record.id
-        if len(body) < LARGE_BYTES:
-            parsed = self._parsed(await parse_any(body), request, dialect, id_, record.tenant, body)
-        else:
-            async with self._parsing:
-                fields = await parse_any(body, in_pieces=True)
-                parsed = self._parsed(fields, request, dialect, id_, record.tenant, body)
-                del fields
+        # Read and parse the body.
+        body = await self._body(request, record, memory)
+        parsed = await self._parsed(body, request, dialect, record.id, record.tenant)
+        if len(body) >= LARGE_BYTES:
             await asyncio.sleep(0)  # a decision about thousands of blocks takes a while, too
         if parsed.previous_id:
             ids = self._security.response_ids
@@ -281,39 +278,38 @@ class App:
         with RequestMemory(self._budget) as memory:
             memory.holder = "preview"
             limit, wait_s = self._config.limits.body, self._config.timeouts.client_body
-            body = as_utf8(await read_client_body(request, limit, wait_s, memory))
-            async with self._parsing:
-                fields = await parse_any(body, in_pieces=True)
-                dialect = dialect_of(fields)
-                return self._parsed(fields, request, dialect, "preview", tenant, body).request
+            body = await read_client_body(request, limit, wait_s, memory)
+            return (await self._parsed(body, request, None, "preview", tenant)).request
 
-    def _parsed(
-        self,
-        fields: dict[str, Any],
-        request: web.BaseRequest,
-        dialect: Dialect,
-        id_: str,
-        tenant: str,
-        body: bytes,
+    async def _parsed(
+        self, body: bytes, request: web.BaseRequest, dialect: Dialect | None, id_: str, tenant: str
     ) -> ParsedBody:
-        self._parsed_count += 1
-        return read_fields(
-            fields,
-            body,
-            request.headers,
-            id_=f"{id_}/{self._parsed_count}",  # unique, though clients may repeat their id
-            dialect=dialect,
-            estimate=self._estimate,
-            block_bytes=self._config.affinity.block_bytes,
-            tenant=tenant,
-            salts=self._security.salts,
-            sdk_timeout=self._config.admission.sdk_timeout,
-            most_tokens=self._config.buckets[-1].up_to,
-            counted=bool(self._config.usage.path) or self._config.tenants.counts_usage(tenant),
-            models=self._backends.models,
-            ignore_salt=self._backends.salts.ignored,
-            response_ids=self._security.response_ids,
-        )
+        """Parse a body, a large one only while no other large one is parsed.
+
+        Without `dialect`, its first API that has such bodies is taken.
+        """
+        body = as_utf8(body)
+        large = len(body) >= LARGE_BYTES
+        async with self._parsing if large else nullcontext():
+            fields = await parse_any(body, in_pieces=large)
+            self._parsed_count += 1
+            return read_fields(
+                fields,
+                body,
+                request.headers,
+                id_=f"{id_}/{self._parsed_count}",  # unique, though clients may repeat their id
+                dialect=dialect or dialect_of(fields),
+                estimate=self._estimate,
+                block_bytes=self._config.affinity.block_bytes,
+                tenant=tenant,
+                salts=self._security.salts,
+                sdk_timeout=self._config.admission.sdk_timeout,
+                most_tokens=self._config.buckets[-1].up_to,
+                counted=bool(self._config.usage.path) or self._config.tenants.counts_usage(tenant),
+                models=self._backends.models,
+                ignore_salt=self._backends.salts.ignored,
+                response_ids=self._security.response_ids,
+            )
 
     def _headers(self, record: RequestRecord) -> dict[str, str]:
         """Return our headers of a response to a shaped request."""

@@ -152,11 +152,13 @@ async def build_services(
     security.report_handshakes(say, asyncio.get_running_loop().time)
     driver, metrics = await build.driver()
     backends, watchdog, followers = await build.backends(driver, metrics, security)
+    # Then the parts of the request path, and the parts that report it.
     estimate = TokenEstimate(config.tokens.bytes_per_token)
     attempts = Attempts(config, backends, watchdog)
     protection = await build.protection(metrics)
     telemetry, access, capture, ledger = await build.observers(metrics, tracer)
     past, history = await build.history(driver, metrics)
+    # Relays come last, because they use nearly all others.
     return Services(
         access=access,
         attempts=attempts,

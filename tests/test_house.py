@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import pytest
 from paths import ROOT
@@ -20,6 +21,7 @@ CORE = sorted((ROOT / "proxy" / "core").rglob("*.py"))
 MODULE_LINES = 400
 CLASS_METHODS = 25
 COMPLEXITY = 15
+STEP_LINES = 25  # of a body that needs no comments
 CORE_MODULES = 39
 CORE_CONSTANTS = 63  # each is measured, or a bound of memory
 VAGUE = re.compile(r"(Who|Whose|Whom|Of|What|It|Its|Those|They|These|Them|Nobody|Somebody)\b")
@@ -153,3 +155,31 @@ def test_a_constant_of_the_core_has_one_meaning() -> None:
         for name in constants_of(path):
             places[name].append(name_of(path))
     assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
+def steps_of(module: Path) -> Iterator[tuple[str, int, int, int]]:
+    """Yield name, statements, lines and comment lines of each body, without functions in it."""
+    text = module.read_text().splitlines()
+    functions = [node for node in named_in(module) if not isinstance(node, ast.ClassDef)]
+    for function in functions:
+        body = function.body[1:] if ast.get_docstring(function) else function.body
+        if not body:
+            continue
+        # A comment may stand above the first statement.
+        own = set(range(body[0].lineno - 1, cast("int", function.end_lineno) + 1))
+        for inner in ast.walk(function):
+            if inner in functions and inner is not function:
+                own -= set(range(inner.lineno, cast("int", inner.end_lineno) + 1))
+        comments = sum(text[line - 1].lstrip().startswith("#") for line in own)
+        name = f"{name_of(module)}:{function.lineno}: {function.name}"
+        yield name, len(body), len(own) - 1, comments
+
+
+def test_a_long_body_has_a_comment_before_each_step() -> None:
+    """A body with at most three statements has one step, however long a table or a call is."""
+    bodies = [body for module in MODULES for body in steps_of(module)]
+    assert not [
+        name
+        for name, statements, lines, comments in bodies
+        if lines > STEP_LINES and statements > 3 and comments < 2
+    ]

@@ -32,6 +32,7 @@ from forebay.replay.plan.slo import Slo
 
 Unit = Literal["s", "per_s", "share", "ratio", "count", "money"]
 Better = Literal["a", "b", "equal", "unclear"]
+Direction = Literal["lower", "higher", ""]
 
 WHOLE_RUN = "run"
 HEADLINE_ORDER = ("p99", "p90", "p50")  # the first with enough samples in both runs
@@ -48,6 +49,10 @@ LATENCY_LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("queue", "proxy queue", TAIL),
 )
 SESSION_LINES = (("session_e2e", "session E2E", TAIL),)  # only for the whole run
+COUNTS: tuple[tuple[str, str, Direction], ...] = (
+    ("intended", "requests due", ""), ("answered", "answered in full", "higher"),
+    ("rejected", "rejected", ""), ("failed", "failed", "lower"),
+)  # fmt: skip
 THROUGHPUT = {
     "requests_per_s": "answered requests",
     "output_tokens_per_s": "output tokens",
@@ -184,6 +189,7 @@ def compare(
 
 
 def _compare(a: RunData, b: RunData, slos: Sequence[Slo], min_beyond: int) -> Comparison:
+    # Figures of the whole runs and of each bucket. Without a second run, both are the same.
     buckets = tuple(dict.fromkeys(a.buckets() + b.buckets()))
     by_bucket: dict[str | None, tuple[Figures, Figures]] = {}
     for bucket in (None, *buckets):
@@ -194,6 +200,7 @@ def _compare(a: RunData, b: RunData, slos: Sequence[Slo], min_beyond: int) -> Co
     headline = {
         bucket: _headline_percentile(*by_bucket[bucket], chosen[bucket]) for bucket in buckets
     }
+    # Then the lines: first of the whole runs, then of each bucket.
     seconds = (observation_s(a), observation_s(b))
     lines = _run_lines(*by_bucket[None], seconds)
     lines.append(line_of(WHOLE_RUN, "imbalance", "busiest / idlest GPU", "ratio",
@@ -282,7 +289,7 @@ def line_of(
     unit: Unit,
     a: float | None,
     b: float | None,
-    direction: Literal["lower", "higher", ""],
+    direction: Direction,
     interval: ConfidenceInterval | None = None,
 ) -> ComparisonRow:
     """A row with its ratio A/B and the better run. With `direction` empty, neither is better."""
@@ -301,16 +308,12 @@ def _ratio(a: float | None, b: float | None) -> float | None:
     return a / b
 
 
-def _better(a: float | None, b: float | None, direction: str) -> Better | None:
+def _better(a: float | None, b: float | None, direction: Direction) -> Better | None:
     if not direction or a is None or b is None:
         return None
-    if a == b or (math.isfinite(a) and math.isfinite(b) and _close(a, b)):
+    if a == b or math.isclose(a, b, rel_tol=EQUAL_WITHIN):
         return "equal"
     return "a" if (a < b) == (direction == "lower") else "b"
-
-
-def _close(a: float, b: float) -> bool:
-    return abs(a - b) <= EQUAL_WITHIN * max(abs(a), abs(b))
 
 
 def _run_lines(
@@ -318,11 +321,10 @@ def _run_lines(
 ) -> list[ComparisonRow]:
     lines = _shares(WHOLE_RUN, a, b, seconds)
     lines += _latency_lines(WHOLE_RUN, SESSION_LINES, a, b)
-    lines.append(_counted("intended", "requests due", a.intended, b.intended, ""))
-    lines.append(_counted("answered", "answered in full", a.answered, b.answered, "higher"))
-    lines.append(_counted("rejected", "rejected", a.rejected, b.rejected, ""))
-    lines.append(_counted("failed", "failed", a.failed, b.failed, "lower"))
-    return lines
+    return lines + [
+        line_of(WHOLE_RUN, key, label, "count", getattr(a, key), getattr(b, key), direction)
+        for key, label, direction in COUNTS
+    ]
 
 
 def _costs(comparison: Comparison, price: Price) -> list[ComparisonRow]:
@@ -335,12 +337,6 @@ def _costs(comparison: Comparison, price: Price) -> list[ComparisonRow]:
         line_of(WHOLE_RUN, key, label, "money", a[key], b[key], "lower")
         for key, label in labels.items()
     ]
-
-
-def _counted(
-    key: str, label: str, a: int, b: int, direction: Literal["lower", "higher", ""]
-) -> ComparisonRow:
-    return line_of(WHOLE_RUN, key, label, "count", a, b, direction)
 
 
 def _shares(

@@ -62,6 +62,7 @@ class HttpWay:
     async def _replay(
         self, label: str, rows: Sequence[TraceRequest], salt: str, arrivals: Arrivals
     ) -> PlayedLoad:
+        # Replay the rows while samples of the engines' metrics are taken.
         study = self._study
         folder = study.out / RUNS / f"{self.name} {label}".replace(" ", "-").replace("/", "_")
         options = ReplayOptions(

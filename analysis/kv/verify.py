@@ -238,6 +238,7 @@ def _logged_choices(log: StartLog) -> tuple[dict[str, Any], list[str]]:
                 f"vLLM's V0 engine: its {log.non_torch_gib:g} GiB outside torch come from the log, "
                 "because they vary from 0.1 to 1.8"
             )
+    # Some versions take the graphs from the cache, and the log does not say which.
     if log.cuda_graph_gib is not None and log.cuda_graph_gib > 0 and not log.old_engine:
         notes.append(
             f"the log estimates {log.cuda_graph_gib:g} GiB for CUDA graphs; if your version takes "

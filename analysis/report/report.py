@@ -63,6 +63,7 @@ def build_report(
     title = title or _title([run.name for run in runs])
     warnings = _warnings(comparisons)
     alone = single({bucket: two[0] for bucket, two in comparisons[0].figures.items()})
+    # The page goes from the verdict down to single figures and their origin.
     body = [
         _top(title, runs),
         *(f'<p class="summary {head.mood}">{escape(head.summary)}</p>' for head in headlines),

@@ -98,6 +98,7 @@ def _change(line: ComparisonRow) -> str:
 
 def figures_table(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
     """Every figure of every run. Two runs also get the ratio and the better run."""
+    # One row for each figure, with its value in every run.
     rows: dict[tuple[str, str], tuple[str, Unit, list[float | None]]] = {}
     for number, comparison in enumerate(comparisons, 1):
         for line in comparison.lines:

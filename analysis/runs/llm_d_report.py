@@ -44,6 +44,7 @@ def report(run: RunData) -> dict[str, Any]:
     totals = {name: float(np.nansum(values)) for name, values in counted.items()}
     with np.errstate(divide="ignore", invalid="ignore"):
         per_token_s = np.where(output > 0, e2e_s / output, np.nan)
+    # Figures of the answered requests, in the groups of the schema.
     performance = {
         "requests": {
             "total": run.requests - never_sent,

@@ -217,6 +217,7 @@ def warnings(
     Different latency targets do not matter if both runs are judged again by equal targets.
     """
     reasons = []
+    # First what each run says about itself.
     for run, in_doubt in zip((a, b), doubtful, strict=True):
         if in_doubt:
             reasons.append(

@@ -84,6 +84,7 @@ def cut_run(run: RunData, cut: Cut, name: str | None = None) -> RunData:
     Raises:
         InputError: a date for a run without dates, or no request was due then.
     """
+    # Choose the requests by their due time.
     due = run.numbers["intended_s"]
     last_s = float(np.nanmax(due)) if np.isfinite(due).any() else 0.0
     start_s = _at(run, cut.start, last_s, 0.0)

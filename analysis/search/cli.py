@@ -215,6 +215,7 @@ class SearchArguments:
         from forebay.replay.sim.scenario import Scenario
         from forebay.traces.buckets import parse_buckets
 
+        # A target `sim:MODEL` is simulated in this process.
         arrivals = parse_arrivals(self.arrivals)
         if self.simulated:
             proxy = Config() if self.config is None else load_config(self.config, {}, {})
@@ -223,6 +224,7 @@ class SearchArguments:
                 print(f"forebay search: {remark}", file=sys.stderr)
             return SimTrials(Scenario(engine, self.gpus, self.policy, proxy), slos, arrivals,
                              self.seed)  # fmt: skip
+        # Any other target is a server, which each trial replays the trace to.
         assert self.out is not None
         options = ReplayOptions(
             trace=(),
@@ -311,6 +313,7 @@ def show(result: "SearchResult", folder: Path | None, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(data.decode())
         return
+    # A terminal gets the table, the answer, and what it means for users.
     from rich.console import Console
 
     from forebay.analysis.search.curve import curve_table

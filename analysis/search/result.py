@@ -160,6 +160,7 @@ def _warnings(
     fails: CurvePoint | None,
     question: SearchQuestion,
 ) -> list[str]:
+    # A trace that is too short proves nothing at a high rate, or leaves the answer wide.
     sentences = []
     short = [
         point for point in points if point.met is None and question.too_short(point.rate_per_s)
@@ -180,6 +181,7 @@ def _warnings(
             "to decide; give more with --requests or --parts"
         )
         sentences += _undecided(points, question)
+    # No load is proven, or the client may have been the limit.
     if highest is None:
         sentences += _unproven(points)
     for point in points:

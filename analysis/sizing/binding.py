@@ -48,6 +48,7 @@ def usage(simulated: Simulated, until_s: float) -> Usage:
     times = config.server_times()
     longest = config.context - 1
     pool = (config.num_blocks() - 1) * config.block_size
+    # Times when a request enters and leaves an engine, and the time of all prefills alone.
     changes: list[tuple[float, int, SimOutcome]] = []
     prefill_s = ended_s = 0.0
     for outcome in simulated.outcomes:
@@ -59,6 +60,7 @@ def usage(simulated: Simulated, until_s: float) -> Usage:
         prefill_s += alone(config, prompt, 1, cached).ttft_s - times.alone_s(prompt)
         changes += [(outcome.sent_s, 1, outcome), (outcome.finished_s, -1, outcome)]
     changes.sort(key=lambda change: change[:2])
+    # Walk through the times. Requests of one document share its blocks in an engine.
     used: Counter[str] = Counter()  # tokens of the requests in each engine
     seats: Counter[str] = Counter()
     readers: Counter[tuple[str, str]] = Counter()  # requests per engine and common document
@@ -79,6 +81,7 @@ def usage(simulated: Simulated, until_s: float) -> Usage:
         seats[engine] += sign
         total += sign * tokens
         peak, most = max(peak, used[engine]), max(most, seats[engine])
+    # Means are over the whole time and all engines.
     per = until_s * scenario.gpus
     return Usage(
         prefill_s=prefill_s / per,
@@ -113,6 +116,7 @@ def binding(
             or twice the slots. Empty if that was not simulated.
         unit: the word for what `gpus` counts.
     """
+    # Twice the KV cache or twice the slots would help: that resource is scarce.
     load = (
         f"with {gpus} {unit}, engines are busy {min(1.0, at.work_s):.0%} of the time, "
         f"{at.prefill_part:.0%} of that with prefills; requests use {at.kv_mean:.0%} of the KV"
@@ -126,6 +130,7 @@ def binding(
         )
     if more_slots and all(more_slots):
         return Binding("slots", f"twice the slots would meet the targets; {load}")
+    # Otherwise it is the time of steps: for decodes, or for prefills.
     memory = (
         f"with twice the KV cache, {sum(more_kv)} of the {len(more_kv)} seeds that missed meet the"
         " targets"

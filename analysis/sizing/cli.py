@@ -46,6 +46,7 @@ HEADINGS = {
 def size_command(arguments: SizeArguments, flags: ModelFlags) -> None:
     from forebay.analysis.sizing.workers import workers
 
+    # Read the question, and reject one whose simulations need more memory than there is.
     arguments.check()
     with workers(arguments.jobs, "forebay.analysis.sizing.guide") as run:
         from forebay.analysis.charts.users_and_gpus import draw
@@ -58,6 +59,7 @@ def size_command(arguments: SizeArguments, flags: ModelFlags) -> None:
         sizes = arguments.plot_sizes(users) if arguments.plot else []
         arguments.check_memory(users, sizes, flags)  # now, because the search takes minutes
         scenario = arguments.scenario(flags)
+        # Search the smallest fleet. The plot repeats that for other document lengths.
         answer = size(
             users,
             scenario,
@@ -71,6 +73,7 @@ def size_command(arguments: SizeArguments, flags: ModelFlags) -> None:
         drawn = (
             curves(users, scenario, targets, run, sizes=sizes, seed=arguments.seed) if sizes else []
         )
+    # Write the files, and print the answer as data or as text.
     origin = provenance(answer, shlex.join(["forebay", "size", *_words()]))
     price = cost(answer, arguments.price_per_gpu_hour, arguments.gpu_watts)
     data = as_json(answer, origin, price, checked)

@@ -105,6 +105,7 @@ def judge(
     kinds = np.array([class_of(outcome.request) for outcome in simulated.outcomes], dtype=object)
     served = [outcome for outcome in simulated.outcomes if outcome.served]
     prompts = sum(outcome.request.input_tokens for outcome in served)
+    # Chats and documents also have percentiles of their own.
     classes = {}
     for kind in CLASSES:
         chosen = inside & (kinds == kind)

@@ -288,6 +288,7 @@ def _around_rows(answer: SizingAnswer) -> Iterator[list[str]]:
                     max(getattr(j.classes[kind], mark) for j in js)
                 ),
             )
+    # Times over all seeds end the table.
     yield row("TPOT p95, ms", lambda js: _shown(max(j.tpot_p95_s for j in js) * 1e3))
     yield row("rejected, all seeds", lambda js: f"{sum(j.rejected for j in js):,}")
     yield row("busy, mean", lambda js: f"{fmean(j.busy for j in js):.0%}")

@@ -102,6 +102,7 @@ def tune_command(arguments: TuneArguments, flags: EngineFlags) -> None:
         duration=arguments.duration,
         seed=arguments.seed,
     )
+    # Search the flags, with the simulations in processes of their own.
     with _Runs(arguments.jobs) as run:
         result = Tuner(scenario, workload, slos, run).tune()
     _show(result, slos, len(rows), as_json=arguments.as_json)
@@ -143,6 +144,7 @@ def _show(result: "Tuned", slos: "tuple[Slo, ...]", requests: int, *, as_json: b
 
     from forebay.analysis.tune.tune import serve_words
 
+    # The command that starts such a server, for both forms.
     line = shlex.join(serve_words(result.engine))
     if as_json:
         import orjson
@@ -160,6 +162,7 @@ def _show(result: "Tuned", slos: "tuple[Slo, ...]", requests: int, *, as_json: b
         }
         sys.stdout.write(orjson.dumps(data, option=orjson.OPT_INDENT_2).decode() + "\n")
         return
+    # A reader gets the gains first, then what to change.
     _print(result, slos, requests)
     print(f"\n{result.servers} server{'s' * (result.servers > 1)}, each:\n  {line}")
     if result.engine.long_prefill_token_threshold:
@@ -174,6 +177,7 @@ def _print(result: "Tuned", slos: "tuple[Slo, ...]", requests: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    # Each changed flag has a row with its part of the gain.
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("flag", no_wrap=True)
     for name in ("now", "best", "met without", "gain"):

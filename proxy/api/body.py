@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from forebay.proxy.api.block_hashes import LARGE_BYTES, BlockHashes, chain, identity
-from forebay.proxy.api.cache_salt import CacheSalts, client_salt, with_salt
+from forebay.proxy.api.cache_salt import CacheSalts
 from forebay.proxy.api.dialects import DIALECTS, Dialect
-from forebay.proxy.api.fields import boolean, integer, string, with_member
+from forebay.proxy.api.fields import boolean, client_salt, integer, string, with_members
 from forebay.proxy.api.prompt_text import PromptText
-from forebay.proxy.api.response_ids import ResponseIds, with_own_id
+from forebay.proxy.api.response_ids import FIELD as RESPONSE_ID
+from forebay.proxy.api.response_ids import ResponseIds
 from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
 from forebay.proxy.backends.models import Models, Wanted
+from forebay.proxy.backends.salt_support import FIELD as SALT
 from forebay.proxy.core.model import CLASSES, Request, ServiceClass
 from forebay.proxy.http1.errors import ApiError, invalid_type
 from forebay.traces.command_line.quantities import seconds
@@ -27,6 +27,8 @@ DEFAULT_OUTPUT_TOKENS = 512  # reserved for the output of a request without a li
 MOST_OUTPUT_TOKENS = 1 << 20  # bound of what is reserved for all outputs of one request
 BYTES_PER_TOKEN_ID = 4
 NO_MODELS = Models()
+# Replaces the stream options: without usage, no other of them has an effect.
+INCLUDE_USAGE = '{"include_usage":true}'
 OTHER_TIMEOUTS = (
     ("x-llm-d-slo-ttft-ms", "ms"), ("x-slo-ttft-ms", "ms"),  # llm-d
     ("x-llm-d-inference-ttl", ""), ("request-timeout-ms", "ms"),  # llm-d, Baseten's client
@@ -92,14 +94,18 @@ def read_fields(
         ignore_salt: paths on which the backends drop the salt, so all tenants share their caches.
         response_ids: makes the ids of the tenant's responses.
     """
-    # The model and the salt come first: prefix caches of models and tenants are apart.
-    streams = boolean(fields, "stream")
-    body, model = with_model(fields, body, models)
-    salt = client_salt(fields)
+    # Fields with a plain value.
+    answer_tokens = _answer_tokens(fields, dialect)
+    streams, priority = boolean(fields, "stream"), integer(fields, "priority", 0)
+    name, salt = string(fields, "model"), client_salt(fields)
+    previous_id = dialect.previous_id(fields)
+    # The seed of the hashes: prefix caches of models and tenants are apart.
+    members: dict[str, str] = {}  # of the body that is sent on; they override the client's
+    model = models.of_body(name, members)
     if salts is not None:
         reject_media_ids(fields)
         salt = salts.salt(tenant, salt)
-        body = with_salt(body, salt)
+        members[SALT] = f'"{salt}"'
     cache = _cache_of(salt, model, shared=dialect.path in ignore_salt)
     # The estimated length. A large prompt is hashed as it is read, and never kept as a whole.
     into = BlockHashes(block_bytes, cache) if len(body) >= LARGE_BYTES else None
@@ -110,16 +116,17 @@ def read_fields(
     if all_tokens > most_tokens and _may_fit(fields, text, most_tokens, dialect):
         all_tokens = int(most_tokens)
         tokens = min(tokens, all_tokens)
-    answer_tokens = _answer_tokens(fields, dialect)
     pure = not text.media_tokens and dialect.prefill_only(fields)
-    # The body that is sent on, and what the tenant's quota is charged.
-    priority, quota_tokens = integer(fields, "priority", 0), 0
-    hides_usage = counted and streams and _uncounted(fields, dialect)
-    body = _fair_body(body, priority if tenant else 0, hides_usage)
-    body = with_own_id(body, tenant, dialect, response_ids)
-    if tenant:
-        quota_tokens = _quota_tokens(text, estimate, tokens, most_tokens)
     sequences = min(dialect.sequences(fields), MOST_OUTPUT_TOKENS)
+    timeout_s, service_class = _timeout_s(headers, sdk_timeout), _service_class(priority, headers)
+    # The body that is sent on, and what the tenant's quota is charged.
+    if hides_usage := counted and streams and _uncounted(fields, dialect):
+        members["stream_options"] = INCLUDE_USAGE
+    quota_tokens = 0
+    if tenant:
+        _keep_apart(members, tenant, dialect, priority, response_ids)
+        quota_tokens = _quota_tokens(text, estimate, tokens, most_tokens)
+    body = with_members(body, members)
     blocks = chain(prompt, block_bytes, cache)
     request = Request(
         id_,
@@ -128,17 +135,16 @@ def read_fields(
         blocks=blocks,
         # Without media: prompts that share their first blocks may have other media.
         block_tokens=tokens * block_bytes / max(1, len(prompt)),
-        timeout_s=_timeout_s(headers, sdk_timeout),
+        timeout_s=timeout_s,
         streams=(streams or answer_tokens == 1) and pure,  # one token: the end shows it
         tenant=tenant,
-        service_class=_service_class(priority, headers),
+        service_class=service_class,
         pure=pure,
         sequences=sequences,
         quota_tokens=quota_tokens,
         identity=identity(prompt, block_bytes, blocks),
         model=model.route,
     )
-    previous_id = dialect.previous_id(fields)
     teaches = not (text.token_ids or text.media_tokens or previous_id)
     return ParsedBody(
         request, body, len(prompt) if teaches else 0, text.token_ids, streams, dialect, hides_usage,
@@ -146,13 +152,18 @@ def read_fields(
     )  # fmt: skip
 
 
-def with_model(fields: dict[str, Any], body: bytes, models: Models) -> tuple[bytes, Wanted]:
-    """Replace the model of a body by the backends' name for it. Return the body and the model."""
-    name = string(fields, "model")
-    model = models.find(name)
-    if model.name != name:
-        body = with_member(body, "model", orjson.dumps(model.name).decode())
-    return body, model
+def _keep_apart(
+    members: dict[str, str],
+    tenant: str,
+    dialect: Dialect,
+    priority: int,
+    response_ids: ResponseIds | None,
+) -> None:
+    """Give no client a priority over other tenants, or the id of another tenant's response."""
+    if priority:
+        members["priority"] = "0"
+    if response_ids is not None and dialect.keeps_responses:
+        members[RESPONSE_ID] = f'"{response_ids.new(tenant)}"'
 
 
 def _cache_of(salt: str | None, model: Wanted, *, shared: bool) -> str | None:
@@ -183,17 +194,6 @@ def _text_tokens(text: PromptText, estimate: TokenEstimate, tenant: str) -> int:
     if text.token_ids:
         return max(1, len(text.data) // BYTES_PER_TOKEN_ID)
     return estimate.tokens(len(text.data), tenant)
-
-
-def _fair_body(body: bytes, priority: int, asks_usage: bool) -> bytes:
-    """Return the body without a priority over other tenants, and with a request for usage.
-
-    Args:
-        asks_usage: replace the stream options. Without usage no other of them has an effect.
-    """
-    if asks_usage:
-        body = with_member(body, "stream_options", '{"include_usage":true}')
-    return with_member(body, "priority", "0") if priority else body
 
 
 def _quota_tokens(

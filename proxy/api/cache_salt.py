@@ -9,11 +9,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping, MutableMapping
 from hmac import digest as hmac_digest
 from secrets import token_bytes, token_hex
-from typing import Any
 
-from forebay.proxy.api.fields import string, with_member
-from forebay.proxy.backends.salt_support import FIELD
-from forebay.proxy.http1.errors import invalid_type
 from forebay.traces.errors import InputError
 
 SECRET = "FOREBAY_CACHE_SECRET"
@@ -48,16 +44,6 @@ class CacheSalts:
         return urlsafe_b64encode(code)[:_SALT_CHARACTERS].decode()
 
 
-def with_salt(body: bytes, salt: str, *, empty: bool = False) -> bytes:
-    """Return `body` with the salt as its last member, which replaces the client's salt.
-
-    Args:
-        body: a valid JSON object.
-        empty: the object has no members.
-    """
-    return with_member(body, FIELD, f'"{salt}"', empty=empty)
-
-
 def cache_secret(environ: Mapping[str, str]) -> bytes:
     """Return the key of the salts: FOREBAY_CACHE_SECRET, else random. Raises InputError.
 
@@ -76,11 +62,3 @@ def cache_secret(environ: Mapping[str, str]) -> bytes:
 def share_cache_secret(environ: MutableMapping[str, str]) -> None:
     """Set a random secret for processes that will be started, unless the operator has set it."""
     environ.setdefault(SECRET, token_hex(32))
-
-
-def client_salt(fields: dict[str, Any]) -> str | None:
-    """Return the salt that the client gave, or None. Raises ApiError 400."""
-    salt = string(fields, FIELD, None)
-    if salt == "":
-        raise invalid_type(FIELD, "a string that is not empty", FIELD)
-    return salt  # type: ignore[no-any-return]

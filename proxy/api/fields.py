@@ -1,10 +1,11 @@
-"""Read fields of a request as vLLM reads them, and add a field to a body."""
+"""Read fields of a request as vLLM reads them, and add fields to a body."""
 
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from forebay.proxy.api.json_body import LongText
+from forebay.proxy.backends.salt_support import FIELD as SALT
 from forebay.proxy.http1.errors import invalid_type
 
 BEYOND_64_BITS = 2.0**64
@@ -53,19 +54,30 @@ def string(fields: dict[str, Any], name: str, default: str | None = "") -> Any:
     return value
 
 
-def with_member(body: bytes, name: str, value: str, *, empty: bool = False) -> bytes:
-    """Return `body` with `name` as its last member, without a second pass over a long prompt.
+def client_salt(fields: dict[str, Any]) -> str | None:
+    """Return the salt that the client gave, or None. Raises ApiError 400."""
+    salt = string(fields, SALT, None)
+    if salt == "":
+        raise invalid_type(SALT, "a string that is not empty", SALT)
+    return salt  # type: ignore[no-any-return]
 
-    The last of several equal keys counts, in vLLM's parsers as in ours. So this overrides the
+
+def with_members(body: bytes, members: dict[str, str], *, empty: bool = False) -> bytes:
+    """Return `body` with `members` as its last members, without a second pass over a long prompt.
+
+    The last of several equal keys counts, in vLLM's parsers as in ours. So a member overrides the
     client's member, however its key is spelled.
 
     Args:
         body: a valid JSON object.
-        value: JSON.
+        members: JSON by name.
         empty: the object has no members.
     """
+    if not members:
+        return body
     end = len(body) - 1
     while body[end] != 0x7D:  # white space may follow the brace
         end -= 1
-    member = f'{"" if empty else ","}"{name}":{value}}}'
-    return b"".join((memoryview(body)[:end], member.encode()))  # copied once
+    added = ",".join(f'"{name}":{value}' for name, value in members.items())
+    tail = f"{'' if empty else ','}{added}}}"
+    return b"".join((memoryview(body)[:end], tail.encode()))  # copied once

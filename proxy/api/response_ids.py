@@ -10,9 +10,6 @@ from hmac import digest as hmac_digest
 from secrets import token_hex
 from typing import Final
 
-from forebay.proxy.api.dialects import Dialect
-from forebay.proxy.api.fields import with_member
-
 FIELD: Final = "request_id"
 _OURS = re.compile(r"resp_([0-9a-f]{24})([0-9a-f]{24})")
 
@@ -42,10 +39,3 @@ class ResponseIds:
     def _mark(self, tenant: str, number: str) -> str:
         message = f"response\0{tenant}\0{number}".encode()
         return hmac_digest(self._secret, message, "sha256").hex()[:24]
-
-
-def with_own_id(body: bytes, tenant: str, dialect: Dialect, ids: ResponseIds | None) -> bytes:
-    """Replace the client's id in the body of a response that is kept by an id of the tenant."""
-    if ids is None or not tenant or not dialect.keeps_responses:
-        return body
-    return with_member(body, FIELD, f'"{ids.new(tenant)}"')

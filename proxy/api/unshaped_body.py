@@ -2,10 +2,12 @@
 
 from email.message import Message
 
-from forebay.proxy.api.body import reject_media_ids, with_model
-from forebay.proxy.api.cache_salt import CacheSalts, client_salt, with_salt
+from forebay.proxy.api.body import reject_media_ids
+from forebay.proxy.api.cache_salt import CacheSalts
+from forebay.proxy.api.fields import client_salt, string, with_members
 from forebay.proxy.api.json_body import as_utf8, parse_any
 from forebay.proxy.backends.models import Models, Wanted
+from forebay.proxy.backends.salt_support import FIELD as SALT
 
 MOST_PARTS = 16  # parts of a form that are searched for the model
 HEADER_BYTES = 1 << 10  # bound of the header of a part, and of the name of a model
@@ -39,11 +41,12 @@ async def prepared(
         return _form(body, content_type, models) if wants_model else (body, Wanted(""))
     body = as_utf8(body)
     fields = await parse_any(body)
-    body, model = with_model(fields, body, models)
+    members: dict[str, str] = {}
+    model = models.of_body(string(fields, "model"), members)
     if salts is not None:
         reject_media_ids(fields)
-        body = with_salt(body, salts.salt(tenant, client_salt(fields)), empty=not fields)
-    return body, model
+        members[SALT] = f'"{salts.salt(tenant, client_salt(fields))}"'
+    return with_members(body, members, empty=not fields), model
 
 
 def is_form(content_type: str) -> bool:

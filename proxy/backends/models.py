@@ -84,6 +84,17 @@ class Models:
         """Return the model that a client means by this name."""
         return self.named(self.aliases.get(name, name))
 
+    def of_body(self, name: str, members: dict[str, str]) -> Wanted:
+        """Return the model of a body. The backends' name joins `members` if the body has another.
+
+        Args:
+            members: JSON of members of the body, by key.
+        """
+        model = self.find(name)
+        if model.name != name:
+            members["model"] = orjson.dumps(model.name).decode()
+        return model
+
     def named(self, name: str) -> Wanted:
         """Return the model that backends know by this name, which may be an alias of another."""
         return self._wanted.get(name) or Wanted(name)

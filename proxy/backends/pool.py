@@ -62,6 +62,7 @@ class Backends:
         say: Say,
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        # What requests have shown of the backends.
         self._config = config
         self._tls = tls
         self._driver = driver
@@ -76,6 +77,7 @@ class Backends:
         )
         self._intakes: dict[str, Intake] = {}  # the latest of each backend
         self._serving = False  # some backend was up when health was last applied
+        # The backends, their health and their models, and the probes that report both.
         self.upstreams = {b.name: self._upstream(b) for b in config.backends}
         self.salts = SaltSupport(self.upstreams, say)
         self.health = Health(self.upstreams, driver.clock())
@@ -296,6 +298,7 @@ class Backends:
         self, name: str, request_id: str, failure: Failure, suspects: Suspects, model: str
     ) -> None:
         """A request for this model has failed before a good first byte."""
+        # A declined request is passed on only while some other backend may take it.
         health, now = self.health, self._driver.clock()
         self._malformed.came(name, failure.kind)
         upstream, everywhere = self.upstreams.get(name), False
@@ -303,6 +306,7 @@ class Backends:
             upstream.declined_at = now
             others_up = self.others_up(upstream, model)
             everywhere = others_up and not self.others_willing(upstream, model)
+        # The verdict decides what health learns from the failure.
         match failure.verdict:
             case "failed" if failure.provokable:
                 sent_at = health.left(name, request_id, now)

@@ -81,6 +81,7 @@ def changes(old: Config, new: Config) -> Changes:
                 unchanged[section] = after.model_copy(
                     update={name: getattr(before, name) for name in names}
                 )
+    # Backends are compared by name. Any of their keys may change while the proxy runs.
     added, moved, resized, removed = _backend_changes(old.backends, new.backends)
     return Changes(
         config=new.model_copy(update=unchanged),

@@ -252,6 +252,7 @@ def _rejection(receipt: Receipt) -> str:
     value, limit, bucket = receipt.value, receipt.limit, receipt.bucket
     waited_s = receipt.ended_at - receipt.arrived_at
     match receipt.rule:
+        # Rules that reject on arrival.
         case "max_wait":
             assert receipt.chosen is not None
             shortened = limit + receipt.chosen.prefill_s < receipt.target_s
@@ -281,6 +282,7 @@ def _rejection(receipt: Receipt) -> str:
             return f"Rejected at once: its tenant's quota is used up for {_spoken(value)} more."
         case "prompt_too_long":
             return f"Rejected: it has {value:,.0f} tokens; the largest bucket allows {limit:,.0f}."
+        # Rules that also reject a request that has waited or run.
         case "no_backend":
             if receipt.tries:
                 return "Its backend failed, and no other one that it may use was up."

@@ -98,6 +98,7 @@ class Translator:
                 continue
             if self._backends.upstreams.get(offer.upstream.name) is not offer.upstream:
                 continue  # it has been moved or removed since
+            # A backend that cannot tokenise is left alone for a while, and named once.
             started, self._busy = clock(), True
             try:
                 await self._translate(offer)
@@ -117,11 +118,13 @@ class Translator:
                     line = f"a prompt was not tokenised: internal error: {type(error).__name__}"
                     self._say(LogEvent.INTERNAL_ERROR, line, offer.upstream.name)
                     self._failed = True
+            # Rest, so that backends spend only a part of their time on tokenising.
             self._busy = False
             await asyncio.sleep(REST * (clock() - started))
 
     async def _translate(self, offer: _Offer) -> None:
         """Tokenise one prompt and learn its blocks. Raises NotTokenised."""
+        # Token ids need no backend. A prompt of text is tokenised by its backend.
         fields = await asyncio.to_thread(orjson.loads, offer.body)
         body_fields = _tokenize_body(fields)
         if body_fields is None:

@@ -47,6 +47,7 @@ async def exchange(
     relaying = False
     try:
         check_head(response)
+        # A stream is relayed from its first event on, any other response once it is read.
         streams = request.streams
         if streams is None:
             streams = request.method == "POST" and response.content_type == EVENTS

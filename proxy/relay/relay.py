@@ -11,7 +11,7 @@ from dataclasses import replace
 from aiohttp import web
 
 from forebay.proxy.api.body import ParsedBody
-from forebay.proxy.api.fields import with_member
+from forebay.proxy.api.fields import with_members
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends.failures import NO_MODEL, Failure, check_whole
 from forebay.proxy.backends.hold import HeldRequests
@@ -174,7 +174,8 @@ def _to_send(shaped: ShapedRequest, grant: Grant) -> BackendRequest:
 def _body(shaped: ShapedRequest, grant: Grant) -> bytes:
     """Return the body for the granted backend: with its place in an engine that orders by it."""
     priority = grant.send.priority
-    return shaped.body if priority is None else with_member(shaped.body, "priority", str(priority))
+    members = {} if priority is None else {"priority": str(priority)}
+    return with_members(shaped.body, members)
 
 
 def _request_headers(shaped: ShapedRequest) -> dict[str, str]:

@@ -90,6 +90,7 @@ class RedisLink:
         from redis.backoff import NoBackoff
         from redis.exceptions import RedisError
 
+        # A silent server ends the session within seconds. Another one is tried later.
         client = Redis.from_url(
             self._url,
             socket_timeout=SILENT_S + WAIT_S,

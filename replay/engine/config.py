@@ -88,6 +88,7 @@ class EngineConfig:
     calibration: Path | Calibration | None = None
 
     def __post_init__(self) -> None:
+        # First names, and what the GPU and this version of vLLM cannot do.
         gpu = self.gpu_spec  # report an unknown name first
         _ = self.rank_spec
         check_precision(self.model_spec, gpu, self.kv_cache_dtype)
@@ -96,6 +97,7 @@ class EngineConfig:
         if self.speculation is not None:
             self.speculation.check(self.async_scheduling, self.batched_tokens)
         self._check_version()
+        # Then the range of each number.
         _check_positive(self.time_scale, "--time-scale", "simulated seconds in a wall second")
         for name in (
             "max_model_len",
@@ -124,6 +126,7 @@ class EngineConfig:
             )
         if not 0 <= self.watermark < 1:
             raise InputError(f"--watermark {self.watermark}: give a share of the blocks in [0, 1)")
+        # Last the options that must fit each other, and the KV cache.
         if self.max_num_active_seqs is not None and self.max_num_active_seqs > self.seqs:
             raise InputError(
                 f"--max-num-active-seqs {self.max_num_active_seqs} is more than --max-num-seqs "
@@ -343,6 +346,7 @@ class EngineConfig:
                 )
 
     def _check_lengths(self) -> None:
+        # The context, within what the model was trained for.
         longest = self.model_spec.max_model_len
         if self.context > longest:
             raise InputError(
@@ -351,6 +355,7 @@ class EngineConfig:
             )
         if self.context < 2:
             raise InputError(f"--max-model-len {self.context}: leave room for prompt and output")
+        # A step must hold a token of each sequence, or a whole prompt.
         if self.batched_tokens < self.seqs:
             raise InputError(
                 f"--max-num-batched-tokens {self.batched_tokens} is less than --max-num-seqs "
@@ -361,6 +366,7 @@ class EngineConfig:
                 f"--max-num-batched-tokens {self.batched_tokens} is less than --max-model-len "
                 f"{self.context}: without chunked prefill a step must hold a whole prompt"
             )
+        # One request of the full context must fit in the KV cache.
         usable = (self.num_blocks() - 1) * self.block_size
         if usable < self.context:
             cure = "lower it, or raise --gpu-memory-utilization or --num-gpu-blocks-override"

@@ -85,6 +85,7 @@ class EngineRequest:
         content: Content | None = None,
         sink: Any = None,
     ) -> None:
+        # The request as its driver describes it.
         self.id = id
         self.prompt_tokens = prompt_tokens
         self.output_target = output_target

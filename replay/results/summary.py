@@ -124,6 +124,7 @@ class RunTotals:
     """The running totals of one run."""
 
     def __init__(self, buckets: Sequence[str], slos: Sequence[Slo]) -> None:
+        # Totals that the progress line reads while the run lasts.
         self.buckets = tuple(buckets)
         self.requests = 0
         self.completed = 0

@@ -223,6 +223,7 @@ def _simulate(arguments: SimulateArguments, flags: EngineFlags) -> None:
     from forebay.replay.plan.slo import default_slos, parse_slos
     from forebay.replay.sim.sweep import cases, parse_axes, run_all, run_on_ray
 
+    # Check the question before anything is simulated.
     axes = parse_axes(arguments.sweep or ())
     arguments.check(axes)
     scenario = arguments.scenario(flags, sweeps_policy="policy" in axes)
@@ -231,9 +232,11 @@ def _simulate(arguments: SimulateArguments, flags: EngineFlags) -> None:
     sweep = list(cases(axes, scenario, arguments.workload(), slos))
     if arguments.possible and any(case.scenario.pools for case in sweep):
         raise InputError("--possible: its bound is of engines without pools; leave it out")
+    # Step times without a calibration are guesses, and the user is told so.
     remarks = (remark for case in sweep for remark in case.scenario.constants_remarks())
     for remark in dict.fromkeys(remarks):
         print(f"forebay simulate: {remark}", file=sys.stderr)
+    # One request is explained, one case goes to a folder, and many run in parallel.
     if arguments.explain is not None:
         _explain(sweep[0], arguments.explain, as_json=arguments.as_json)
         return

@@ -161,6 +161,7 @@ def _paced(source: TraceSource, schedule: Schedule) -> Iterator[TraceRequest]:
 
 
 def _summary(case: SweepCase, totals: StreamTotals, schedule: Schedule) -> dict[str, Any]:
+    # Totals, over all requests that arrived.
     count, window_s = totals.requests.total(), schedule.window_s
     completed = count - totals.rejected.total()
     good, prompt_tokens = totals.good.total(), totals.prompt_tokens.total()
@@ -194,6 +195,7 @@ def _summary(case: SweepCase, totals: StreamTotals, schedule: Schedule) -> dict[
         "prompt_tokens_per_backend": dict(sorted(totals.prompt_tokens.items())),
         **simulated_verdict(count, completed, dict(totals.rejected)),
     }
+    # Percentiles come from histograms, because no row was kept.
     for metric in METRICS:
         summary[f"{metric}_ms"] = totals.distributions(metric)
     return summary

@@ -46,6 +46,7 @@ class Table:
     """Arrays with one value for each request, in order of arrival. NaN where undefined."""
 
     def __init__(self, simulated: Simulated) -> None:
+        # Columns of the trace.
         outcomes = simulated.outcomes
         buckets = simulated.scenario.buckets()
         self.names = [bucket.name for bucket in buckets]
@@ -56,6 +57,7 @@ class Table:
         self.arrival_s = np.array([row.arrival_s for row in rows])
         self.prompt_tokens = np.array([row.input_tokens for row in rows])
         self.output = output = np.array([row.output_tokens for row in rows], dtype=float)
+        # Latencies. NaN stands for a request that has none.
         first = _times(outcomes, "first_token_s")
         last = _times(outcomes, "finished_s")
         self.done = ~np.isnan(last)
@@ -69,6 +71,7 @@ class Table:
             "stall": np.where(self.done & (output > 1), stall, np.nan),
             "unknown": np.full(len(outcomes), np.nan),
         }
+        # A task ends with its last turn, and each of its turns shows the time of the whole.
         names, times = TaskNames(), TaskTimes()
         tasks = [names.name(row) for row in rows]
         for task, outcome in zip(tasks, outcomes, strict=True):

@@ -89,6 +89,7 @@ def calibrate_command(
     *,
     flags: EngineFlags,
 ) -> None:
+    # Runs and results of other tools are fitted by simulating them.
     _check_output(out, peak_share, force)
     batched_tokens = flags.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
     if trace is not None or is_results(points[0]):
@@ -101,6 +102,7 @@ def calibrate_command(
         share = _share(hold_out)
         calibrate_runs(points, trace, config, prior, out, hold_out=share, as_json=as_json)
         return
+    # Points are fitted directly.
     _check_flags_of_points(flags)
     if len(points) > 1:
         raise InputError(f"{points[1]}: several only with --trace; give one file or run")
@@ -116,6 +118,7 @@ def calibrate_command(
         peak_share=peak_share,
         today=datetime.now(UTC).date(),
     )
+    # A poor fit is shown, but not written.
     _show(done, as_json=as_json)
     if (why := refusal(done.fit)) is not None:
         raise InputError(f"{points[0]}: this fit is no calibration: {why}")

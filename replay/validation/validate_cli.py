@@ -62,10 +62,12 @@ def validate_command(
     )
     from forebay.replay.validation.measured import read_measured
 
+    # Simulate the measured requests.
     config = EngineConfig(model, gpu, calibration=calibration, **flags.values())
     measured = read_measured(runs, trace)
     check_model(runs, config)
     simulated = predict(measured, config)
+    # Compare the times of both, and judge the one that is furthest off.
     lines = compared(measured, simulated)
     hits = {"measured": hit_ratio(measured), "simulated": hit_ratio(simulated)}
     worst = max(lines, key=lambda line: abs(line.error))

@@ -90,6 +90,7 @@ def documents(arguments: DocumentsArguments) -> None:
     """
     from forebay.traces.synth.documents import Workload, workload
 
+    # Without a limit, the trace has ten minutes.
     unlimited = arguments.duration is None and arguments.requests is None
     spec = Workload(
         users=arguments.users,
@@ -110,6 +111,7 @@ def documents(arguments: DocumentsArguments) -> None:
         tenants=arguments.tenants,
         seed=arguments.seed,
     )
+    # Write the requests as they are made.
     requests = workload(spec)
     _write(
         arguments.output, arguments.force, arguments.as_json, requests, "documents", asdict(spec)
@@ -196,6 +198,7 @@ def chat_and_documents(arguments: ChatBesideDocumentsArguments) -> None:
         chat_beside_documents,
     )
 
+    # Lengths may be distributions.
     spec = ChatBesideDocuments(
         chat_rate_per_s=arguments.chat_rate,
         document_rate_per_s=arguments.document_rate,
@@ -211,6 +214,7 @@ def chat_and_documents(arguments: ChatBesideDocumentsArguments) -> None:
         instruction_tokens=arguments.instruction_tokens,
         seed=arguments.seed,
     )
+    # Write the requests as they are made.
     requests = chat_beside_documents(spec)
     _write(
         arguments.output,

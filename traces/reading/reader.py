@@ -176,6 +176,7 @@ class TraceReader(Iterator[TraceRequest]):
                             last_s = request.arrival_s
                             self.rows += 1
                             yield entry
+                    # Other records are counted. A bad row is an error, unless it may be skipped.
                     except NotARequestError as why:
                         self.ignored[str(why)] += 1
                     except RowError as error:

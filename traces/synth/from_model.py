@@ -131,6 +131,7 @@ def synthesise(
         speed: factor of the number of sessions. Think times stay the same.
         totals: totals, which the caller can compare after the last request.
     """
+    # Without a limit, the traffic is as long as the trace that was fitted.
     if duration_s is None and requests is None:
         duration_s = model.duration_s
     if totals is None:

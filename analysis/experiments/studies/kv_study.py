@@ -234,6 +234,7 @@ def result(
         "reported_full_at": full,
         "worst_share_error": max(apart),
     }
+    # Notes say which parts of the prediction were not tested.
     notes = []
     if plan is None:
         notes.append(

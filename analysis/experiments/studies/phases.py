@@ -157,6 +157,7 @@ def result(name: str, model: ModelSpec, gpu: GpuSpec, rows: Sequence[dict[str, A
         f"bound by {short['bound']}, a token of a batch of {alone['batch']} has "
         f"{alone['flop_per_byte']:.2f} and is bound by {alone['bound']}."
     )
+    # The notes state the assumptions of the FLOPs and of the static batch.
     notes = [
         "FLOPs and bytes are the least that the phase needs; overhead: below 40 % of the roof",
         "static batch: share of slots that decode where a batch waits for its longest answer "

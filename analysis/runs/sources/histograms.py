@@ -90,6 +90,7 @@ def _run(
         elif column:
             group = groups.setdefault((interval.start_s, interval.length_s, bucket), {})
             group.setdefault(column, []).append(samples)
+    # Each sample of an interval becomes a row of the run.
     numbers, words = _columns(groups)
     summary = _summary(log, numbers, words) | {
         key: {of: _distribution(parts) for of, parts in by.items()} for key, by in tokens.items()

@@ -51,6 +51,7 @@ def read_log(path: Path, text: str, unit: str | None = None) -> HistogramLog:
     Raises:
         InputError: no line is an interval.
     """
+    # Comments have the times and the unit. A line that is no interval is counted.
     stamps: dict[str, float] = {}
     intervals: list[Interval] = []
     bad: list[str] = []

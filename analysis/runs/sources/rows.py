@@ -105,6 +105,7 @@ def row_summary(numbers: Mapping[str, Floats], words: Mapping[str, Words]) -> di
         if bucket in limits:
             mine &= numbers["ttft_response_s"] <= limits[bucket]  # a missing TTFT misses it
         good[bucket] = int(mine.sum())
+    # The shares and rates, in the form of a replay's summary.json.
     met = sum(good.values())
     return {
         "verdict": "unknown",

@@ -94,6 +94,7 @@ class Receipt:
     )
 
     def __init__(self, request: Request, bucket: str, now: float) -> None:
+        # The request as it arrived.
         self.id = request.id
         self.tenant = request.tenant
         self.service_class: str = request.service_class
@@ -102,6 +103,7 @@ class Receipt:
         self.timeout_s = request.timeout_s
         self.bucket = bucket
         self.arrived_at = now
+        # The decision on arrival: limits, options, and the rule that rejected it.
         self.max_wait_s = inf
         self.target_s = inf
         self.options: Sequence[Option] = ()
@@ -110,6 +112,7 @@ class Receipt:
         self.rule = ""
         self.value = 0.0
         self.limit = inf
+        # Its way through the queue to a backend.
         self.steps: list[Step] = []
         self.waits: dict[str, float] = {}
         self.waiting_for = ""
@@ -120,6 +123,7 @@ class Receipt:
         self.sent_at = -1.0
         self.matched_tokens = 0
         self.predicted_s = 0.0
+        # How it ended, next to the prediction.
         self.first_token_at = -1.0
         self.ended_at = -1.0
         self.cached_tokens = -1

@@ -65,6 +65,7 @@ class Backend:
         *,
         fairness: Fairness | None = None,
     ) -> None:
+        # Its specification, and how far it may be used now.
         self.spec = spec
         self.name = spec.name
         self.index = index
@@ -78,6 +79,7 @@ class Backend:
         self.draining = False
         self.most_prefills = inf
         self._tried: set[str] = set()  # sent during a trial, and without an answer yet
+        # Its prefix cache and its waiting requests. Tenants take turns by their holdings.
         self.cost = CostModel()
         self.cache = PrefixCache()
         fair = fairness or Fairness((), 1.0)
@@ -86,6 +88,7 @@ class Backend:
         self.turns = Turns(self.queues)
         self.queued = 0
         self.queued_s = 0.0
+        # Its running requests, and the waiting requests that depend on their prefills.
         self.in_flight: dict[str, InFlight] = {}
         self.sequences = self.context_tokens = self.passing = 0
         self.leaders = Leaders()
@@ -94,6 +97,7 @@ class Backend:
         self.kv = KvBudget()
         self.starving: QueuedRequest | None = None
         self.sent_prompt_tokens = 0
+        # Prefills in the engine, and measured times that predict the next ones.
         self.prefill_queue = PrefillQueue(self.queues, spec.chunk_tokens, ordered=spec.priority)
         self.prefills = self.prefill_queue.prefills
         self.decode_s = {name: Average(1.0) for name in self.queues}

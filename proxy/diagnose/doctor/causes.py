@@ -36,6 +36,7 @@ def floods(scene: Scene) -> Found:
 
 def kv_full(scene: Scene) -> Found:
     """Requests wait for prefills, not for room in the KV caches."""
+    # Compare the time that requests waited for KV cache with all their waiting.
     waits = scene.by("forebay_wait_seconds_total", "reason")
     behind_s = waits.pop("behind_others", 0.0)  # the requests in front wait for the cause
     kept_s, all_s = waits.get("kv_full", 0.0), sum(waits.values())

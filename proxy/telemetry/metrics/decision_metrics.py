@@ -44,6 +44,7 @@ class DecisionMetrics:
             "Requests in mode observe, by the rule that would have decided",
             labels=["bucket", "rule"],
         )
+        # Then the counts of each bucket.
         for bucket, tally in tallies:
             for rule, count in tally.observed.items():
                 observed.add_metric([bucket, rule], count)

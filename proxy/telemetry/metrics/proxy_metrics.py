@@ -87,6 +87,7 @@ class ProxyMetrics:
         registry.register(_ShaperMetrics(shaper, connections))
         ProcessCollector(registry=registry)
 
+        # Series of a backend are dropped once it is removed, so they are listed.
         def counter(name: str, text: str, *labels: str) -> Counter:
             metric = Counter(f"forebay_{name}", text, labels, registry=registry)
             if "backend" in labels:
@@ -102,6 +103,7 @@ class ProxyMetrics:
                 self._by_backend.append(metric)
             return metric
 
+        # How requests ended, and why some were rejected or failed.
         self.answers = counter(
             "responses", "Responses, by bucket and status; 499: the client left first",
             "bucket", "status",
@@ -118,6 +120,7 @@ class ProxyMetrics:
             "upstream_errors", "Failures of a backend, by kind", "backend", "kind"
         )
         self.retries = counter("retries", "Requests retried after this backend failed", "backend")
+        # What each backend was sent, and how long it took.
         self.prompt_tokens = counter(
             "prompt_tokens", "Prompt tokens, as the backend counts", "backend"
         )
@@ -145,6 +148,7 @@ class ProxyMetrics:
             "Time from arrival at the proxy to the last byte, of successful requests",
             BACKEND_SECONDS, "backend", "bucket",
         )  # fmt: skip
+        # Times of requests, as clients see them.
         self.ttft = histogram(
             "forebay_time_to_first_token_seconds",
             "Time from arrival at the proxy to the first event", SECONDS, "bucket",
@@ -157,6 +161,7 @@ class ProxyMetrics:
             "forebay_ttft_prediction_ratio",
             "Time from dispatch to the first event, observed over predicted", RATIOS, "bucket",
         )  # fmt: skip
+        # The state of the proxy itself.
         self._lag = histogram(
             "forebay_event_loop_lag_seconds",
             "Delay of the event loop in waking a sleeping task",
@@ -190,6 +195,7 @@ class ProxyMetrics:
         Gauge("forebay_build_info", "Always 1", ["version"], registry=registry).labels(
             version("forebay")
         ).set(1)
+        # The same times under the names of OpenTelemetry's conventions.
         operation = "gen_ai_operation_name"
         self._duration = histogram(
             "gen_ai_server_request_duration_seconds",

@@ -115,6 +115,7 @@ def _read_model(name: str, stretches_yarn: bool) -> ModelSpec:
             f"{fields.path}: attention_chunk_size: step times of chunked attention are not known; "
             "`forebay kv` counts its cache"
         )
+    # The format of the weights decides whether their bytes follow from the parameters.
     stored = weight_format(fields)
     mixture = read_mixture(fields, shape.layers)
     plain = stored == PLAIN and mixture is None

@@ -50,6 +50,7 @@ def read_fields(path: Path) -> Fields:
 def _shape(
     fields: Fields, path: Path, weights_gib: float | None, stretches_yarn: bool
 ) -> ModelShape:
+    # Fields whose value depends on others come first.
     heads = fields.needed("num_attention_heads")
     latent = read_latent(fields)
     head_dim, kv_heads = _head_dim(fields, heads, latent), _kv_heads(fields, heads)
@@ -59,6 +60,7 @@ def _shape(
     window, sliding = (
         (chunk, _chunked(fields, layers)) if chunk else _sliding(fields, layers, longest)
     )
+    # The size of the weights, as given or by counting parameters.
     if weights_gib is None:
         size, source = weight_bytes(fields, head_dim, kv_heads)
     else:

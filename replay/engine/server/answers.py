@@ -247,6 +247,7 @@ def whole_answer(
             b'"routed_experts":null}],' % (text, ends)
         )
         tail = b""
+    # Usage ends the answer. Cache writes are counted for chats only.
     details = b"null"
     if origin.tells_cached:
         cache_writes = b"%d" % max(0, whole_blocks - cached) if call.chat else b"null"

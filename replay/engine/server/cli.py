@@ -77,6 +77,7 @@ async def _serve(
     config: EngineConfig, options: ServerOptions, host: str, port: int, fault: Fault | None
 ) -> bool:
     """Serve until a signal arrives or the engine dies. True if it died."""
+    # While the engine starts, a signal ends it at once.
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     serving = asyncio.current_task()

@@ -4,7 +4,7 @@ Families that a simulated engine has no values for are left out: FLOP and memory
 external and multi-modal caches, request parameters, HTTP and process figures.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
@@ -15,11 +15,64 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from forebay.replay.engine.loop.metrics import EngineMetrics
+from forebay.replay.engine.loop.metrics import EngineHistogram, EngineMetrics
 
 Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 LABELS = ("engine", "model_name")
 OTHER_TIERS = ("host", "p2p", "disk", "external_unspecified")  # not simulated: always 0
+
+Number = Callable[[EngineMetrics], float]
+GAUGES: dict[str, tuple[str, Number]] = {
+    "num_requests_running": (
+        "Number of requests in model execution batches.", lambda m: m.core.running),
+    "num_requests_waiting": (
+        "Number of requests waiting to be processed.", lambda m: m.core.waiting),
+    "kv_cache_usage_perc": (
+        "KV-cache usage. 1 means 100 percent usage.", lambda m: m.core.kv_usage),
+}  # fmt: skip
+COUNTERS: dict[str, tuple[str, Number]] = {
+    "prefix_cache_queries": (
+        "Prefix cache queries, in terms of number of queried tokens.",
+        lambda m: m.core.prefix_queries),
+    "prefix_cache_hits": (
+        "Prefix cache hits, in terms of number of cached tokens.", lambda m: m.core.prefix_hits),
+    "num_preemptions": (
+        "Cumulative number of preemption from the engine.", lambda m: m.core.preemptions),
+    "prompt_tokens": ("Number of prefill tokens processed.", lambda m: m.core.prompt_tokens),
+    "prompt_tokens_cached": (
+        "Number of cached prompt tokens (local + external).", lambda m: m.cached_tokens),
+    "generation_tokens": (
+        "Number of generation tokens processed.", lambda m: m.core.generation_tokens),
+}  # fmt: skip
+HISTOGRAMS: dict[str, tuple[str, Callable[[EngineMetrics], EngineHistogram]]] = {
+    "request_prompt_tokens": ("Number of prefill tokens processed.", lambda m: m.prompt_length),
+    "request_generation_tokens": (
+        "Number of generation tokens processed.", lambda m: m.output_length),
+    "iteration_tokens_total": (
+        "Histogram of number of tokens per engine_step.", lambda m: m.step_tokens),
+    "request_params_n": ("Histogram of the n request parameter.", lambda m: m.choices),
+    "time_to_first_token_seconds": (
+        "Histogram of time to first token in seconds.", lambda m: m.ttft),
+    "inter_token_latency_seconds": (
+        "Histogram of inter-token latency in seconds.", lambda m: m.inter_token),
+    "request_time_per_output_token_seconds": (
+        "Histogram of time_per_output_token_seconds per request.", lambda m: m.per_output_token),
+    "e2e_request_latency_seconds": (
+        "Histogram of e2e request latency in seconds.", lambda m: m.e2e),
+    "request_queue_time_seconds": (
+        "Histogram of time spent in WAITING phase for request.", lambda m: m.queue_time),
+    "request_inference_time_seconds": (
+        "Histogram of time spent in RUNNING phase for request.", lambda m: m.inference_time),
+    "request_prefill_time_seconds": (
+        "Histogram of time spent in PREFILL phase for request.", lambda m: m.prefill_time),
+    "request_decode_time_seconds": (
+        "Histogram of time spent in DECODE phase for request.", lambda m: m.decode_time),
+    "request_num_preemptions": (
+        "Histogram of the number of times a request was preempted.", lambda m: m.preempted),
+    "request_prefill_kv_computed_tokens": (
+        "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
+        lambda m: m.computed_prompt),
+}  # fmt: skip
 
 
 class Exposition:
@@ -55,20 +108,8 @@ class Exposition:
 
     def _gauges(self) -> Iterable[Metric]:
         core = self._metrics.core
-        for name, text, value in (
-            (
-                "num_requests_running",
-                "Number of requests in model execution batches.",
-                core.running,
-            ),
-            (
-                "num_requests_waiting",
-                "Number of requests waiting to be processed.",
-                core.waiting,
-            ),
-            ("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", core.kv_usage),
-        ):
-            yield self._one(GaugeMetricFamily, name, text, value)
+        for name, (text, number) in GAUGES.items():
+            yield self._one(GaugeMetricFamily, name, text, number(self._metrics))
         yield self._several(
             GaugeMetricFamily,
             "num_requests_waiting_by_reason",
@@ -88,63 +129,38 @@ class Exposition:
 
     def _counters(self) -> Iterable[Metric]:
         metrics, core = self._metrics, self._metrics.core
-        cached = metrics.cached_tokens
-        for name, text, value in (
-            (
-                "prefix_cache_queries",
-                "Prefix cache queries, in terms of number of queried tokens.",
-                core.prefix_queries,
-            ),
-            (
-                "prefix_cache_hits",
-                "Prefix cache hits, in terms of number of cached tokens.",
-                core.prefix_hits,
-            ),
-            (
-                "num_preemptions",
-                "Cumulative number of preemption from the engine.",
-                core.preemptions,
-            ),
-            ("prompt_tokens", "Number of prefill tokens processed.", core.prompt_tokens),
-            (
-                "prompt_tokens_cached",
-                "Number of cached prompt tokens (local + external).",
-                cached,
-            ),
-            (
-                "generation_tokens",
-                "Number of generation tokens processed.",
-                core.generation_tokens,
-            ),
-        ):
-            yield self._one(CounterMetricFamily, name, text, value)
+        for name, (text, number) in COUNTERS.items():
+            yield self._one(CounterMetricFamily, name, text, number(self._metrics))
         if core.speculation is not None:
             yield from self._speculation()
-        yield self._several(
-            CounterMetricFamily,
-            "prompt_tokens_by_source",
-            "Number of prompt tokens by source.",
-            "source",
-            {
-                "local_compute": core.prompt_tokens - cached,
-                "local_cache_hit": cached,
-                "external_kv_transfer": 0,
-            },
-        )
-        yield self._several(
-            CounterMetricFamily,
-            "prompt_tokens_cached_by_source",
-            "Prefix-cache hit tokens by the cache tier that supplied them.",
-            "source",
-            {"device": core.prefix_hits, **dict.fromkeys(OTHER_TIERS, 0)},
-        )
-        yield self._several(
-            CounterMetricFamily,
-            "request_success",
-            "Count of successfully processed requests.",
-            "finished_reason",
-            metrics.success,
-        )
+        # Counters with one more label.
+        cached = metrics.cached_tokens
+        for name, text, label, values in (
+            (
+                "prompt_tokens_by_source",
+                "Number of prompt tokens by source.",
+                "source",
+                {
+                    "local_compute": core.prompt_tokens - cached,
+                    "local_cache_hit": cached,
+                    "external_kv_transfer": 0,
+                },
+            ),
+            (
+                "prompt_tokens_cached_by_source",
+                "Prefix-cache hit tokens by the cache tier that supplied them.",
+                "source",
+                {"device": core.prefix_hits, **dict.fromkeys(OTHER_TIERS, 0)},
+            ),
+            (
+                "request_success",
+                "Count of successfully processed requests.",
+                "finished_reason",
+                metrics.success,
+            ),
+        ):
+            yield self._several(CounterMetricFamily, name, text, label, values)
+        # vLLM leaves the engine out of this one's labels.
         rejected = CounterMetricFamily(
             "vllm:admission_rejections",
             "Number of admission attempts rejected by a queue limit, by reason.",
@@ -174,71 +190,8 @@ class Exposition:
         )
 
     def _histograms(self) -> Iterable[Metric]:
-        counted = self._metrics
-        for name, text, histogram in (
-            ("request_prompt_tokens", "Number of prefill tokens processed.", counted.prompt_length),
-            (
-                "request_generation_tokens",
-                "Number of generation tokens processed.",
-                counted.output_length,
-            ),
-            (
-                "iteration_tokens_total",
-                "Histogram of number of tokens per engine_step.",
-                counted.step_tokens,
-            ),
-            ("request_params_n", "Histogram of the n request parameter.", counted.choices),
-            (
-                "time_to_first_token_seconds",
-                "Histogram of time to first token in seconds.",
-                counted.ttft,
-            ),
-            (
-                "inter_token_latency_seconds",
-                "Histogram of inter-token latency in seconds.",
-                counted.inter_token,
-            ),
-            (
-                "request_time_per_output_token_seconds",
-                "Histogram of time_per_output_token_seconds per request.",
-                counted.per_output_token,
-            ),
-            (
-                "e2e_request_latency_seconds",
-                "Histogram of e2e request latency in seconds.",
-                counted.e2e,
-            ),
-            (
-                "request_queue_time_seconds",
-                "Histogram of time spent in WAITING phase for request.",
-                counted.queue_time,
-            ),
-            (
-                "request_inference_time_seconds",
-                "Histogram of time spent in RUNNING phase for request.",
-                counted.inference_time,
-            ),
-            (
-                "request_prefill_time_seconds",
-                "Histogram of time spent in PREFILL phase for request.",
-                counted.prefill_time,
-            ),
-            (
-                "request_decode_time_seconds",
-                "Histogram of time spent in DECODE phase for request.",
-                counted.decode_time,
-            ),
-            (
-                "request_num_preemptions",
-                "Histogram of the number of times a request was preempted.",
-                counted.preempted,
-            ),
-            (
-                "request_prefill_kv_computed_tokens",
-                "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
-                counted.computed_prompt,
-            ),
-        ):
+        for name, (text, chosen) in HISTOGRAMS.items():
+            histogram = chosen(self._metrics)
             family = HistogramMetricFamily(f"vllm:{name}", text, labels=LABELS)
             family.add_metric(self._values, histogram.buckets(), histogram.total)
             yield family

@@ -64,10 +64,12 @@ class Api:
     error: Callable[[EngineApiError], bytes] = EngineApiError.body
 
 
-CHAT = Api("chatcmpl", partial(read_call, chat=True))
-COMPLETION = Api("cmpl", partial(read_call, chat=False))
-MESSAGES = Api("chatcmpl", read_messages, MessageChunks, whole_message, message_error)
-RESPONSES = Api("resp", read_responses, ResponseChunks, whole_response)
+APIS = {
+    "/v1/chat/completions": Api("chatcmpl", partial(read_call, chat=True)),
+    "/v1/completions": Api("cmpl", partial(read_call, chat=False)),
+    "/v1/messages": Api("chatcmpl", read_messages, MessageChunks, whole_message, message_error),
+    "/v1/responses": Api("resp", read_responses, ResponseChunks, whole_response),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class Choice:
 
 
 class Generator:
-    """Serves /v1/chat/completions, /v1/completions, /v1/messages and /v1/responses.
+    """Serves the endpoints of `APIS`.
 
     Attributes:
         fault: failure of streams. None serves properly. Tests may change it at any time.
@@ -102,19 +104,8 @@ class Generator:
         )
         self._engine_ids = 0
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, CHAT)
-
-    async def completion(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, COMPLETION)
-
-    async def messages(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, MESSAGES)
-
-    async def responses(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, RESPONSES)
-
-    async def _serve(self, http: web.Request, api: Api) -> web.StreamResponse:
+    async def serve(self, http: web.Request, api: Api) -> web.StreamResponse:
+        """Answer a request to this endpoint."""
         self.load += 1
         arrival_s = self._loop.now()
         try:
@@ -204,6 +195,7 @@ class Generator:
         self, http: web.Request, api: Api, call: Call, arrival_s: float
     ) -> web.StreamResponse:
         """Answer with several choices, each a request of its own in the engine."""
+        # Reject prompts that no engine could take before any choice starts.
         loop = self._loop
         for prompt in (call.prompt, *call.others):
             check_length(prompt, self._config.context)
@@ -213,6 +205,7 @@ class Generator:
         response = web.StreamResponse(headers=self.with_request_id(http, EVENTS))
         if call.stream:
             await response.prepare(http)
+        # Run all choices. After a failure the engine drops the others.
         choices = [
             self._choice(http, call, single, index, named, arrival_s)
             for index, single in enumerate(choices_of(call))
@@ -228,6 +221,7 @@ class Generator:
         finally:
             for choice in choices:
                 loop.abort(choice.request)
+        # A stream ends with usage, any other answer has the choices in order.
         if call.stream:
             await response.write(self._closing_events(call, named, choices))
             await response.write_eof()

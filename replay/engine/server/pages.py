@@ -3,6 +3,7 @@
 import hmac
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from random import Random
 
 import orjson
@@ -13,7 +14,7 @@ from forebay.replay.engine.loop.core_loop import EngineLoop
 from forebay.replay.engine.loop.metrics import EngineMetrics
 from forebay.replay.engine.server.api_errors import EngineApiError, bad_value, invalid
 from forebay.replay.engine.server.exposition import Exposition
-from forebay.replay.engine.server.generation import HEADERS, JSON, Generator
+from forebay.replay.engine.server.generation import APIS, HEADERS, JSON, Generator
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.protocol import check_model, read_json, read_tokenize
 from forebay.replay.engine.tokenizer import decode_ids
@@ -32,6 +33,7 @@ def make_app(
     metrics: EngineMetrics,
     generator: Generator,
 ) -> web.Application:
+    # An error of a handler becomes a response in vLLM's form.
     pages = _Pages(config, options, loop, metrics, generator)
     keys = [key.encode() for key in options.api_key]
 
@@ -53,6 +55,7 @@ def make_app(
             return web.Response(body=detail, status=error.status, headers=headers)
 
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors])
+    # The paths of vLLM's server.
     reads: list[tuple[str, Handler]] = [
         ("/v1/models", pages.models),
         ("/health", pages.health),
@@ -63,10 +66,7 @@ def make_app(
         ("/kv_event_sources", pages.kv_event_sources),
     ]
     writes: list[tuple[str, Handler]] = [
-        ("/v1/chat/completions", generator.chat),
-        ("/v1/completions", generator.completion),
-        ("/v1/messages", generator.messages),
-        ("/v1/responses", generator.responses),
+        *((path, partial(generator.serve, api=api)) for path, api in APIS.items()),
         ("/ping", pages.health),
         ("/tokenize", pages.tokenize),
         ("/detokenize", pages.detokenize),
@@ -130,6 +130,7 @@ class _Pages:
 
     async def models(self, request: web.Request) -> web.Response:
         created = int(time.time())
+        # vLLM lists a permission with each model, as OpenAI did once.
         permission = {
             "id": f"modelperm-{self._random.getrandbits(64):016x}",
             "object": "model_permission",
@@ -144,6 +145,7 @@ class _Pages:
             "group": None,
             "is_blocking": False,
         }
+        # The model itself, with its context for clients that cut prompts.
         model = {
             "id": self._config.served_name,
             "object": "model",

@@ -85,6 +85,7 @@ def read_json(data: bytes, content_type: str) -> dict[str, Any]:
 
 def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
     """Read a chat completion (`chat`) or completion body (EngineApiError 400 or 404: it is bad)."""
+    # The prompts come first, because vLLM reports their errors first.
     prompts = [_chat_prompt(body)] if chat else _completion_prompts(body)
     prompt, *others = [_truncated(prompt, body) for prompt in prompts]
     check_model(body, served_name)
@@ -111,6 +112,7 @@ def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
             f"(parameter=temperature, value={value})",
             "temperature",
         )
+    # Fields that are left out have vLLM's defaults.
     options = options or {}
     return Call(
         chat=chat,

@@ -97,6 +97,7 @@ def serve_flags(
     Raises:
         InputError: if vLLM lacks a flag that the fleet needs.
     """
+    # All flags, with the reason for each.
     flags = [
         Flag("--served-model-name", s.served_name, "the value of `model` in clients' requests"),
         *_context(s),

@@ -36,6 +36,7 @@ class Planner:
     """
 
     def __init__(self, limits: SchedulerLimits, num_blocks: int) -> None:
+        # KV cache and requests, by their state.
         self.limits = limits
         self.block_size = limits.block_size
         self.pool_blocks = num_blocks - 1
@@ -49,9 +50,11 @@ class Planner:
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.preemptions = 0
+        # The step that is planned.
         self.work = StepWork()
         self.sampling: list[SimRequest] = []
         self.preempted = False
+        # Limits as numbers, because each step reads them.
         self._longest = limits.max_model_len
         self._caching = limits.enable_prefix_caching
         self._watermark_blocks = int(limits.watermark * num_blocks)
@@ -209,6 +212,7 @@ class Planner:
 
         Returns the number of uncached blocks among the blocks that it frees.
         """
+        # Its tokens so far are kept. Which of them have KV depends on its phase.
         victim, _none = self.running.popitem()
         pending = self._in_flight and victim.phase != PREFILLING and victim.since < step - 1
         if victim.phase == PREFILLING:

@@ -231,6 +231,7 @@ class SkippingEngine:
 
     def _plan_stretch(self, now: float, taken: int, most: int = 1 << 29) -> None:
         """Plan a stretch of at most `most` steps in which all requests decode."""
+        # How many steps: until a request ends, or the free blocks are used up.
         cohort, step = self._cohort, self.steps + 1
         size, free = cohort.size, self._pool.free + taken
         count = min(most, cohort.next_end() - self.steps)
@@ -239,6 +240,7 @@ class SkippingEngine:
             if not count:
                 self._take(self._planner.plan(step, now), now)
                 return
+        # :How long they take: each step reads more context than the step before.
         try:
             without_context, per_token = self._terms[size]
         except KeyError:
@@ -250,6 +252,7 @@ class SkippingEngine:
             count = min(count, cohort.next_outgrown() - self.steps)
             first += self._timing.window_s * cohort.window_context(step)
             growth += self._timing.window_s * cohort.near
+        # Their sum in closed form is the time of the next plan.
         self._first, self._growth = first, growth
         self._count = count
         self._taken = taken

@@ -19,8 +19,9 @@ from proxy_stage import RawBackend, stage
 from pydantic import BaseModel, ConfigDict
 
 from forebay.proxy.api.body import ParsedBody, read_fields
-from forebay.proxy.api.cache_salt import CacheSalts, cache_secret, share_cache_secret, with_salt
+from forebay.proxy.api.cache_salt import CacheSalts, cache_secret, share_cache_secret
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS
+from forebay.proxy.api.fields import with_members
 from forebay.proxy.api.json_body import parse
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
@@ -166,7 +167,7 @@ class TestSplicing:
             orjson.loads(body)
         except orjson.JSONDecodeError:
             return  # lone surrogates: refused before anything is spliced
-        out = with_salt(body, "SALT", empty=not fields)
+        out = with_members(body, {"cache_salt": '"SALT"'}, empty=not fields)
         assert parsers_agree_on(out) == "SALT"
         assert json.loads(out) == {**fields, "cache_salt": "SALT"}
         kept = body.rstrip(b" \t\r\n")[:-1]

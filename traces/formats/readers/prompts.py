@@ -140,6 +140,7 @@ def _aiperf_turns(options: ReadOptions) -> ParseRow:
         history: list[dict[str, Any]] = []
         parent, start_s = None, None
         for index, turn in enumerate(turns):
+            # A turn without an arrival time follows the rate that was asked for.
             text = turn.get("text") or " ".join(map(str, turn.get("texts") or ()))
             if not text:
                 raise RowError(f"turn {index + 1}: no text; images alone are not replayed")
