@@ -120,6 +120,7 @@ async def start_proxy(
         links: links to other proxies in front of the same backends, besides `config.share`.
         share_port: other workers listen on the public port, too.
     """
+    # Backends behind one host name become several.
     _check_parser()
     events = RecentEvents(say, asyncio.get_running_loop().time)
     discovery, read = Discovery(events), config
@@ -129,20 +130,16 @@ async def start_proxy(
         services = await build_services(stack, config, events, tracer=tracer, links=links)
         app = App(config, services)
         services.port.server = _public_server(config, app, events)
+        # A reload reads the file again, and looks up the hosts of backends again.
         reloader = Reloader(
-            config,
-            services,
-            events,
-            app=app,
-            discovery=discovery,
-            read=read,
-            load=load,
-            watch=watch,
-        )
+            config, services, events,
+            app=app, discovery=discovery, read=read, load=load, watch=watch,
+        )  # fmt: skip
         await stack.enter_async_context(reloader)
+        # A listener next to others gets connections at once, so it first knows the backends.
         share_port = share_port or config.listen.reuse_port
         if share_port:
-            await services.backends.wait_probed()  # because a new listener gets connections at once
+            await services.backends.wait_probed()
         yield await _listen_on_both(stack, services, app, reloader, share_port=share_port)
 
 

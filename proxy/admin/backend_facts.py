@@ -10,9 +10,9 @@ from typing import Any
 
 import orjson
 
+from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.probes import key_header
-from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.config.backends import rank_of
 from forebay.proxy.http1.client.backend_errors import UpstreamFault
 
@@ -35,40 +35,40 @@ SUMMED = {  # over engines and models: the key of the answer by the name in vLLM
 
 
 async def backend_facts(
-    backends: Backends, upstreams: Iterable[Upstream] | None = None
+    backends: Backends, links: Iterable[BackendLink] | None = None
 ) -> list[dict[str, Any]]:
     """Return the facts of each backend as JSON, with None for a fact that it does not report.
 
     Args:
-        upstreams: the backends to ask, or None for all.
+        links: the backends to ask, or None for all.
     """
-    chosen = backends.upstreams.values() if upstreams is None else upstreams
-    return list(await asyncio.gather(*(_facts(backends, upstream) for upstream in list(chosen))))
+    chosen = backends.links.values() if links is None else links
+    return list(await asyncio.gather(*(_facts(backends, link) for link in list(chosen))))
 
 
-async def _facts(backends: Backends, upstream: Upstream) -> dict[str, Any]:
+async def _facts(backends: Backends, link: BackendLink) -> dict[str, Any]:
     version, models, metrics = await asyncio.gather(
-        *(_get(backends, upstream, path) for path in ("/version", "/v1/models", "/metrics"))
+        *(_get(backends, link, path) for path in ("/version", "/v1/models", "/metrics"))
     )
     reported_version = _json(version).get("version")
     entries = _json(models).get("data")
     entries = entries if isinstance(entries, list) else []
     names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
     return {
-        "name": upstream.name,
+        "name": link.name,
         "answers": any(answer is not None for answer in (version, models, metrics)),
         "version": reported_version if isinstance(reported_version, str) else None,
-        "ignores_salt": sorted(upstream.ignores_salt or ()),
+        "ignores_salt": sorted(link.ignores_salt or ()),
         "models": [name for name in names if isinstance(name, str)][:MOST_MODELS] or None,
-        "engine": engine_facts(metrics, rank_of(upstream.config)) if metrics else None,
+        "engine": engine_facts(metrics, rank_of(link.config)) if metrics else None,
     }
 
 
-async def _get(backends: Backends, upstream: Upstream, path: str) -> bytes | None:
+async def _get(backends: Backends, link: BackendLink, path: str) -> bytes | None:
     prober = backends.prober
     try:
         async with asyncio.timeout(FACT_S):
-            status, body = await prober.get(upstream, path, key_header(prober.config))
+            status, body = await prober.get(link, path, key_header(prober.config))
     except (TimeoutError, UpstreamFault, ValueError):
         return None
     return body if status == 200 else None

@@ -109,13 +109,13 @@ class Admin:
     def _drain_one(self, name: str, state: str) -> web.Response:
         """Take a backend out of use, or back. 404 if it is unknown."""
         backends, core_backends = self._services.backends, self._driver.shaper.backends
-        if name not in backends.upstreams or name not in core_backends:
-            return unknown_backend(name, backends.upstreams)
+        if name not in backends.links or name not in core_backends:
+            return unknown_backend(name, backends.links)
         backends.drain(name, drained=state == "drain")
         backend = core_backends[name]
         fields = {
             "backend": name,
-            "draining": backends.upstreams[name].drained,
+            "draining": backends.links[name].drained,
             "in_flight": len(backend.in_flight) + backend.passing,
         }
         return web.Response(body=orjson.dumps(fields), content_type="application/json")

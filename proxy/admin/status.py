@@ -92,8 +92,8 @@ def _backend(backend: Backend, shaper: Shaper, now: float) -> dict[str, Any]:
 def _state(backends: Backends, backend: Backend, now: float) -> dict[str, Any]:
     """Return the draining state of a backend, and its health unless it is being removed."""
     name, health = backend.name, backends.health
-    upstream = backends.upstreams.get(name)
-    drained = upstream is not None and upstream.drained
+    link = backends.links.get(name)
+    drained = link is not None and link.drained
     draining = {"draining": backend.draining or drained}
     if name not in health:
         return draining

@@ -15,7 +15,7 @@ from typing import Any
 from forebay.proxy.admin.backend_facts import backend_facts
 from forebay.proxy.admin.status import status_fields
 from forebay.proxy.app import App
-from forebay.proxy.backends.upstream import Upstream
+from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.diagnose.checks import CHECKS, examine
 from forebay.proxy.diagnose.doctor.finding import FEW, Finding
 from forebay.proxy.diagnose.scene import MetricSample, Scene
@@ -138,13 +138,13 @@ class Watch:
         if scene.total("forebay_responses_total") < FEW:
             return scene
         backends = self._services.backends
-        facts = await backend_facts(backends, self._next_few(list(backends.upstreams.values())))
+        facts = await backend_facts(backends, self._next_few(list(backends.links.values())))
         return Scene(self._status(), facts, scene.samples, before, [], samples)
 
-    def _next_few(self, upstreams: list[Upstream]) -> list[Upstream]:
+    def _next_few(self, links: list[BackendLink]) -> list[BackendLink]:
         """Return the backends whose turn it is to be asked."""
-        first = self._asked % max(1, len(upstreams))
-        few = (upstreams[first:] + upstreams[:first])[:MOST_ASKED]
+        first = self._asked % max(1, len(links))
+        few = (links[first:] + links[:first])[:MOST_ASKED]
         self._asked = first + len(few)
         return few
 

@@ -1,6 +1,6 @@
 """The backends as the network sees them.
 
-In reading order: upstream (one backend, and choices among several), pool (all backends, and the
+In reading order: link (one backend, and choices among several), pool (all backends, and the
 events of each), probes (health and /metrics), models (names of models), served_models (which
 backend has which model), model_search (asks again before a model is not found), discovery (backends
 that come and go), hold (requests that wait for a backend to come up), failures (the meaning of bad

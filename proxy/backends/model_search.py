@@ -36,11 +36,11 @@ class ModelSearch:
             model: as the backends know it.
         """
         if self._models.nobody_has(model):
-            now, upstreams = self._clock(), self._models.told()
-            due = now >= self._asked_at + max(ASKED_AGAIN_S, len(upstreams) / ASKED_PER_S)
+            now, links = self._clock(), self._models.told()
+            due = now >= self._asked_at + max(ASKED_AGAIN_S, len(links) / ASKED_PER_S)
             if self._asking is None or (self._asking.done() and due):
                 self._asked_at = now
-                questions = map(self._prober.ask_models, upstreams)
+                questions = map(self._prober.ask_models, links)
                 self._asking = asyncio.create_task(_all(questions))
             await asyncio.shield(self._asking)
             if self._models.nobody_has(model):

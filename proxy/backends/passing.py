@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from forebay.proxy.backends.upstream import Upstream
+from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1 import errors
@@ -88,22 +88,22 @@ class PassedOn:
                 break
             del here.active[first]
 
-    def has_room(self, upstream: Upstream, tenant: str, tokens: int) -> bool:
+    def has_room(self, link: BackendLink, tenant: str, tokens: int) -> bool:
         """True if a request would get a slot at once."""
-        here = self._here.setdefault(upstream.name, _Here())
-        return not here.waiting.get(tenant) and self._fits(upstream.name, here, tenant, tokens)
+        here = self._here.setdefault(link.name, _Here())
+        return not here.waiting.get(tenant) and self._fits(link.name, here, tenant, tokens)
 
     @asynccontextmanager
-    async def slot(self, upstream: Upstream, tenant: str, tokens: int) -> AsyncIterator[None]:
+    async def slot(self, link: BackendLink, tenant: str, tokens: int) -> AsyncIterator[None]:
         """Hold a slot while the block runs. Raises ApiError if no slot is free in time.
 
         Args:
             tokens: work for the engine; 0: the API server alone answers.
         """
-        if self.has_room(upstream, tenant, tokens):
-            lease = self._take(upstream.name, tenant, tokens)
+        if self.has_room(link, tenant, tokens):
+            lease = self._take(link.name, tenant, tokens)
         else:
-            lease = await self._wait(upstream, tenant, tokens)
+            lease = await self._wait(link, tenant, tokens)
         try:
             yield
         finally:
@@ -158,13 +158,13 @@ class PassedOn:
             return here.count[tenant] < max(1, slots // 2)
         return not here.tokens[tenant] or here.tokens[tenant] + tokens <= STEP_TOKENS
 
-    async def _wait(self, upstream: Upstream, tenant: str, tokens: int) -> _Lease:
+    async def _wait(self, link: BackendLink, tenant: str, tokens: int) -> _Lease:
         if self._refusal is not None:
             raise self._refusal()
         waiter = _Waiter(asyncio.get_running_loop().create_future(), tokens)
-        waiting = self._here[upstream.name].waiting
+        waiting = self._here[link.name].waiting
         waiting.setdefault(tenant, deque()).append(waiter)
-        self._waited_for.add(upstream.name)
+        self._waited_for.add(link.name)
         self._look_again()
         try:
             async with asyncio.timeout(self._patience_s()):

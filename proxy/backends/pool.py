@@ -11,20 +11,20 @@ from collections.abc import Callable
 from math import inf
 
 from forebay.proxy.backends.failures import Failure, MalformedAnswers
-from forebay.proxy.backends.model_search import ModelSearch
-from forebay.proxy.backends.passing import PassedOn
-from forebay.proxy.backends.probes import Prober, key_header
-from forebay.proxy.backends.retries import Suspects, Suspicions
-from forebay.proxy.backends.salt_support import SaltSupport
-from forebay.proxy.backends.served_models import ServedModels
-from forebay.proxy.backends.upstream import (
-    Upstream,
+from forebay.proxy.backends.link import (
+    BackendLink,
     any_up,
     lanes_beside,
     others,
     say_transition,
     up_besides,
 )
+from forebay.proxy.backends.model_search import ModelSearch
+from forebay.proxy.backends.passing import PassedOn
+from forebay.proxy.backends.probes import Prober, key_header
+from forebay.proxy.backends.retries import Suspects, Suspicions
+from forebay.proxy.backends.salt_support import SaltSupport
+from forebay.proxy.backends.served_models import ServedModels
 from forebay.proxy.config.backends import BackendConfig, rank_header
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.health import ANY, NONE, Health, Intake
@@ -78,10 +78,10 @@ class Backends:
         self._intakes: dict[str, Intake] = {}  # the latest of each backend
         self._serving = False  # some backend was up when health was last applied
         # The backends, their health and their models, and the probes that report both.
-        self.upstreams = {b.name: self._upstream(b) for b in config.backends}
-        self.salts = SaltSupport(self.upstreams, say)
-        self.health = Health(self.upstreams, driver.clock())
-        self.models = ServedModels(self.upstreams, self.health, driver, say)
+        self.links = {b.name: self._link(b) for b in config.backends}
+        self.salts = SaltSupport(self.links, say)
+        self.health = Health(self.links, driver.clock())
+        self.models = ServedModels(self.links, self.health, driver, say)
         self.prober = Prober(
             config,
             self.health,
@@ -92,19 +92,19 @@ class Backends:
             self.models.changed,
             self.salts.known,
         )
-        self.on_hang: Callable[[Upstream], None] = lambda _: None
+        self.on_hang: Callable[[BackendLink], None] = lambda _: None
         self._timer: asyncio.TimerHandle | None = None
         self._gray_at = -inf
         self.search = ModelSearch(self.models, self.prober, driver.clock)
 
-    def _upstream(self, config: BackendConfig) -> Upstream:
+    def _link(self, config: BackendConfig) -> BackendLink:
         origin = Origin(config.url, self._config.timeouts.connect, self._tls, rank_header(config))
-        return Upstream(config, origin, added_at=self._driver.clock())
+        return BackendLink(config, origin, added_at=self._driver.clock())
 
     async def __aenter__(self) -> "Backends":
         self.models.apply(self._config.models)
-        for upstream in self.upstreams.values():
-            self.prober.start(upstream)
+        for link in self.links.values():
+            self.prober.start(link)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -112,12 +112,12 @@ class Backends:
         self.search.close()
         if self._timer is not None:
             self._timer.cancel()
-        for upstream in self.upstreams.values():
-            upstream.origin.close()
+        for link in self.links.values():
+            link.origin.close()
 
     async def wait_probed(self) -> None:
         """Wait until each backend has been probed once, regardless of the result."""
-        await asyncio.gather(*(upstream.probed.wait() for upstream in self.upstreams.values()))
+        await asyncio.gather(*(link.probed.wait() for link in self.links.values()))
 
     # Changes by a reload (`reload.py`).
 
@@ -130,14 +130,14 @@ class Backends:
         size, before = config.affinity.kv_tokens, self._config.affinity.kv_tokens
         other_key = config.upstream_api_key != self._config.upstream_api_key
         self._config = self.prober.config = config
-        for upstream in self.upstreams.values():
-            upstream.origin.connect_s = config.timeouts.connect
+        for link in self.links.values():
+            link.origin.connect_s = config.timeouts.connect
             if size != before:
-                upstream.kv_tokens = inf if size == "auto" else float(size)
-                upstream.ask_size_at = -inf if size == "auto" else inf
-                upstream.poke.set()
+                link.kv_tokens = inf if size == "auto" else float(size)
+                link.ask_size_at = -inf if size == "auto" else inf
+                link.poke.set()
         for backend in config.backends:
-            present = self.upstreams.get(backend.name)
+            present = self.links.get(backend.name)
             if present is not None and (present.config.models != backend.models or other_key):
                 present.use_models(backend.models)
                 present.poke.set()
@@ -146,23 +146,23 @@ class Backends:
 
     async def join(self, config: BackendConfig) -> None:
         """Add a backend. Returns after its first probe."""
-        upstream = self.upstreams[config.name] = self._upstream(config)
+        link = self.links[config.name] = self._link(config)
         self.health.add(config.name, self._driver.clock())
         self.models.apply(self.models.aliases)
-        self.prober.start(upstream)
-        for lane in lanes_beside(self.upstreams, upstream):
+        self.prober.start(link)
+        for lane in lanes_beside(self.links, link):
             lane.poke.set()  # from now on they are probed at one time
-        await upstream.probed.wait()
+        await link.probed.wait()
 
     async def move(self, config: BackendConfig) -> None:
         """Switch a backend to another URL. Running requests finish at the old URL."""
-        upstream = self._upstream(config)
-        problem = await self.prober.check(upstream)
+        link = self._link(config)
+        problem = await self.prober.check(link)
         self.prober.stop(config.name)
-        upstream.drained = self.upstreams[config.name].drained
+        link.drained = self.links[config.name].drained
         self._intakes.pop(config.name, None)
-        self.upstreams[config.name].origin.close()
-        self.upstreams[config.name] = upstream
+        self.links[config.name].origin.close()
+        self.links[config.name] = link
         self.health.remove(config.name)
         self.health.add(config.name, self._driver.clock())
         self.models.apply(self.models.aliases)
@@ -173,18 +173,18 @@ class Backends:
             self._say(LogEvent.BACKEND_UNREACHABLE, line, config.name)
             self._driver.backend_down(config.name)
         self._apply_health()
-        self.prober.start(upstream)
+        self.prober.start(link)
 
     def leave(self, name: str) -> None:
         """Send the backend no new work."""
         self.prober.stop(name)
-        self.upstreams[name].up = False
+        self.links[name].up = False
         self.health.remove(name)
         self._apply_changed_health()  # it may have been the last one
 
     def forget(self, name: str) -> None:
         """Remove a backend that has left and has no running requests."""
-        self.upstreams.pop(name).origin.close()
+        self.links.pop(name).origin.close()
         self._intakes.pop(name, None)
         self.passed_on.forget(name)
         self.models.apply(self._config.models)
@@ -193,14 +193,14 @@ class Backends:
 
     def drain(self, name: str, *, drained: bool) -> None:
         """Give a backend no new work regardless of its health, or take it back as that allows."""
-        upstream = self.upstreams[name]
-        if drained == upstream.drained:
+        link = self.links[name]
+        if drained == link.drained:
             return
-        upstream.drained = drained
+        link.drained = drained
         what = "gets no new work" if drained else "takes work again"
         self._say(LogEvent.BACKEND_DRAINING, f"backend {name} {what}", name)
         if drained:
-            upstream.up = False
+            link.up = False
             self._driver.backend_down(name, keeps_cache=True)
         elif name in self._intakes:  # else it has never been up
             self._apply_intake(self._intakes[name])
@@ -211,7 +211,7 @@ class Backends:
     async def open(
         self,
         method: str,
-        upstream: Upstream,
+        link: BackendLink,
         target: str,
         body: bytes,
         headers: dict[str, str],
@@ -232,22 +232,22 @@ class Backends:
         headers = {**key_header(self._config), **headers}
         sent_at = self._driver.clock()
         try:
-            return await upstream.origin.ask(method, target, headers, body, wrote=wrote)
+            return await link.origin.ask(method, target, headers, body, wrote=wrote)
         except LostConnection as lost:
             # Later it is not that race: perhaps the backend died over this very request.
             raced = lost.stale and self._driver.clock() - sent_at < STALE_WITHIN_S
-            if not raced or self.others_up(upstream, model):
+            if not raced or self.others_up(link, model):
                 raise
-        return await upstream.origin.ask(method, target, headers, body, fresh=True, wrote=wrote)
+        return await link.origin.ask(method, target, headers, body, fresh=True, wrote=wrote)
 
     def any_up(self, model: str = "") -> bool:
         """True if a backend of the model is up. "" is any model."""
-        return any_up(self.upstreams, model)
+        return any_up(self.links, model)
 
     def next_up(
-        self, path: str, model: str = "", but: Upstream | None = None, tenant: str = "",
+        self, path: str, model: str = "", but: BackendLink | None = None, tenant: str = "",
         tokens: int = 0,
-    ) -> Upstream | None:  # fmt: skip
+    ) -> BackendLink | None:  # fmt: skip
         """Choose a backend that takes work, in rotation, for a request that is not shaped.
 
         A backend with a pause or a trial is avoided while there is another. So is `but`'s server.
@@ -257,19 +257,19 @@ class Backends:
             model: as `Request.model`.
             tenant, tokens: as in `PassedOn.slot`; a backend with room for them goes first.
         """
-        up = up_besides(self.upstreams, but, model)
+        up = up_besides(self.links, but, model)
         others = [u for u in up if u.most_prefills == ANY] or up
         others = [u for u in others if self.passed_on.has_room(u, tenant, tokens)] or others
         self._turns[path] += 1
         return others[self._turns[path] % len(others)] if others else None
 
-    def others_up(self, upstream: Upstream, model: str) -> bool:
-        return any(other.up for other in others(self.upstreams, upstream, model))
+    def others_up(self, link: BackendLink, model: str) -> bool:
+        return any(other.up for other in others(self.links, link, model))
 
-    def others_willing(self, upstream: Upstream, model: str) -> bool:
+    def others_willing(self, link: BackendLink, model: str) -> bool:
         """True if another backend is up that has not recently declined a request itself."""
         lately = self._driver.clock() - DECLINED_S
-        peers = others(self.upstreams, upstream, model)
+        peers = others(self.links, link, model)
         return any(other.up and other.declined_at < lately for other in peers)
 
     # Outcomes of requests.
@@ -287,8 +287,8 @@ class Backends:
 
         So the request was not the cause where it failed before.
         """
-        if upstream := self.upstreams.get(name):
-            upstream.declined_at = -inf
+        if link := self.links.get(name):
+            link.declined_at = -inf
         self.health.answered(name, request_id, self._driver.clock())
         for suspect, sent_at in self._suspicions.answered(name, suspects):
             self.health.failed(suspect, "", self._driver.clock(), sent_at=sent_at)
@@ -301,11 +301,11 @@ class Backends:
         # A declined request is passed on only while some other backend may take it.
         health, now = self.health, self._driver.clock()
         self._malformed.came(name, failure.kind)
-        upstream, everywhere = self.upstreams.get(name), False
-        if failure.declined and upstream:
-            upstream.declined_at = now
-            others_up = self.others_up(upstream, model)
-            everywhere = others_up and not self.others_willing(upstream, model)
+        link, everywhere = self.links.get(name), False
+        if failure.declined and link:
+            link.declined_at = now
+            others_up = self.others_up(link, model)
+            everywhere = others_up and not self.others_willing(link, model)
         # The verdict decides what health learns from the failure.
         match failure.verdict:
             case "failed" if failure.provokable:
@@ -315,8 +315,8 @@ class Backends:
                 health.failed(name, request_id, now)
             case "refused":
                 health.failed(name, request_id, now, refused=True)
-                for lane in lanes_beside(self.upstreams, upstream):
-                    if lane is not upstream:
+                for lane in lanes_beside(self.links, link):
+                    if lane is not link:
                         health.failed(lane.name, "", now, refused=True)
                     lane.poke.set()
             case "full":
@@ -333,22 +333,22 @@ class Backends:
 
     # Effects of health on the policy.
 
-    def _after_probe(self, upstream: Upstream) -> None:
+    def _after_probe(self, link: BackendLink) -> None:
         now = self._driver.clock()
-        for sent_at in self._suspicions.due(upstream.name, now):
-            self.health.failed(upstream.name, "", now, sent_at=sent_at)
+        for sent_at in self._suspicions.due(link.name, now):
+            self.health.failed(link.name, "", now, sent_at=sent_at)
         if now >= self._gray_at:  # looked for in all at once, however many are probed
             self._gray_at = now + GRAY_EVERY_S
             self.health.look_for_gray(now)
         self._apply_changed_health()
-        if self.health.state(upstream.name) == "down":
-            self.on_hang(upstream)
+        if self.health.state(link.name) == "down":
+            self.on_hang(link)
 
-    def _size_known(self, upstream: Upstream, reported: bool) -> None:
+    def _size_known(self, link: BackendLink, reported: bool) -> None:
         if reported:
-            line = f"backend {upstream.name} has a {upstream.cache_text}"
-            self._say(LogEvent.BACKEND_KV_CACHE, line, upstream.name)
-        self._driver.backend_up(upstream.name, upstream.kv_tokens, upstream.most_prefills)
+            line = f"backend {link.name} has a {link.cache_text}"
+            self._say(LogEvent.BACKEND_KV_CACHE, line, link.name)
+        self._driver.backend_up(link.name, link.kv_tokens, link.most_prefills)
 
     def _apply_changed_health(self) -> None:
         if self.health.moved:
@@ -360,7 +360,7 @@ class Backends:
         for intake in self.health.intakes(now):
             self._apply_intake(intake)
         for transition in self.health.new_transitions():
-            say_transition(self._say, transition, self.upstreams[transition.backend])
+            say_transition(self._say, transition, self.links[transition.backend])
         if self._serving and not self.any_up():
             self._say(LogEvent.NO_BACKEND, "cannot serve: every backend is down; requests get 503")
         self._serving = self.any_up()
@@ -372,13 +372,13 @@ class Backends:
             self._timer = asyncio.get_running_loop().call_at(at, self._apply_health, at)
 
     def _apply_intake(self, intake: Intake) -> None:
-        upstream = self.upstreams[intake.backend]
+        link = self.links[intake.backend]
         self._intakes[intake.backend] = intake
-        upstream.up = intake.most_prefills != NONE and not upstream.drained
-        upstream.most_prefills = intake.most_prefills
+        link.up = intake.most_prefills != NONE and not link.drained
+        link.most_prefills = intake.most_prefills
         self.models.keep_only(intake.backend, intake.only)
-        if not upstream.up:
-            self._driver.backend_down(upstream.name, not intake.restarted)
+        if not link.up:
+            self._driver.backend_down(link.name, not intake.restarted)
             return
-        self._driver.backend_up(upstream.name, upstream.kv_tokens, intake.most_prefills)
+        self._driver.backend_up(link.name, link.kv_tokens, intake.most_prefills)
         self.models.pulse()

@@ -13,9 +13,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from math import inf
 
+from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.backends.models import LearnedEntry, listed_models
 from forebay.proxy.backends.salt_support import OPENAPI, paths_of_version, paths_without_salt
-from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.config.backends import rank_of
 from forebay.proxy.config.paths import MODELS
 from forebay.proxy.config.schema import Config
@@ -74,10 +74,10 @@ class Prober:
         health: Health,
         clock: Callable[[], float],
         say: Say,
-        after_probe: Callable[[Upstream], None],
-        size_known: Callable[[Upstream, bool], None],
-        models_known: Callable[[Upstream], None],
-        salts_known: Callable[[Upstream], None],
+        after_probe: Callable[[BackendLink], None],
+        size_known: Callable[[BackendLink, bool], None],
+        models_known: Callable[[BackendLink], None],
+        salts_known: Callable[[BackendLink], None],
     ) -> None:
         self.config = config
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -90,8 +90,8 @@ class Prober:
         self._salts_known = salts_known
         self._shared = SharedGets()  # by the lanes of one server
 
-    def start(self, upstream: Upstream) -> None:
-        self.tasks[upstream.name] = asyncio.create_task(self._run(upstream))
+    def start(self, link: BackendLink) -> None:
+        self.tasks[link.name] = asyncio.create_task(self._run(link))
 
     def stop(self, name: str) -> None:
         self.tasks.pop(name).cancel()
@@ -102,74 +102,74 @@ class Prober:
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
         await self._shared.close()
 
-    async def check(self, upstream: Upstream) -> str | None:
+    async def check(self, link: BackendLink) -> str | None:
         """Probe the backend once. Returns the problem, or None if it is healthy.
 
         A healthy backend is also asked for its KV cache size and its models when that is due.
         """
         try:
-            problem = await self._ask_health(upstream)
-            comes_up = self._health.state(upstream.name) == "down"  # perhaps with another size
-            if problem is None and (comes_up or self._clock() >= upstream.ask_size_at):
-                problem = await self._ask_size(upstream)
-            if problem is None and (comes_up or self._clock() >= upstream.ask_models_at):
-                await self.ask_models(upstream)
-            if problem is None and (comes_up or self._clock() >= upstream.ask_salts_at):
-                await self._ask_salts(upstream)
+            problem = await self._ask_health(link)
+            comes_up = self._health.state(link.name) == "down"  # perhaps with another size
+            if problem is None and (comes_up or self._clock() >= link.ask_size_at):
+                problem = await self._ask_size(link)
+            if problem is None and (comes_up or self._clock() >= link.ask_models_at):
+                await self.ask_models(link)
+            if problem is None and (comes_up or self._clock() >= link.ask_salts_at):
+                await self._ask_salts(link)
         except Exception as error:  # our own fault must not end the probes
             return f"{INTERNAL}: {type(error).__name__}"
         return problem
 
-    async def _run(self, upstream: Upstream) -> None:
+    async def _run(self, link: BackendLink) -> None:
         logged = _Logged()
         while True:
             try:
-                await self._probe(upstream, logged)
+                await self._probe(link, logged)
             except Exception as error:  # our own fault must not end the probes
-                self._say_fault(upstream, logged, f"{INTERNAL}: {type(error).__name__}")
-            upstream.probed.set()  # even then: a start or a reload waits for it
-            upstream.poke.clear()
+                self._say_fault(link, logged, f"{INTERNAL}: {type(error).__name__}")
+            link.probed.set()  # even then: a start or a reload waits for it
+            link.poke.clear()
             with suppress(TimeoutError):
                 # `wait_for` loses a cancellation that comes at the same time as the event: the
                 # old address of a backend that has moved would be probed for ever.
                 async with asyncio.timeout(self.config.health.interval):
-                    await upstream.poke.wait()
+                    await link.poke.wait()
 
-    async def _probe(self, upstream: Upstream, logged: _Logged) -> None:
-        upstream.heard = False
-        problem = await self.check(upstream)
+    async def _probe(self, link: BackendLink, logged: _Logged) -> None:
+        link.heard = False
+        problem = await self.check(link)
         now = self._clock()
         if problem is None:
-            self._health.probe_passed(upstream.name, now)
+            self._health.probe_passed(link.name, now)
         elif problem == SHORT:  # this proves nothing about the backend
             if not logged.short:
-                self._say_unprobed(upstream, SHORT)
+                self._say_unprobed(link, SHORT)
         # While a backend sends responses, a late /health only proves that it is busy.
-        elif not (upstream.heard and problem.startswith(LATE)):
-            self._health.probe_failed(upstream.name, problem, now)
+        elif not (link.heard and problem.startswith(LATE)):
+            self._health.probe_failed(link.name, problem, now)
             if problem.startswith(INTERNAL):
-                self._say_fault(upstream, logged, problem)
-            elif not upstream.up and not logged.problem:
+                self._say_fault(link, logged, problem)
+            elif not link.up and not logged.problem:
                 line = f"is unreachable ({problem}); it will be used once it answers"
-                name = upstream.name
+                name = link.name
                 self._say(LogEvent.BACKEND_UNREACHABLE, f"backend {name} {line}", name)
         logged.short = problem == SHORT
         logged.problem = logged.problem or not (logged.short or problem is None)
-        upstream.probed.set()
-        self._after_probe(upstream)
+        link.probed.set()
+        self._after_probe(link)
 
-    def _say_fault(self, upstream: Upstream, logged: _Logged, fault: str) -> None:
+    def _say_fault(self, link: BackendLink, logged: _Logged, fault: str) -> None:
         if fault not in logged.faults:
             logged.faults.add(fault)
-            self._say_unprobed(upstream, fault)
+            self._say_unprobed(link, fault)
 
-    def _say_unprobed(self, upstream: Upstream, why: str) -> None:
-        name = upstream.name
+    def _say_unprobed(self, link: BackendLink, why: str) -> None:
+        name = link.name
         self._say(LogEvent.BACKEND_UNPROBED, f"backend {name} cannot be probed: {why}", name)
 
-    async def _ask_health(self, upstream: Upstream) -> str | None:
+    async def _ask_health(self, link: BackendLink) -> str | None:
         try:
-            status, _ = await self.get(upstream, "/health")
+            status, _ = await self.get(link, "/health")
         except TimeoutError:
             return f"{LATE} within {self.config.health.timeout:g} s"
         except TlsFault as fault:
@@ -183,107 +183,107 @@ class Prober:
         return None if status == 200 else f"health {status}"
 
     async def get(
-        self, upstream: Upstream, path: str, headers: Mapping[str, str] = NO_HEADERS
+        self, link: BackendLink, path: str, headers: Mapping[str, str] = NO_HEADERS
     ) -> tuple[int, bytes]:
         """Return status and body. Raises UpstreamFault, TimeoutError.
 
         The lanes of one server share an answer.
         """
-        if rank_of(upstream.config) is None:
-            return await self._get(upstream, path, headers)
-        key = (upstream.config.url, path, *headers.items())
-        return await self._shared.get(key, lambda: self._get(upstream, path, headers))
+        if rank_of(link.config) is None:
+            return await self._get(link, path, headers)
+        key = (link.config.url, path, *headers.items())
+        return await self._shared.get(key, lambda: self._get(link, path, headers))
 
     async def _get(
-        self, upstream: Upstream, path: str, headers: Mapping[str, str]
+        self, link: BackendLink, path: str, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
         async with asyncio.timeout(self.config.health.timeout):
             try:
-                response = await upstream.origin.ask("GET", path, headers)
+                response = await link.origin.ask("GET", path, headers)
             except LostConnection as lost:
                 if not lost.stale:
                     raise
-                response = await upstream.origin.ask("GET", path, headers, fresh=True)
+                response = await link.origin.ask("GET", path, headers, fresh=True)
             with closing(response):
                 return response.status, await read_all(response, METRICS_BYTES)
 
-    async def _ask_size(self, upstream: Upstream) -> str | None:
+    async def _ask_size(self, link: BackendLink) -> str | None:
         """Learn the KV cache size. A backend that does not report it is asked again later.
 
         Returns the problem of a lane whose rank the server does not have, or None.
         """
-        rank = rank_of(upstream.config)
+        rank = rank_of(link.config)
         asks = self.config.affinity.kv_tokens == "auto" or rank is not None
-        engines = await self._engines(upstream) if asks else []
+        engines = await self._engines(link) if asks else []
         if rank is not None and 0 < len(engines) <= rank:
-            return f"its server has {len(engines)} of {upstream.config.data_parallel} ranks"
-        self._compare_ranks(upstream, len(engines))
+            return f"its server has {len(engines)} of {link.config.data_parallel} ranks"
+        self._compare_ranks(link, len(engines))
         labels = engines[rank or 0] if engines else {}
-        upstream.prefix_caching = labels.get(b"enable_prefix_caching") != b"False"
+        link.prefix_caching = labels.get(b"enable_prefix_caching") != b"False"
         reported = _kv_tokens(labels)
         configured = self.config.affinity.kv_tokens  # again: a reload may have come in between
         size = reported if configured == "auto" else float(configured)
         if size is None:  # the known size stands: a restart seldom changes it
-            upstream.ask_size_at = self._clock() + SIZE_RETRY_S
+            link.ask_size_at = self._clock() + SIZE_RETRY_S
         else:
-            upstream.kv_tokens, upstream.ask_size_at = size, inf
-        if upstream.up:
-            self._size_known(upstream, size is not None)
+            link.kv_tokens, link.ask_size_at = size, inf
+        if link.up:
+            self._size_known(link, size is not None)
         return None
 
-    def _compare_ranks(self, upstream: Upstream, has: int) -> None:
+    def _compare_ranks(self, link: BackendLink, has: int) -> None:
         """Say that a server has more ranks than are configured: the others get no work."""
-        ranks = upstream.config.data_parallel
-        if has > ranks and not rank_of(upstream.config):
+        ranks = link.config.data_parallel
+        if has > ranks and not rank_of(link.config):
             line = f"its server has {has} data-parallel ranks: set data_parallel: {has}"
-            self._say(LogEvent.CONFIG_CONTRADICTS, f"backend {upstream.name}: {line}")
+            self._say(LogEvent.CONFIG_CONTRADICTS, f"backend {link.name}: {line}")
 
-    async def ask_models(self, upstream: Upstream) -> None:
+    async def ask_models(self, link: BackendLink) -> None:
         """Learn the models of a backend. If it does not list them, the known models stay."""
-        if upstream.config.models:
+        if link.config.models:
             return
-        upstream.ask_models_at = self._clock() + MODELS_EVERY_S
+        link.ask_models_at = self._clock() + MODELS_EVERY_S
         try:
-            status, body = await self.get(upstream, MODELS, key_header(self.config))
+            status, body = await self.get(link, MODELS, key_header(self.config))
         except (TimeoutError, UpstreamFault):
             return
         if status in NEVER_TELLS:
-            upstream.ask_models_at = inf
+            link.ask_models_at = inf
         models = listed_models(body) if status == 200 else None
-        if models is None or upstream.config.models:  # a reload may have come in between
+        if models is None or link.config.models:  # a reload may have come in between
             return
-        before = upstream.models or {}
+        before = link.models or {}
         learned = {name: entry for name, entry in before.items() if isinstance(entry, LearnedEntry)}
         models = {**models, **{k: entry for k, entry in learned.items() if k not in models}}
-        changed = upstream.models is None or models.keys() != upstream.models.keys()
-        upstream.models = models
+        changed = link.models is None or models.keys() != link.models.keys()
+        link.models = models
         if changed:
-            self._models_known(upstream)
+            self._models_known(link)
 
-    async def _ask_salts(self, upstream: Upstream) -> None:
+    async def _ask_salts(self, link: BackendLink) -> None:
         """Learn on which paths the salt of a tenant's cache is dropped, if caches are isolated."""
         if not self.config.tenants.isolates:
             return
-        upstream.ask_salts_at = self._clock() + SIZE_RETRY_S
+        link.ask_salts_at = self._clock() + SIZE_RETRY_S
         try:
-            status, body = await self.get(upstream, OPENAPI, key_header(self.config))
+            status, body = await self.get(link, OPENAPI, key_header(self.config))
             read: Callable[[bytes], frozenset[str] | None] = paths_without_salt
             if status in NEVER_TELLS:
-                status, body = await self.get(upstream, "/version", key_header(self.config))
+                status, body = await self.get(link, "/version", key_header(self.config))
                 read = paths_of_version
         except (TimeoutError, UpstreamFault):
             return
         if status == 200 or status in NEVER_TELLS:
-            upstream.ask_salts_at = inf
-        before = upstream.ignores_salt
-        upstream.ignores_salt = read(body) if status == 200 else None
-        if upstream.ignores_salt != before:
-            self._salts_known(upstream)
+            link.ask_salts_at = inf
+        before = link.ignores_salt
+        link.ignores_salt = read(body) if status == 200 else None
+        if link.ignores_salt != before:
+            self._salts_known(link)
 
-    async def _engines(self, upstream: Upstream) -> list[Mapping[bytes, bytes]]:
+    async def _engines(self, link: BackendLink) -> list[Mapping[bytes, bytes]]:
         """Return the labels of each engine's KV cache from vLLM's metrics, in order of ranks."""
         try:
-            _, text = await self.get(upstream, "/metrics")
+            _, text = await self.get(link, "/metrics")
         except (TimeoutError, UpstreamFault):
             return []
         engines: dict[float, Mapping[bytes, bytes]] = {}

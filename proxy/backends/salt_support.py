@@ -75,22 +75,22 @@ class SaltSupport:
     """Says on which paths tenants share a cache, though they should not.
 
     Args:
-        upstreams: the backends by name.
+        links: the backends by name.
 
     Attributes:
         ignored: paths on which every backend that has told drops the salt.
     """
 
-    def __init__(self, upstreams: Mapping[str, Ignoring], say: Say) -> None:
+    def __init__(self, links: Mapping[str, Ignoring], say: Say) -> None:
         self.ignored: frozenset[str] = frozenset()
-        self._upstreams = upstreams
+        self._links = links
         self._say = say
 
-    def known(self, upstream: Ignoring) -> None:
+    def known(self, link: Ignoring) -> None:
         """Note that a backend has told on which paths it drops salts."""
-        paths_of = [u.ignores_salt for u in self._upstreams.values() if u.ignores_salt is not None]
+        paths_of = [u.ignores_salt for u in self._links.values() if u.ignores_salt is not None]
         self.ignored = frozenset.intersection(*paths_of) if paths_of else frozenset()
-        if upstream.ignores_salt:
-            paths = shortlist(sorted(upstream.ignores_salt))
-            line = f"backend {upstream.name} {NO_ISOLATION}: {paths}; {NO_ISOLATION_REMEDY}"
-            self._say(LogEvent.CACHE_SHARED, line, upstream.name)
+        if link.ignores_salt:
+            paths = shortlist(sorted(link.ignores_salt))
+            line = f"backend {link.name} {NO_ISOLATION}: {paths}; {NO_ISOLATION_REMEDY}"
+            self._say(LogEvent.CACHE_SHARED, line, link.name)

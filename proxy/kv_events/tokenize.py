@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 
 from forebay.proxy.api.body import BYTES_PER_TOKEN_ID, ParsedBody
+from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.backends.pool import Backends
-from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.core.learn.engine_blocks import BlockTranslations
 from forebay.proxy.http1.client.backend_errors import UpstreamFault
 from forebay.proxy.http1.client.client import read_all
@@ -43,7 +43,7 @@ class NotTokenised(Exception):
 class _Offer:
     body: bytes
     parsed: ParsedBody
-    upstream: Upstream
+    link: BackendLink
 
 
 class Translator:
@@ -76,8 +76,8 @@ class Translator:
             self._block_bytes = block_bytes
             self._translations.clear()
 
-    def offer(self, body: bytes, parsed: ParsedBody, upstream: Upstream) -> None:
-        """Offer a prompt that `upstream` has computed, to be tokenised when there is time.
+    def offer(self, body: bytes, parsed: ParsedBody, link: BackendLink) -> None:
+        """Offer a prompt that `link` has computed, to be tokenised when there is time.
 
         Args:
             body: the bytes that were sent, with the salt. The blocks of `parsed` must be chained to
@@ -87,7 +87,7 @@ class Translator:
         if not translations.block_size or self._offers.full():
             return
         if translations.wanted(parsed.request.blocks):
-            self._offers.put_nowait(_Offer(body, parsed, upstream))
+            self._offers.put_nowait(_Offer(body, parsed, link))
 
     async def run(self) -> None:
         """Tokenise offered prompts until cancelled."""
@@ -96,7 +96,7 @@ class Translator:
             offer = await self._offers.get()
             if not self._translations.wanted(offer.parsed.request.blocks):
                 continue
-            if self._backends.upstreams.get(offer.upstream.name) is not offer.upstream:
+            if self._backends.links.get(offer.link.name) is not offer.link:
                 continue  # it has been moved or removed since
             # A backend that cannot tokenise is left alone for a while, and named once.
             started, self._busy = clock(), True
@@ -106,9 +106,9 @@ class Translator:
                 if not self._logged:
                     self._say(
                         LogEvent.PREFIX_ESTIMATED,
-                        f"backend {offer.upstream.name} does not tokenise ({why}): its cached "
+                        f"backend {offer.link.name} does not tokenise ({why}): its cached "
                         "prefixes are estimated, not exact",
-                        offer.upstream.name,
+                        offer.link.name,
                     )
                     self._logged = True
                 await asyncio.sleep(GIVE_UP_S)
@@ -116,7 +116,7 @@ class Translator:
                 # Our own fault with one prompt must not stop the others.
                 if not self._failed:
                     line = f"a prompt was not tokenised: internal error: {type(error).__name__}"
-                    self._say(LogEvent.INTERNAL_ERROR, line, offer.upstream.name)
+                    self._say(LogEvent.INTERNAL_ERROR, line, offer.link.name)
                     self._failed = True
             # Rest, so that backends spend only a part of their time on tokenising.
             self._busy = False
@@ -136,7 +136,7 @@ class Translator:
                 body = orjson.dumps(body_fields)
             except orjson.JSONEncodeError:  # orjson reads 1024 levels and writes 254
                 return  # no NotTokenised: one prompt must not stop the others
-            data = await self._ask(offer.upstream, body)
+            data = await self._ask(offer.link, body)
             ids, text_bytes = await asyncio.to_thread(_tokens, data), offer.parsed.prompt_bytes
         size = self._translations.block_size
         if not size:  # no backend is followed any more
@@ -153,11 +153,11 @@ class Translator:
             blocks = offer.parsed.request.blocks
             self._translations.learn(blocks, array("Q", keys), tokens_per_block)
 
-    async def _ask(self, upstream: Upstream, body: bytes) -> bytes:
+    async def _ask(self, link: BackendLink, body: bytes) -> bytes:
         headers = {"content-type": "application/json"}
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                response = await self._backends.open("POST", upstream, "/tokenize", body, headers)
+                response = await self._backends.open("POST", link, "/tokenize", body, headers)
                 with closing(response):
                     data = await read_all(response, RESPONSE_BYTES)
             if response.status != 200:

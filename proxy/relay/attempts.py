@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Literal
 
 from forebay.proxy.backends.failures import ONLY_HEARTBEATS, Failure
+from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.retries import RetryBudget, Tries
-from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Grant
@@ -36,17 +36,17 @@ class Attempt:
         ended: why the proxy ended the attempt before its time limit, or "".
     """
 
-    __slots__ = ("_active", "ended", "limit", "model", "tries", "upstream")
+    __slots__ = ("_active", "ended", "limit", "link", "model", "tries")
 
     def __init__(
         self,
-        upstream: Upstream,
+        link: BackendLink,
         tries: Tries,
         limit: Limit,
         active: "dict[Attempt, None]",
         model: str,
     ) -> None:
-        self.upstream = upstream
+        self.link = link
         self.tries = tries
         self.limit = limit
         self.model = model
@@ -78,14 +78,14 @@ class ShapedAttempt(Attempt):
 
     def __init__(
         self,
-        upstream: Upstream,
+        link: BackendLink,
         tries: Tries,
         limit: Limit,
         active: dict[Attempt, None],
         backends: Backends,
         request: Request,
     ) -> None:
-        super().__init__(upstream, tries, limit, active, request.model)
+        super().__init__(link, tries, limit, active, request.model)
         self._backends = backends
         self._request_id = request.id
 
@@ -95,7 +95,7 @@ class ShapedAttempt(Attempt):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        name = self.upstream.name
+        name = self.link.name
         try:
             if isinstance(error, Failure):
                 suspects = self.tries.suspects
@@ -125,15 +125,15 @@ class Attempts:
         """Use this configuration for attempts that start from now on."""
         self._config = config
 
-    def start(self, upstream: Upstream, tries: Tries, model: str) -> Attempt:
+    def start(self, link: BackendLink, tries: Tries, model: str) -> Attempt:
         """Make an attempt for a request that is not shaped. Raises ApiError during a drain."""
         if self._draining:
             raise errors.draining()
         limit = self._watchdog.limit(self._config.timeouts.first_token)
-        return Attempt(upstream, tries, limit, self._active, model)
+        return Attempt(link, tries, limit, self._active, model)
 
     def start_shaped(
-        self, grant: Grant, upstream: Upstream, tries: Tries, *, shows_first_token: bool
+        self, grant: Grant, link: BackendLink, tries: Tries, *, shows_first_token: bool
     ) -> ShapedAttempt:
         """Make an attempt for a shaped request. Raises ApiError during a drain.
 
@@ -147,7 +147,7 @@ class Attempts:
         limit_s = timeouts.first_token if shows_first_token else timeouts.whole_answer
         limit = self._watchdog.limit(limit_s)
         request = grant.send.request
-        return ShapedAttempt(upstream, tries, limit, self._active, self._backends, request)
+        return ShapedAttempt(link, tries, limit, self._active, self._backends, request)
 
     async def ask(
         self, attempt: Attempt, request: BackendRequest, listener: StreamListener
@@ -157,7 +157,7 @@ class Attempts:
         try:
             with attempt.limit:
                 return await exchange(
-                    request, attempt.upstream, listener,
+                    request, attempt.link, listener,
                     backends=self._backends, watchdog=self._watchdog,
                     limit=self._config.limits.answer,
                 )  # fmt: skip
@@ -178,11 +178,11 @@ class Attempts:
         self._backends.passed_on.end_all(errors.draining)
         self._watchdog.end_all("the proxy is shutting down")
 
-    def _end_hanging(self, upstream: Upstream) -> None:
+    def _end_hanging(self, link: BackendLink) -> None:
         """End attempts at a backend that hangs, if another backend may be asked instead."""
         for attempt in self._active:
-            if attempt.upstream is upstream and not (attempt.ended or attempt.tries.spent):
-                if not self._backends.others_up(upstream, attempt.model):
+            if attempt.link is link and not (attempt.ended or attempt.tries.spent):
+                if not self._backends.others_up(link, attempt.model):
                     continue
                 if not attempt.tries.reserve():
                     break

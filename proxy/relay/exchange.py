@@ -10,8 +10,8 @@ from forebay.proxy.backends.failures import (
     check_status,
     check_type,
 )
+from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.backends.pool import Backends
-from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.errors import upstream_error
 from forebay.proxy.http1.headers import to_client
@@ -26,7 +26,7 @@ Answer = Stream | LargeAnswer | web.Response
 
 async def exchange(
     request: BackendRequest,
-    upstream: Upstream,
+    link: BackendLink,
     listener: StreamListener,
     *,
     backends: Backends,
@@ -40,7 +40,7 @@ async def exchange(
         limit: bytes of a response that is not a stream.
     """
     response = await backends.open(
-        request.method, upstream, request.target, request.body, request.headers,
+        request.method, link, request.target, request.body, request.headers,
         request.model, request.wrote,
     )  # fmt: skip
     # The connection is kept only for a response that is still being sent on.
@@ -55,12 +55,12 @@ async def exchange(
             check_type(response, streams)
         headers = request.reply_headers()
         if streams and response.status == 200:
-            stream = Stream(request, upstream, response, headers, listener, watchdog)
+            stream = Stream(request, link, response, headers, listener, watchdog)
             await stream.first_event(request)
             relaying = True
             return stream
         answer = await _read_whole(
-            request, upstream, response, headers, listener, watchdog=watchdog, limit=limit
+            request, link, response, headers, listener, watchdog=watchdog, limit=limit
         )
         relaying = isinstance(answer, LargeAnswer)
         return answer
@@ -71,7 +71,7 @@ async def exchange(
 
 async def _read_whole(
     request: BackendRequest,
-    upstream: Upstream,
+    link: BackendLink,
     response: UpstreamResponse,
     headers: dict[str, str],
     listener: StreamListener,
@@ -85,7 +85,7 @@ async def _read_whole(
 
         def heard() -> None:
             watch.reading_since = clock()
-            upstream.heard = True
+            link.heard = True
 
         heard()
         body, complete = await read_small(response, limit, request.memory, heard)
@@ -93,7 +93,7 @@ async def _read_whole(
         if response.status in BUSY_STATUSES or response.status >= 500:
             raise Failure("5xx", upstream_error())
         return LargeAnswer(
-            request.incoming, upstream, response, headers, listener, watchdog,
+            request.incoming, link, response, headers, listener, watchdog,
             begin=body, limit=limit,
         )  # fmt: skip
     headers = {**headers, **to_client(response.headers)}

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.proxy.api.token_estimate import TokenEstimate
+from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.backends.pool import Backends
-from forebay.proxy.backends.upstream import Upstream
 from forebay.proxy.driver import Grant
 from forebay.proxy.kv_events.tokenize import Translator
 from forebay.proxy.relay.backend_request import ShapedRequest
@@ -35,15 +35,15 @@ class Learners:
 class Lessons(StreamListener):
     """Learns from the response to one shaped request."""
 
-    __slots__ = ("_grant", "_learners", "_shaped", "_upstream")
+    __slots__ = ("_grant", "_learners", "_link", "_shaped")
 
     def __init__(
-        self, learners: Learners, shaped: ShapedRequest, grant: Grant, upstream: Upstream
+        self, learners: Learners, shaped: ShapedRequest, grant: Grant, link: BackendLink
     ) -> None:
         self._learners = learners
         self._shaped = shaped
         self._grant = grant
-        self._upstream = upstream
+        self._link = link
 
     def first_event(self) -> None:
         """Report the first output to the policy, the record and the metrics."""
@@ -76,7 +76,7 @@ class Lessons(StreamListener):
         model = self._learners.backends.models.named(parsed.model)
         if model.may_be_adapter or not parsed.dialect.tokenizes:
             return  # the engine keys its blocks by more; /tokenize reads no such body
-        self._learners.translator.offer(self._shaped.body, parsed, self._upstream)
+        self._learners.translator.offer(self._shaped.body, parsed, self._link)
 
     def usage(self, usage: dict[str, Any]) -> None:
         """Learn from the usage of a response. Implausible counts teach nothing."""
@@ -86,7 +86,7 @@ class Lessons(StreamListener):
             return
         self._grant.report_usage(output_tokens, cached_tokens, prompt_tokens)
         record.used(prompt_tokens, cached_tokens or 0, output_tokens)
-        learners.metrics.used(self._upstream.name, prompt_tokens, record.cached_tokens)
+        learners.metrics.used(self._link.name, prompt_tokens, record.cached_tokens)
         learners.estimate.learn(parsed.prompt_bytes, prompt_tokens, parsed.request.tenant)
 
     def no_usage(self, events: int) -> None:
@@ -97,14 +97,14 @@ class Lessons(StreamListener):
         parsed, record = self._shaped.parsed, self._shaped.record
         if parsed.dialect.keeps_responses:
             tokens = record.prompt_tokens + record.output_tokens
-            self._learners.kept.add(response_id, parsed.request, self._upstream.name, tokens)
+            self._learners.kept.add(response_id, parsed.request, self._link.name, tokens)
 
     def cut(self) -> None:
         self._shaped.record.reason = "upstream_stream_error"
-        note_cut(self._learners.metrics, self._upstream)
+        note_cut(self._learners.metrics, self._link)
 
 
-def note_cut(metrics: ProxyMetrics, upstream: Upstream) -> None:
+def note_cut(metrics: ProxyMetrics, link: BackendLink) -> None:
     """Count a stream that ended too early, and probe the backend, which may have died."""
-    metrics.upstream_error(upstream.name, "mid_stream")
-    upstream.poke.set()
+    metrics.upstream_error(link.name, "mid_stream")
+    link.poke.set()

@@ -15,9 +15,9 @@ from forebay.proxy.api.fields import with_members
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends.failures import NO_MODEL, Failure, check_whole
 from forebay.proxy.backends.hold import HeldRequests
+from forebay.proxy.backends.link import BackendLink, must_be_home
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.retries import Tries
-from forebay.proxy.backends.upstream import Upstream, must_be_home
 from forebay.proxy.driver import Grant, Rejected
 from forebay.proxy.http1.errors import upstream_error
 from forebay.proxy.http1.headers import to_backend
@@ -71,7 +71,7 @@ class Relay:
             owned: the id of that response was made for this tenant.
         """
         request = self.kept.going_on(parsed.request, parsed.previous_id, owned=owned)
-        must_be_home(self._backends.upstreams, request.home)
+        must_be_home(self._backends.links, request.home)
         return replace(parsed, request=request)
 
     async def serve(
@@ -85,22 +85,20 @@ class Relay:
         """
         with Tries(self._attempts.budget) as tries:
             while True:
-                upstream = self._backends.upstreams[grant.send.backend]
+                link = self._backends.links[grant.send.backend]
                 try:
-                    return await self._send(shaped, grant, upstream, tries)
+                    return await self._send(shaped, grant, link, tries)
                 except Failure as failure:
                     shaped.missed = failure.kind == NO_MODEL
                     if shaped.missed:
-                        self._backends.models.forget(upstream, shaped.parsed.model)
-                    self._metrics.upstream_error(upstream.name, failure.kind)
+                        self._backends.models.forget(link, shaped.parsed.model)
+                    self._metrics.upstream_error(link.name, failure.kind)
                     # A fleet that is busy as a whole must not get every request twice.
                     model = grant.send.request.model
-                    hopeless = failure.declined and not self._backends.others_willing(
-                        upstream, model
-                    )
+                    hopeless = failure.declined and not self._backends.others_willing(link, model)
                     if hopeless or not tries.again(failure.retry):
                         return failure.result()
-                    self._metrics.retries.of[(upstream.name,)].inc()
+                    self._metrics.retries.of[(link.name,)].inc()
                     try:
                         send = await grant.retry(refused=failure.retry == "refused")
                     except Rejected:  # no other backend: the first one's response stands
@@ -110,14 +108,14 @@ class Relay:
                     shaped.record.sent(send, self._clock())
 
     async def _send(
-        self, shaped: ShapedRequest, grant: Grant, upstream: Upstream, tries: Tries
+        self, shaped: ShapedRequest, grant: Grant, link: BackendLink, tries: Tries
     ) -> web.StreamResponse:
         """Ask one backend. Raises Failure while only heartbeats have been sent to the client.
 
         Raises ApiError for an error that is too large for an event.
         """
         with self._attempts.start_shaped(
-            grant, upstream, tries, shows_first_token=shaped.parsed.streams
+            grant, link, tries, shows_first_token=shaped.parsed.streams
         ) as attempt:
             response = await self._first_response(shaped, grant, attempt)
         # Not isinstance(response, web.Response): that class is abstract, which takes a Python call.
@@ -133,11 +131,11 @@ class Relay:
 
         Of a large response the beginning is enough: the engine has computed all of it by then.
         """
-        upstream = attempt.upstream
-        lessons = Lessons(self._learners, shaped, grant, upstream)
+        link = attempt.link
+        lessons = Lessons(self._learners, shaped, grant, link)
         response = await self._attempts.ask(attempt, _to_send(shaped, grant), lessons)
         if shaped.missed and response.status == 200:
-            self._backends.models.learn(upstream, shaped.parsed.model)
+            self._backends.models.learn(link, shaped.parsed.model)
         if isinstance(response, Stream):
             return response
         fields = None
@@ -146,7 +144,7 @@ class Relay:
             fields = check_whole(response.status, response.body)
             if fields is None and response.status == 200:
                 # For another backend to compute it again would not help.
-                self._metrics.upstream_error(upstream.name, "not_json")
+                self._metrics.upstream_error(link.name, "not_json")
         if response.status == 200:
             lessons.whole_response(fields)
         return response

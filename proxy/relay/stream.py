@@ -9,7 +9,7 @@ import orjson
 from aiohttp import web
 
 from forebay.proxy.backends.failures import BUSY_STATUSES, Failure, full
-from forebay.proxy.backends.upstream import Upstream
+from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.http1.client.backend_errors import BrokenAnswer, UpstreamFault
 from forebay.proxy.http1.client.connection import Sink, UpstreamResponse
 from forebay.proxy.http1.errors import stream_error_event, upstream_error
@@ -68,7 +68,7 @@ class Stream:
     def __init__(
         self,
         request: BackendRequest,
-        upstream: Upstream,
+        link: BackendLink,
         response: UpstreamResponse,
         headers: dict[str, str],
         listener: StreamListener,
@@ -81,7 +81,7 @@ class Stream:
         self._opens = dialect.opens if dialect is not None else frozenset()
         self._ping = dialect.ping if dialect is not None else ""
         self._ends = [f'"{kind}"'.encode() for kind in dialect.ends] if dialect is not None else []
-        self._upstream = upstream
+        self._link = link
         self._response = response
         self._headers = headers
         self._opening = opening if opening is not None and opening.on else None
@@ -116,7 +116,7 @@ class Stream:
             chunk = await self._response.read()
             if not chunk:
                 raise BrokenAnswer("the stream ended before its first event")
-            self._upstream.heard = True
+            self._link.heard = True
             before, held, heartbeats = len(self._ready), bytearray(), bytearray()
             for raw, payload in self._events(chunk):
                 if payload and not seen:
@@ -229,7 +229,7 @@ class Stream:
         looked up once, and lives in closures.
         """
         # Look up everything that the closures need.
-        upstream, response, write = self._upstream, self._response, transport.write
+        link, response, write = self._link, self._response, transport.write
         plain: Callable[[bytes], bool] = self._scanner.plain
         plain_chunks: Callable[[bytes], bool] = self._chunks.plain
         if self._ends:  # the last event looks like any other
@@ -239,7 +239,7 @@ class Stream:
         self._relayed = lambda: relayed
 
         def send(piece: bytes) -> bool:
-            upstream.heard = watch.heard = True
+            link.heard = watch.heard = True
             if plain(piece):
                 self._event_count += piece.count(b"\n\n")
                 more = True
@@ -258,7 +258,7 @@ class Stream:
             nonlocal relayed
             if not plain_chunks(chunks) or is_closing():
                 return False
-            upstream.heard = watch.heard = True
+            link.heard = watch.heard = True
             relayed += 1
             write(chunks)
             if untaken() > UNTAKEN_BYTES:

@@ -9,11 +9,11 @@ from aiohttp import web
 
 from forebay.proxy.api.dialects.usage import usage_tokens
 from forebay.proxy.backends.failures import NO_MODEL, Failure
+from forebay.proxy.backends.link import BackendLink, must_be_home
 from forebay.proxy.backends.models import Wanted
 from forebay.proxy.backends.passing import LEAST_TOKENS
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.retries import Tries
-from forebay.proxy.backends.upstream import Upstream, must_be_home
 from forebay.proxy.config.paths import ENGINELESS
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.sse import read_object
@@ -46,27 +46,27 @@ class UnshapedRelay:
         failure: Failure | None = None
         path, route = request.target.partition("?")[0], model.route
         tenant, tokens = record.tenant, _work_tokens(request, path, record)
-        upstream = (
-            must_be_home(self._backends.upstreams, home)
+        link = (
+            must_be_home(self._backends.links, home)
             if home
             else self._backends.next_up(path, route, None, tenant, tokens)
         )
         with Tries(self._attempts.budget) as tries:
-            while upstream is not None:
-                async with self._backends.passed_on.slot(upstream, tenant, tokens):
+            while link is not None:
+                async with self._backends.passed_on.slot(link, tenant, tokens):
                     try:
-                        with self._attempts.start(upstream, tries, route) as attempt:
-                            record.backend = upstream.name
-                            listener = UnshapedStreamListener(self._metrics, upstream)
+                        with self._attempts.start(link, tries, route) as attempt:
+                            record.backend = link.name
+                            listener = UnshapedStreamListener(self._metrics, link)
                             response = await self._attempts.ask(attempt, request, listener)
                     except Failure as failed:
                         failure = failed
-                        self._note_failure(upstream, failed, model, tries)
+                        self._note_failure(link, failed, model, tries)
                         # A refused connection is no attempt, but nothing else bounds their number.
                         retry = "lost" if failed.retry == "refused" else failed.retry
                         again = not home and tries.again(retry)
-                        upstream = (
-                            self._backends.next_up(path, route, upstream, tenant, tokens)
+                        link = (
+                            self._backends.next_up(path, route, link, tenant, tokens)
                             if again
                             else None
                         )
@@ -74,10 +74,10 @@ class UnshapedRelay:
                     # A response that needs no engine proves as little as /health. If it counted, a
                     # backend that fails all else would stay in use while /v1/models is polled.
                     if tokens:
-                        self._backends.answered(upstream.name, "", tries.suspects)
+                        self._backends.answered(link.name, "", tries.suspects)
                     lacked = failure is not None and failure.kind == NO_MODEL
                     if lacked and response.status == 200:
-                        self._backends.models.learn(upstream, model.name)
+                        self._backends.models.learn(link, model.name)
                     if isinstance(response, web.Response):
                         _note_usage(record, response)
                         return response
@@ -87,12 +87,12 @@ class UnshapedRelay:
         return failure.result()
 
     def _note_failure(
-        self, upstream: Upstream, failure: Failure, model: Wanted, tries: Tries
+        self, link: BackendLink, failure: Failure, model: Wanted, tries: Tries
     ) -> None:
-        self._backends.failed(upstream.name, "", failure, tries.suspects, model.route)
-        self._metrics.upstream_error(upstream.name, failure.kind)
+        self._backends.failed(link.name, "", failure, tries.suspects, model.route)
+        self._metrics.upstream_error(link.name, failure.kind)
         if failure.kind == NO_MODEL:
-            self._backends.models.forget(upstream, model.name)
+            self._backends.models.forget(link, model.name)
 
 
 def _work_tokens(request: BackendRequest, path: str, record: RequestRecord) -> int:
@@ -114,11 +114,11 @@ def _note_usage(record: RequestRecord, response: web.Response) -> None:
 class UnshapedStreamListener(StreamListener):
     """Reports streams that were cut."""
 
-    __slots__ = ("_metrics", "_upstream")
+    __slots__ = ("_link", "_metrics")
 
-    def __init__(self, metrics: ProxyMetrics, upstream: Upstream) -> None:
+    def __init__(self, metrics: ProxyMetrics, link: BackendLink) -> None:
         self._metrics = metrics
-        self._upstream = upstream
+        self._link = link
 
     def cut(self) -> None:
-        note_cut(self._metrics, self._upstream)
+        note_cut(self._metrics, self._link)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import aiohttp
 from aiohttp import web
 
-from forebay.proxy.backends.upstream import Upstream
+from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.http1.client.backend_errors import AnswerTooLarge, UpstreamFault
 from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.headers import to_client
@@ -70,7 +70,7 @@ class LargeAnswer:
     def __init__(
         self,
         incoming: web.BaseRequest,
-        upstream: Upstream,
+        link: BackendLink,
         response: UpstreamResponse,
         headers: dict[str, str],
         listener: StreamListener,
@@ -80,7 +80,7 @@ class LargeAnswer:
         limit: int,
     ) -> None:
         self._incoming = incoming
-        self._upstream = upstream
+        self._link = link
         self._response = response
         self._headers = headers
         self._begin = begin
@@ -137,7 +137,7 @@ class LargeAnswer:
         write, untaken = transport.write, transport.get_write_buffer_size
 
         def send(piece: bytes) -> bool:
-            self._upstream.heard = watch.heard = True
+            self._link.heard = watch.heard = True
             self._left -= len(piece)
             self._search(piece)
             if self._failed or transport.is_closing():

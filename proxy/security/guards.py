@@ -61,9 +61,9 @@ class Security:
         self.response_ids = ResponseIds(self._secret)
         self.tls = ServerTls(certificate) if certificate is not None else None
         # None: the system's authorities, loaded when first needed.
-        upstream = config.upstream_tls
-        plain = upstream == UpstreamTls()
-        self.upstream_tls = None if plain else client_context(upstream.ca, upstream.verify)
+        link = config.upstream_tls
+        plain = link == UpstreamTls()
+        self.upstream_tls = None if plain else client_context(link.ca, link.verify)
 
     def reload(self, config: Config) -> None:
         """Read and apply keys, tenants and certificate.

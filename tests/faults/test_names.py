@@ -54,9 +54,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameServer]:
 
 
 def forget_connections(on: Stage) -> None:
-    for upstream in on.proxy.backends.upstreams.values():
-        while upstream.origin._idle:
-            upstream.origin._idle.pop().close()
+    for link in on.proxy.backends.links.values():
+        while link.origin._idle:
+            link.origin._idle.pop().close()
 
 
 async def ask(on: Stage) -> None:

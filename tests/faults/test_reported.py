@@ -25,9 +25,9 @@ LABELS = (
 def test_the_label_of_the_kv_cache_counts_before_the_product(label: bytes, tokens: int) -> None:
     async def scene(on: Stage, backends: list[RawBackend]) -> None:
         backends[0].metrics = LABELS % label
-        upstream = on.proxy.backends.upstreams["b0"]
-        await on.proxy.backends.prober._ask_size(upstream)
-        assert upstream.kv_tokens == tokens
+        link = on.proxy.backends.links["b0"]
+        await on.proxy.backends.prober._ask_size(link)
+        assert link.kv_tokens == tokens
 
     on_stage(scene, None)
 

@@ -60,10 +60,10 @@ class Short:
 def run_short(on: Stage, error: OSError) -> Short:
     """From now on no connection to a backend can be made; those that are kept are closed."""
     short = Short(asyncio.get_running_loop(), error)
-    for upstream in on.proxy.backends.upstreams.values():
-        while upstream.origin._idle:
-            upstream.origin._idle.pop().close()
-        upstream.origin._loop = short  # type: ignore[assignment]
+    for link in on.proxy.backends.links.values():
+        while link.origin._idle:
+            link.origin._idle.pop().close()
+        link.origin._loop = short  # type: ignore[assignment]
     return short
 
 
@@ -126,13 +126,13 @@ def test_no_backend_is_blamed(number: int) -> None:
             assert response.status == 503
             assert (await error_of(response))["code"] == "overloaded"
         await asyncio.sleep(10)  # many probes
-        assert all(u.up for u in on.proxy.backends.upstreams.values())
+        assert all(u.up for u in on.proxy.backends.links.values())
         assert not any("is down" in line for line in on.said)
         # Once for each backend, not at every probe.
         assert sum(ASKED_IN_VAIN in line for line in on.said) == 2
         assert 'kind="shortage"' in on.proxy.metrics.text().decode()
-        for upstream in on.proxy.backends.upstreams.values():
-            upstream.origin._loop = asyncio.get_running_loop()
+        for link in on.proxy.backends.links.values():
+            link.origin._loop = asyncio.get_running_loop()
         async with on.post() as response:
             assert response.status == 200
 

@@ -255,7 +255,7 @@ async def stage(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         )
         needed = len(urls) if wait_up is None else wait_up
-        while sum(u.up for u in proxy.backends.upstreams.values()) < needed:  # noqa: ASYNC110
+        while sum(u.up for u in proxy.backends.links.values()) < needed:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         yield Stage(proxy, client, said)
 

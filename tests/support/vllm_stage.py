@@ -57,8 +57,8 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def is_up(scene: Stage, name: str, up: bool = True) -> None:
-    upstream = scene.proxy.backends.upstreams[name]
-    while upstream.up != up:  # noqa: ASYNC110
+    link = scene.proxy.backends.links[name]
+    while link.up != up:  # noqa: ASYNC110
         await asyncio.sleep(LOOK_S)
 
 

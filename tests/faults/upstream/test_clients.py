@@ -345,9 +345,9 @@ class TestReading:
                 writer.close()
 
             deaf = await asyncio.start_server(reads_nothing, "127.0.0.1", 0, limit=1024)
-            upstream = on.proxy.backends.upstreams["b0"]
+            link = on.proxy.backends.links["b0"]
             port = deaf.sockets[0].getsockname()[1]
-            upstream.origin = Origin(f"http://127.0.0.1:{port}", 5.0)
+            link.origin = Origin(f"http://127.0.0.1:{port}", 5.0)
             body = {**STREAMED, "user": "x" * (12 << 20)}
             client = await Raw.connect(on)
             client.post(body)

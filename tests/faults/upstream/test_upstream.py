@@ -166,7 +166,7 @@ class TestHangs:
 
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             first, hung, other = backends
-            up = {name: upstream for name, upstream in on.proxy.backends.upstreams.items()}
+            up = {name: link for name, link in on.proxy.backends.links.items()}
             hung.healthy = other.healthy = False
             await until(lambda: not (up["b1"].up or up["b2"].up))
             (spent,) = at_once(on, 1)
@@ -228,11 +228,11 @@ class TestHangs:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             real = on.proxy.backends.open
 
-            async def opened(method: str, upstream: Any, *rest: Any) -> UpstreamResponse:
-                if upstream.name == "b0":
+            async def opened(method: str, link: Any, *rest: Any) -> UpstreamResponse:
+                if link.name == "b0":
                     await asyncio.sleep(2)
                     raise ConnectFault
-                return await real(method, upstream, *rest)
+                return await real(method, link, *rest)
 
             on.proxy.backends.open = opened  # type: ignore[method-assign,assignment]
             for _ in range(4):

@@ -106,7 +106,7 @@ def test_a_backend_that_is_down_stays_down_when_it_is_taken_back() -> None:
             backend.healthy = False
             await asyncio.sleep(10)
             await tell(on, "/backends/b0/ready")
-            assert not on.proxy.backends.upstreams["b0"].up
+            assert not on.proxy.backends.links["b0"].up
             backend.healthy = True
             await asyncio.sleep(10)
             async with on.post() as response:

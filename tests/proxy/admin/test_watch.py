@@ -97,8 +97,8 @@ def test_a_check_that_fails_is_logged_once_and_ends_nothing(
 def test_a_large_fleet_is_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    async def facts(_: object, upstreams: list[Any]) -> list[dict[str, Any]]:
-        asked.extend(upstream.name for upstream in upstreams)
+    async def facts(_: object, links: list[Any]) -> list[dict[str, Any]]:
+        asked.extend(link.name for link in links)
         return []
 
     monkeypatch.setattr(watch, "backend_facts", facts)
@@ -107,7 +107,7 @@ def test_a_large_fleet_is_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None
 
     async def scene(on: Stage, backends: list[RawBackend]) -> None:
         await asyncio.sleep(3 * EVERY_S + 1.0)
-        assert sorted(asked) == sorted(2 * list(on.proxy.backends.upstreams))
+        assert sorted(asked) == sorted(2 * list(on.proxy.backends.links))
 
     on_stage(scene, None, None, None)
 

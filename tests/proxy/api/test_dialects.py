@@ -521,12 +521,12 @@ class TestPreviousResponse:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             made, other = backends
             other.healthy = False
-            await until(lambda: not on.proxy.backends.upstreams["b1"].up)
+            await until(lambda: not on.proxy.backends.links["b1"].up)
             async with on.post(asked(RESPONSES), RESPONSES.path) as response:
                 assert response.status == 200
             other.healthy, made.healthy = True, False
-            upstreams = on.proxy.backends.upstreams
-            await until(lambda: upstreams["b1"].up and not upstreams["b0"].up)
+            links = on.proxy.backends.links
+            await until(lambda: links["b1"].up and not links["b0"].up)
             body = asked(RESPONSES, previous_response_id="r1")
             async with on.post(body, RESPONSES.path) as response:
                 assert response.status == 503  # the conversation is not lost
@@ -534,7 +534,7 @@ class TestPreviousResponse:
                 assert response.headers["retry-after"] == "1"
             assert not other.calls
             made.healthy = True
-            await until(lambda: upstreams["b0"].up)
+            await until(lambda: links["b0"].up)
             async with on.post(body, RESPONSES.path) as response:
                 assert response.status == 200
 

@@ -32,7 +32,7 @@ async def status(on: Stage, model: str = "") -> int:
 
 async def go_down(on: Stage, backend: RawBackend, name: str = "b0") -> None:
     backend.healthy = False
-    await until(lambda: not on.proxy.backends.upstreams[name].up)
+    await until(lambda: not on.proxy.backends.links[name].up)
 
 
 def held(on: Stage) -> int:
@@ -217,7 +217,7 @@ def test_a_model_that_is_known_only_once_its_server_is_up() -> None:
             await settle()
             assert held(on) == 1
             one.healthy = True
-            await until(lambda: on.proxy.backends.upstreams["b0"].up)
+            await until(lambda: on.proxy.backends.links["b0"].up)
             assert await status(on, "one") == 200
             assert held(on) == 1  # nobody that is up names it, and one has told nothing yet
             two.healthy = True

@@ -97,7 +97,7 @@ class TestRouting:
                 large.serve = broken
                 assert await ask(on, "large") == 502
                 large.healthy = False
-                await until(lambda: not on.proxy.backends.upstreams["b1"].up)
+                await until(lambda: not on.proxy.backends.links["b1"].up)
                 async with on.post({"model": "large", "prompt": "x"}) as response:
                     assert response.status == 503
                     assert (await error_of(response))["code"] == "no_backend_available"
@@ -235,13 +235,13 @@ class TestRouting:
     def test_a_backend_that_never_tells_is_asked_once_each_time_it_comes_up(self) -> None:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             (backend,) = backends
-            upstream = on.proxy.backends.upstreams["b0"]
+            link = on.proxy.backends.links["b0"]
             await asyncio.sleep(100)
             assert backend.models_asked == 1
             backend.healthy = False
-            await until(lambda: not upstream.up)
+            await until(lambda: not link.up)
             backend.models, backend.healthy = TINY, True
-            await until(lambda: upstream.up)
+            await until(lambda: link.up)
             await asyncio.sleep(100)
             assert backend.models_asked == 2 + 3
             assert on.proxy.backends.models.lists("tiny")
@@ -266,12 +266,12 @@ class TestRouting:
         async def main() -> None:
             async with AsyncExitStack() as stack:
                 on, tiny, large = await two_models(stack)
-                upstream = on.proxy.backends.upstreams["b1"]
+                link = on.proxy.backends.links["b1"]
                 large.healthy = False
-                await until(lambda: not upstream.up)
+                await until(lambda: not link.up)
                 large.models = {"larger": {}}
                 large.healthy = True
-                await until(lambda: upstream.up)
+                await until(lambda: link.up)
                 assert await ask(on, "larger") == 200
                 assert asked_for(large) == ["larger"]
                 assert asked_for(tiny) == []
@@ -282,7 +282,7 @@ class TestRouting:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
             assert await ask(on, "large") == 200
             assert on.proxy.backends.models.find("large").route == ""
-            assert on.proxy.backends.upstreams["b0"].ask_models_at == float("inf")
+            assert on.proxy.backends.links["b0"].ask_models_at == float("inf")
 
         on_stage(scene, None, each={"models": ["large"]})
 
@@ -380,7 +380,7 @@ class TestRouting:
                     urls.append((await stack.enter_async_context(backend.running())).url)
                 on = await stack.enter_async_context(stage(urls))
                 backends = on.proxy.backends
-                first, second = backends.upstreams.values()
+                first, second = backends.links.values()
                 assert not backends.others_up(first, "lora")
                 assert backends.others_up(first, "base")
                 assert backends.others_up(second, "lora")

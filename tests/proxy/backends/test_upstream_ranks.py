@@ -176,7 +176,7 @@ def test_a_rank_that_the_server_does_not_have_gets_no_work() -> None:
                 "it will be used once it answers"
             ) in on.said
             backend.metrics = engines(100, 100, 100)  # restarted with more
-            await until(lambda: on.proxy.backends.upstreams["b0-rank2"].up)
+            await until(lambda: on.proxy.backends.links["b0-rank2"].up)
 
     run(main())
 
@@ -227,7 +227,7 @@ def test_a_dead_server_loses_all_lanes_and_no_request(path: str) -> None:
             # Its connections break, and it refuses new ones.
             told = await waiting + await ask(on, 16, path=path)
             assert [status for status, _ in told] == [200] * 32
-            dead = [u for u in on.proxy.backends.upstreams.values() if u.config.url == bad.url]
+            dead = [u for u in on.proxy.backends.links.values() if u.config.url == bad.url]
             await until(lambda: not any(lane.up for lane in dead))
             on.assert_nothing_held()
 
@@ -265,7 +265,7 @@ def test_a_reload_changes_the_number_of_ranks_and_loses_nothing(tmp_path: Path) 
                     await asyncio.sleep(1)
                     names = {f"b0-rank{n}" for n in range(ranks)} if ranks > 1 else {"b0"}
                     assert set(core) == names
-                    assert all(upstream.up for upstream in on.proxy.backends.upstreams.values())
+                    assert all(link.up for link in on.proxy.backends.links.values())
                     told += await ask(on, 20)
                 assert {status for status, _ in told} == {200}
                 asked = backend.health_asked
@@ -291,6 +291,6 @@ def test_a_refused_rank_reaches_the_client_as_vllm_says_it() -> None:
 
     async def scene(on: Stage, backends: list[RawBackend]) -> None:
         assert [status for status, _ in await ask(on)] == [400]
-        assert all(upstream.up for upstream in on.proxy.backends.upstreams.values())
+        assert all(link.up for link in on.proxy.backends.links.values())
 
     on_stage(scene, out_of_range, each={"data_parallel": 4}, wait_up=4)

@@ -24,7 +24,7 @@ from proxy_stage import (
 )
 
 from forebay.proxy.backends.failures import Failure
-from forebay.proxy.backends.upstream import Upstream
+from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.config.diff import (
     IN_PLACE,
     NEEDS_RESTART,
@@ -186,7 +186,7 @@ def test_a_backend_is_replaced_while_it_streams(tmp_path: Path) -> None:
                 held.end.set()
                 assert (await streaming.read()).endswith(DONE)
             await asyncio.sleep(1)
-            assert list(shaper.backends) == list(on.proxy.backends.upstreams) == ["b1"]
+            assert list(shaper.backends) == list(on.proxy.backends.links) == ["b1"]
             assert "backend b0 is removed" in on.said
             assert on.proxy.reloader.generation == 1
             on.assert_nothing_held()
@@ -542,12 +542,12 @@ class TestKvSize:
                 real = on.proxy.backends.prober.get
 
                 async def late(
-                    upstream: Upstream, path: str, headers: object = None
+                    link: BackendLink, path: str, headers: object = None
                 ) -> tuple[int, bytes]:
                     if path == "/metrics":
                         await told.wait()
                         return 200, CACHE
-                    return await real(upstream, path)
+                    return await real(link, path)
 
                 on.proxy.backends.prober.get = late  # type: ignore[method-assign]
                 await asyncio.sleep(40)  # it is asked again
@@ -583,7 +583,7 @@ def test_a_fault_of_ours_in_a_probe_is_a_failed_probe(
                 for name in ("b0", "b1"):
                     assert on.said.count(f"backend {name} cannot be probed: {why}") == 1
             await asyncio.sleep(2)
-            assert all(upstream.up for upstream in on.proxy.backends.upstreams.values())
+            assert all(link.up for link in on.proxy.backends.links.values())
 
     run(main())
 
@@ -628,7 +628,7 @@ def test_a_backend_that_leaves_in_the_turn_in_which_it_is_poked_is_asked_no_more
             await settle()
             backends = on.proxy.backends
             probe = backends.prober.tasks["b0"]
-            backends.upstreams["b0"].poke.set()
+            backends.links["b0"].poke.set()
             for _ in range(turns):
                 await asyncio.sleep(0)
             backends.leave("b0")

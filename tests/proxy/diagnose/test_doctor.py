@@ -186,7 +186,7 @@ def test_a_backend_that_dies_and_one_that_fails() -> None:
             hangs = RawBackend()
             async with hangs.running(), stage([good.url, hangs.url], each=CHUNKED) as on:
                 hangs.healthy = hangs.metrics = None
-                await until(lambda: not on.proxy.backends.upstreams["b1"].up)
+                await until(lambda: not on.proxy.backends.links["b1"].up)
                 found = examine(await scene_of(on))
             assert [one.text for one in found if one.text.startswith("b1 ")] == [found[0].text]
             assert found[0].remedy.startswith("restart it if it hangs")  # one for one cause

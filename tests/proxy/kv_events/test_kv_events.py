@@ -23,7 +23,7 @@ from proxy_stage import SHARED_LOOP, Stage, stage
 from said import Said
 
 from forebay.proxy.api.dialects import DIALECTS
-from forebay.proxy.backends.upstream import Upstream
+from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.config.backends import BackendConfig
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
@@ -332,7 +332,7 @@ def test_a_restarted_engine_is_known_by_its_numbers() -> None:
             await warmed(scene)
             before = len(scene.proxy.said)
             await scene.stop_engine()
-            up = scene.proxy.proxy.backends.upstreams["b0"]
+            up = scene.proxy.proxy.backends.links["b0"]
             await scene.until(lambda: not up.up)
             assert scene.mode == "believed"  # whatever it holds when it comes back
             await scene.start_engine()
@@ -479,13 +479,13 @@ async def translating(
 ) -> AsyncIterator[Callable[[bytes, Request], None]]:
     """A translator at work without an engine; offer it prompts of token ids."""
     url = "http://127.0.0.1:1"
-    upstream = Upstream(BackendConfig(name="b0", url=url), Origin(url, 1.0))
-    backends = SimpleNamespace(upstreams={upstream.name: upstream})
+    link = BackendLink(BackendConfig(name="b0", url=url), Origin(url, 1.0))
+    backends = SimpleNamespace(links={link.name: link})
     translator = Translator(cast(Any, backends), translations, 2_048, said)
 
     def offer(body: bytes, request: Request) -> None:
         asked = cast(Any, SimpleNamespace(request=request, prompt_bytes=0))
-        translator.offer(body, asked, upstream)
+        translator.offer(body, asked, link)
 
     task = asyncio.create_task(translator.run())
     yield offer

@@ -109,9 +109,9 @@ def test_the_recording_says_something(recording: Recording) -> None:
 def test_the_kv_size_is_that_of_the_label(recording: Recording) -> None:
     async def scene(on: Stage, backends: list[RawBackend]) -> None:
         backends[0].metrics = "\n".join([*recording.metrics, ""]).encode()
-        upstream = on.proxy.backends.upstreams["b0"]
-        await on.proxy.backends.prober._ask_size(upstream)
-        assert upstream.kv_tokens == pytest.approx(label(recording, "kv_cache_size_tokens"), 0.01)
+        link = on.proxy.backends.links["b0"]
+        await on.proxy.backends.prober._ask_size(link)
+        assert link.kv_tokens == pytest.approx(label(recording, "kv_cache_size_tokens"), 0.01)
 
     on_stage(scene, None)
     product = label(recording, "num_gpu_blocks") * label(recording, "block_size")

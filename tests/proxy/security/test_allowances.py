@@ -91,7 +91,7 @@ def test_a_tenant_uses_its_models_only(tmp_path: Path, aliases: dict[str, str]) 
 
     async def with_models(on: Stage, backends: list[RawBackend]) -> None:
         backends[0].models = models
-        await on.proxy.backends.prober.ask_models(on.proxy.backends.upstreams["b0"])
+        await on.proxy.backends.prober.ask_models(on.proxy.backends.links["b0"])
         await scene(on, backends)
 
     scene_of(tmp_path, with_models, *serves, acme=acme, models=aliases)

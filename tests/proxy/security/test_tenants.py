@@ -70,11 +70,11 @@ def test_embeddings_that_no_backend_answers_use_no_quota(tmp_path: Path) -> None
             async with on.post(body, path="/v1/embeddings", headers=key) as response:
                 return int(response.status)
 
-        upstream = on.proxy.backends.upstreams["b0"]
+        link = on.proxy.backends.links["b0"]
         assert await ask(b'{"input": ' + b"x" * 3_600) == 400
-        good, upstream.origin = upstream.origin, Origin("http://127.0.0.1:9", 1.0)
+        good, link.origin = link.origin, Origin("http://127.0.0.1:9", 1.0)
         assert [await ask({"input": "x" * 3_600}) for _ in range(2)] == [503, 503]
-        upstream.origin = good
+        link.origin = good
         await asyncio.sleep(5)  # its health is asked again
         assert await ask({"input": "x" * 3_600}) == 200
 

@@ -97,9 +97,9 @@ class TestLines:
 
     def test_an_embedding_that_no_server_got_has_no_line(self, tmp_path: Path) -> None:
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            upstream = on.proxy.backends.upstreams["b0"]
-            upstream.origin.close()
-            upstream.origin = Origin("http://127.0.0.1:9", 1.0)
+            link = on.proxy.backends.links["b0"]
+            link.origin.close()
+            link.origin = Origin("http://127.0.0.1:9", 1.0)
             async with on.post({"input": "x"}, path="/v1/embeddings") as response:
                 assert response.status == 503
 
@@ -165,9 +165,9 @@ class TestLines:
                 assert response.status == 400
             async with on.client.get(on.url + "/version") as response:
                 assert response.status == 200
-            upstream = on.proxy.backends.upstreams["b0"]
-            upstream.origin.close()
-            upstream.origin = Origin("http://127.0.0.1:9", 1.0)
+            link = on.proxy.backends.links["b0"]
+            link.origin.close()
+            link.origin = Origin("http://127.0.0.1:9", 1.0)
             async with on.post() as response:
                 assert response.status == 503
 

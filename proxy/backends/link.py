@@ -23,7 +23,7 @@ STATE_EVENTS: dict[State, LogEvent] = {
 
 
 @dataclass(slots=True)
-class Upstream:
+class BackendLink:
     """One backend as the network sees it.
 
     Attributes:
@@ -103,64 +103,64 @@ class Upstream:
         self.ask_models_at = inf if names else -inf
 
 
-def any_up(upstreams: Mapping[str, Upstream], model: str = "") -> bool:
+def any_up(links: Mapping[str, BackendLink], model: str = "") -> bool:
     """True if a backend of the model is up. "" is any model."""
-    return any(upstream.up and upstream.serves(model) for upstream in upstreams.values())
+    return any(link.up and link.serves(model) for link in links.values())
 
 
 def others(
-    upstreams: Mapping[str, Upstream], upstream: Upstream | None, model: str
-) -> list[Upstream]:
+    links: Mapping[str, BackendLink], link: BackendLink | None, model: str
+) -> list[BackendLink]:
     """Return the other backends of a model."""
-    return [other for other in upstreams.values() if other is not upstream and other.serves(model)]
+    return [other for other in links.values() if other is not link and other.serves(model)]
 
 
 def up_besides(
-    upstreams: Mapping[str, Upstream], but: Upstream | None, model: str
-) -> list[Upstream]:
+    links: Mapping[str, BackendLink], but: BackendLink | None, model: str
+) -> list[BackendLink]:
     """Return the other backends of a model that are up, at other servers if possible."""
-    up = [other for other in others(upstreams, but, model) if other.up]
+    up = [other for other in others(links, but, model) if other.up]
     if but is None:
         return up
     return [other for other in up if not _at_one_server(other, but)] or up
 
 
-def _at_one_server(upstream: Upstream, other: Upstream) -> bool:
+def _at_one_server(link: BackendLink, other: BackendLink) -> bool:
     """True if two backends are lanes of one server, or the same backend."""
-    return upstream.config.url == other.config.url
+    return link.config.url == other.config.url
 
 
-def lanes_beside(upstreams: Mapping[str, Upstream], upstream: Upstream | None) -> list[Upstream]:
+def lanes_beside(links: Mapping[str, BackendLink], link: BackendLink | None) -> list[BackendLink]:
     """Return the backends at the same server: all of its lanes, or the backend itself.
 
     None, a backend that has left, has none.
     """
-    if upstream is None:
+    if link is None:
         return []
-    if rank_of(upstream.config) is None:
-        return [upstream]
-    return [lane for lane in upstreams.values() if _at_one_server(lane, upstream)]
+    if rank_of(link.config) is None:
+        return [link]
+    return [lane for lane in links.values() if _at_one_server(lane, link)]
 
 
-def must_be_home(upstreams: Mapping[str, Upstream], name: str) -> Upstream | None:
+def must_be_home(links: Mapping[str, BackendLink], name: str) -> BackendLink | None:
     """Return the backend of this name, or None if unknown. Raises ApiError 503 if it is down.
 
     Only it can answer, so no other backend is asked until it is back.
     """
-    upstream = upstreams.get(name)
-    if upstream is not None and not upstream.up:
+    link = links.get(name)
+    if link is not None and not link.up:
         raise errors.no_backend()
-    return upstream
+    return link
 
 
-def say_transition(say: Say, transition: Transition, upstream: Upstream) -> None:
+def say_transition(say: Say, transition: Transition, link: BackendLink) -> None:
     """Log a change of a backend's state."""
     name, state, reason, why = transition
     line = f"backend {name} is {state.replace('_', '-')}"
     if state != "up":
         line += f" ({why})"
-    elif upstream.kv_tokens < inf:
-        line += f", {upstream.cache_text}"
+    elif link.kv_tokens < inf:
+        line += f", {link.cache_text}"
     if state == "half_open":
         line += "; it is sent one request at a time"
     say(STATE_EVENTS[state], line, name, reason)
