@@ -342,6 +342,8 @@ class Dispatcher:
 
     def correct_charge(self, tenant: str, more_s: float, now: float) -> None:
         self.fairness.correct(tenant, more_s)
+        if more_s < 0.0:
+            self.queues.turn_fell(tenant)
         self._note_use(tenant, more_s, now)
 
     def refund_quota(self, waiting: QueuedRequest, now: float) -> None:

@@ -49,7 +49,7 @@ class Peering:
                 if dispatcher.quotas.any:
                     dispatcher.quotas.take(name, use.prompt_tokens, now)
                 self.spent_elsewhere(name, use.charged - use.refunded, now)
-            dispatcher.queues.reorder()  # another tenant may be next
+            dispatcher.queues.reorder_all()
         return self.settle(now)
 
     def gone(self, peer: str, now: float) -> list[Action]:

@@ -141,7 +141,7 @@ class StartGate:
 
         Else they are ordered by their counters.
         """
-        backend.holdings.scarce, backend.holdings.last = False, frozenset()
+        backend.order_by_counters()
         if self.beside_others(now):
             self._find_scarce(backend, heads_of([backend]), now)
 

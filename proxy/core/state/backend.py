@@ -84,7 +84,7 @@ class Backend:
         self.cache = PrefixCache()
         fair = fairness or Fairness((), 1.0)
         self.holdings = Holdings(fair)
-        self.queues = {bucket.name: BucketQueue(self.holdings.turn) for bucket in buckets}
+        self.queues = {bucket.name: BucketQueue(self.holdings) for bucket in buckets}
         self.turns = Turns(self.queues)
         self.queued = 0
         self.queued_s = 0.0
@@ -202,7 +202,19 @@ class Backend:
         if not self.queued:
             self.queued_s = 0.0
             self.turns.clear()
-            self.holdings.scarce, self.holdings.last = False, frozenset()
+            self.order_by_counters()
+
+    def order_by_counters(self) -> None:
+        """Order tenants by their counters, as nothing is scarce."""
+        holdings = self.holdings
+        last, holdings.scarce, holdings.last = holdings.last, False, frozenset()
+        for tenant in last:
+            self.turn_fell(tenant)
+
+    def turn_fell(self, tenant: str) -> None:
+        """Note that a tenant's turn among those that wait here may have come nearer."""
+        for queue in self.queues.values():
+            queue.turn_fell(tenant)
 
     # Running requests.
 
@@ -376,7 +388,7 @@ class Backend:
     def rebucket(self, buckets: Iterable[Bucket], home: Callable[[Request], str]) -> None:
         """Change the buckets while no request waits. `home` returns a request's new bucket."""
         assert not self.queued
-        self.queues = {bucket.name: BucketQueue(self.holdings.turn) for bucket in buckets}
+        self.queues = {bucket.name: BucketQueue(self.holdings) for bucket in buckets}
         self.turns = Turns(self.queues)
         for sent in self.in_flight.values():
             sent.bucket = home(sent.request)
@@ -397,3 +409,4 @@ def give_back(backend: Backend, sent: InFlight) -> None:
     backend.kv.give_back(sent.request, sent.reserved_tokens)
     if sent.holding is not None:
         backend.holdings.give_back(sent.request.tenant, sent.holding)
+        backend.turn_fell(sent.request.tenant)

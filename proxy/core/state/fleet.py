@@ -67,6 +67,19 @@ class FleetQueues:
         """Find the heads again, because the order of tenants has changed."""
         self._heads = None
 
+    def turn_fell(self, tenant: str) -> None:
+        """Note that a tenant's turn may have come nearer."""
+        for backend in self.backends.values():
+            backend.turn_fell(tenant)
+        self._heads = None
+
+    def reorder_all(self) -> None:
+        """Note that the turn of any tenant may have come nearer."""
+        for backend in self.backends.values():
+            for queue in backend.queues.values():
+                queue.reorder()
+        self._heads = None
+
     def heads(self) -> list[QueuedRequest]:
         """Return the heads of all queues, the most urgent first."""
         if self._heads is None:

@@ -172,13 +172,13 @@ class Holdings:
         held = self._of.get(tenant)
         return 0.0 if held is None else max(held.slots, held.kv)
 
-    def turn(self, tenant: str) -> float:
-        """Return the number that orders tenants, the smallest first."""
-        if tenant in self.last:
-            return inf
-        if not self.scarce:
-            return self._fairness.counter(tenant)
-        return self.part(tenant) / self._fairness.weight(tenant)
+    def turn_by_counter(self, tenant: str) -> float:
+        """Return the number that orders tenants while nothing is scarce, the smallest first."""
+        return inf if tenant in self.last else self._fairness.counter(tenant)
+
+    def turn_by_holding(self, tenant: str) -> float:
+        """Return the number that orders tenants while something is scarce, the smallest first."""
+        return inf if tenant in self.last else self.part(tenant) / self._fairness.weight(tenant)
 
     def holds_less(self, tenant: str, other: str) -> bool:
         """True if a tenant holds less than another tenant, over their weights."""

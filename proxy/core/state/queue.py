@@ -1,18 +1,21 @@
 """Waiting requests: one request, and the bounded queues of one backend.
 
-Questions that every event asks take O(log n) or O(1). `seconds_before` looks at each waiting
-request only if a new request would not be last, and `max_queue` bounds the queue.
+Questions that every event asks take O(log n) or O(1), also in the number of tenants that wait.
+`seconds_before` looks at each waiting request only if a new request would not be last, and
+`max_queue` bounds the queue.
 """
 
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from math import fsum, inf
 
-from forebay.proxy.core.model import MAJORITY, STANDARD, Request
+from forebay.proxy.core.model import CLASSES, MAJORITY, STANDARD, Request
+from forebay.proxy.core.state.kv_budget import Holdings
 
 NONE_EXCLUDED: frozenset[str] = frozenset()
 
 FlowKey = tuple[int, str, int]  # rank among all tenants, tenant, rank among its own requests
+Place = tuple[float, float, int]  # that of a flow among others, the least first
 
 
 class QueuedRequest:
@@ -172,11 +175,56 @@ class DueQueue:
         return sorted(self._waiting.values(), key=lambda w: w.key)
 
 
+class FirstFlow:
+    """Finds the flow with the least place among many.
+
+    A place that it keeps may be too low: it is corrected once it is the least. So a flow must be
+    noted when it is new or its place may have fallen, and not when its place has risen.
+    """
+
+    __slots__ = ("_heap", "_place", "_places")
+
+    def __init__(self, place: Callable[[FlowKey], Place]) -> None:
+        self._place = place
+        self._places: dict[FlowKey, Place] = {}
+        self._heap: list[tuple[Place, FlowKey]] = []
+
+    def note(self, key: FlowKey) -> None:
+        """Note a flow that is new, or whose place may have fallen."""
+        place, known = self._place(key), self._places.get(key)
+        if known is not None and known <= place:
+            return
+        self._places[key] = place
+        heappush(self._heap, (place, key))
+        if len(self._heap) > 2 * len(self._places):  # most of it is outdated
+            self._heap = [(place, key) for key, place in self._places.items()]
+            heapify(self._heap)
+
+    def forget(self, key: FlowKey) -> None:
+        """Forget a flow in which no request waits."""
+        self._places.pop(key, None)
+
+    def first(self) -> FlowKey | None:
+        """Return the flow with the least place."""
+        while self._heap:
+            kept, key = self._heap[0]
+            if self._places.get(key) != kept:
+                heappop(self._heap)
+                continue
+            place = self._place(key)
+            if place == kept:
+                return key
+            self._places[key] = place
+            heapreplace(self._heap, (place, key))
+        return None
+
+
 class BucketQueue:
     """The queue of one bucket on one backend: a DueQueue for each class and tenant that waits.
 
     Args:
-        turn: a number for each tenant; the tenant with the least is next.
+        holdings: says whose turn it is. `turn_fell` must be called if a tenant's turn may have
+            come nearer without a change of this queue, and `reorder` if that of any may have.
 
     Attributes:
         flows: exist while a request waits in them.
@@ -184,28 +232,38 @@ class BucketQueue:
         cold: waiting requests that are no cache hits.
     """
 
-    def __init__(self, turn: Callable[[str], float]) -> None:
-        self._turn = turn
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings = holdings
         self.flows: dict[FlowKey, DueQueue] = {}
         self._only: DueQueue | None = None  # the flow, while there is exactly one
+        # The orders of the flows, kept while there are several: by rank and by deadline.
+        self._by_counter: dict[int, FirstFlow] = {}
+        self._by_holding: dict[int, FirstFlow] = {}
+        self._by_deadline = FirstFlow(self._deadline_place)
         self.count = self.cold = 0
+        self._work_s = 0.0
 
     def __len__(self) -> int:
         return self.count
 
     @property
     def work_s(self) -> float:
-        return fsum(flow.work_s for flow in self.flows.values())
+        return self._work_s if self._only is None else self._only.work_s
 
     def push(self, waiting: QueuedRequest) -> None:
         key = waiting.flow
         flow = self.flows.get(key)
-        if flow is None:
+        if new := flow is None:
             flow = self.flows[key] = DueQueue()
             self._only = flow if len(self.flows) == 1 else None
         flow.push(waiting)
+        if new and len(self.flows) == 2:
+            self.reorder()  # nothing was noted while there was one
+        elif self._only is None:
+            self._note(key)
         self.count += 1
         self.cold += waiting.cold
+        self._work_s += waiting.work_s
 
     def remove(self, waiting: QueuedRequest) -> None:
         key = waiting.flow
@@ -213,11 +271,27 @@ class BucketQueue:
         flow.remove(waiting.request.id)
         self.count -= 1
         self.cold -= waiting.cold
+        self._work_s = self._work_s - waiting.work_s if self.count else 0.0
         if not len(flow):
             del self.flows[key]
+            self._forget(key)
             self._only = None
             if len(self.flows) == 1:
                 self._only = next(iter(self.flows.values()))
+
+    def turn_fell(self, tenant: str) -> None:
+        """Note that a tenant's turn may have come nearer."""
+        if len(self.flows) > 1:
+            for rank in range(len(CLASSES)):
+                for own_rank in range(len(CLASSES)):
+                    if (rank, tenant, own_rank) in self.flows:
+                        self._note((rank, tenant, own_rank))
+
+    def reorder(self) -> None:
+        """Note that the turn of any tenant may have come nearer."""
+        if len(self.flows) > 1:
+            for key in self.flows:
+                self._note(key)
 
     def heads(self) -> list[QueuedRequest]:
         """Return the next request of each class: of the tenant whose turn it is.
@@ -229,27 +303,22 @@ class BucketQueue:
         if self._only is not None:
             only = self._only.head()
             return [only] if only else []
-        best: dict[int, tuple[float, float, int]] = {}
-        next_tenant: dict[int, str] = {}
-        heads: dict[FlowKey, QueuedRequest] = {}
-        for (rank, tenant, own_rank), flow in self.flows.items():
-            if head := flow.head():
-                heads[rank, tenant, own_rank] = head
-                key = (self._turn(tenant), head.due, head.order)
-                if rank not in best or key < best[rank]:
-                    best[rank], next_tenant[rank] = key, tenant
-        return [heads[key] for key in sorted(heads) if key[1] == next_tenant[key[0]]]
+        heads = []
+        by_turn = self._by_holding if self._holdings.scarce else self._by_counter
+        for rank in sorted(by_turn):
+            first = by_turn[rank].first()
+            for own_rank in range(len(CLASSES)) if first is not None else ():
+                flow = self.flows.get((rank, first[1], own_rank))
+                if flow is not None and (head := flow.head()):
+                    heads.append(head)
+        return heads
 
     def earliest(self) -> QueuedRequest | None:
         """Return the request with the earliest deadline."""
         if self._only is not None:
             return self._only.earliest()
-        first: QueuedRequest | None = None
-        for flow in self.flows.values():
-            waiting = flow.earliest()
-            if waiting and (first is None or waiting.deadline < first.deadline):
-                first = waiting
-        return first
+        key = self._by_deadline.first() if self.flows else None
+        return None if key is None else self.flows[key].earliest()
 
     def late_at(self) -> float:
         """Return when its earliest request will have waited long, or inf if no request waits."""
@@ -290,3 +359,36 @@ class BucketQueue:
         """Return all waiting requests in the order in which they are due."""
         waiting = [w for flow in self.flows.values() for w in flow.everyone()]
         return sorted(waiting, key=lambda w: w.key)
+
+    # The orders of several flows.
+
+    def _note(self, key: FlowKey) -> None:
+        """Note a flow whose place in an order may have fallen."""
+        rank = key[0]
+        if rank not in self._by_counter:
+            self._by_counter[rank] = FirstFlow(self._counter_place)
+            self._by_holding[rank] = FirstFlow(self._holding_place)
+        self._by_counter[rank].note(key)
+        self._by_holding[rank].note(key)
+        self._by_deadline.note(key)
+
+    def _forget(self, key: FlowKey) -> None:
+        """Forget a flow in which no request waits any more."""
+        self._by_deadline.forget(key)
+        for orders in (self._by_counter, self._by_holding):
+            if key[0] in orders:
+                orders[key[0]].forget(key)
+
+    def _counter_place(self, key: FlowKey) -> Place:
+        return self._turn_place(key, self._holdings.turn_by_counter(key[1]))
+
+    def _holding_place(self, key: FlowKey) -> Place:
+        return self._turn_place(key, self._holdings.turn_by_holding(key[1]))
+
+    def _turn_place(self, key: FlowKey, turn: float) -> Place:
+        head = self.flows[key].head()
+        return (inf, inf, 0) if head is None else (turn, head.due, head.order)
+
+    def _deadline_place(self, key: FlowKey) -> Place:
+        first = self.flows[key].earliest()
+        return (inf, inf, 0) if first is None else (first.deadline, 0.0, first.order)

@@ -1,5 +1,6 @@
 """Tenants, classes, shares, quotas and limits of the core, each by literal values."""
 
+import random
 from math import inf
 
 import pytest
@@ -22,7 +23,7 @@ from forebay.proxy.core.model import (
 )
 from forebay.proxy.core.policy.admission import ReturnTimes
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.kv_budget import OutputLengths
+from forebay.proxy.core.state.kv_budget import Holding, Holdings, OutputLengths
 from forebay.proxy.core.state.queue import BucketQueue, DueQueue, QueuedRequest
 from forebay.proxy.core.state.shares import Shares
 from forebay.proxy.core.state.tenants import LATELY_S, Fairness, Quotas
@@ -243,7 +244,7 @@ class TestLanes:
     def test_one_tenant_and_one_class_leave_as_from_one_queue(
         self, arrivals: list[tuple[float, bool]]
     ) -> None:
-        lanes, queue = BucketQueue(Fairness((), 1.0).counter), DueQueue()
+        lanes, queue = BucketQueue(Holdings(Fairness((), 1.0))), DueQueue()
         for order, (deadline, leaves) in enumerate(arrivals):
             lanes.push(waiting := waits(order, deadline))
             queue.push(waiting)
@@ -260,7 +261,7 @@ class TestLanes:
 
     def test_classes_then_counters_then_deadlines(self) -> None:
         fair = Fairness((), 1.0)
-        lanes = BucketQueue(fair.counter)
+        lanes = BucketQueue(Holdings(fair))
         fair.arrived("a", 0.0)
         fair.charge("a", 5.0, 0.0)
         fair.account("b")
@@ -276,6 +277,50 @@ class TestLanes:
         assert lanes.earliest() is not None
         assert lanes.earliest().order == 5  # type: ignore[union-attr]
         assert lanes.of_tenant("b") == (2, 2.0)
+
+    @given(st.randoms(use_true_random=False))
+    def test_heads_are_those_that_a_look_at_everyone_finds(self, dice: random.Random) -> None:
+        """Whatever changes the turns of tenants: charges, refunds, holdings, batches, removals."""
+        fair = Fairness([Tenant("a", 2.0)], 1.0)
+        holdings = Holdings(fair)
+        lanes, here, held = BucketQueue(holdings), list[QueuedRequest](), list[str]()
+        for order in range(60):
+            tenant = dice.choice("abcdef")
+            match dice.randrange(8):
+                case 0 if here:
+                    lanes.remove(here.pop(dice.randrange(len(here))))
+                case 1:
+                    fair.charge(tenant, dice.random(), 0.0)
+                case 2:
+                    fair.correct(tenant, -dice.random())
+                    lanes.turn_fell(tenant)
+                case 3:
+                    held.append(tenant)
+                    holdings.take(tenant, Holding(0.1, 0.2, 0.0))
+                case 4 if held:
+                    holdings.give_back(gone := held.pop(0), Holding(0.1, 0.2, 0.0))
+                    lanes.turn_fell(gone)
+                case 5:
+                    before, holdings.last = holdings.last, frozenset(dice.sample("abcdef", 1))
+                    for other in before:
+                        lanes.turn_fell(other)
+                case _:
+                    if not any(w.request.tenant == tenant for w in here):
+                        fair.arrived(tenant, 0.0)
+                    waiting = waits(order, dice.random(), tenant, dice.randrange(3))
+                    here.append(waiting)
+                    lanes.push(waiting)
+            holdings.scarce = dice.random() < 0.5
+            turn = holdings.turn_by_holding if holdings.scarce else holdings.turn_by_counter
+            expected = []
+            for rank in sorted({w.rank for w in here}):
+                of_rank = [w for w in here if w.rank == rank]
+                expected.append(min(of_rank, key=lambda w: (turn(w.request.tenant), w.due, w.order)))
+            assert lanes.heads() == expected
+            assert lanes.earliest() is min(
+                here, key=lambda w: (w.deadline, w.order), default=None
+            )
+            assert lanes.work_s == pytest.approx(sum(w.work_s for w in here))
 
 
 class TestOutputs:
