@@ -13,7 +13,7 @@ from forebay.traces.errors import InputError
 UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 NAMES = {"ns": "nanoseconds", "us": "microseconds", "ms": "milliseconds", "s": "seconds"}
 YEAR_S = 366 * 86_400
-_STAMP = re.compile(r"#\[(BaseTime|StartTime): ([0-9.eE+-]+)")
+_STAMP = re.compile(r"#\[(base|start)time: ([0-9.eE+-]+)", re.IGNORECASE)  # Go 1.1 has Basetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def read_log(path: Path, text: str, unit: str | None = None) -> HistogramLog:
         if line.startswith("#"):
             ours |= line.startswith("#[microseconds;")
             if match := _STAMP.match(line):
-                stamps[match[1]] = float(match[2])
+                stamps[match[1].lower()] = float(match[2])
         elif line and not line.startswith('"'):
             try:
                 intervals.append(_interval(line))
@@ -106,7 +106,7 @@ def _start(stamps: dict[str, float], first_s: float) -> tuple[float | None, floa
     As the Java reader: with a BaseTime stamps count from it. Without one they count from the
     StartTime if they are more than a year before it, else from 1970.
     """
-    base, start = stamps.get("BaseTime"), stamps.get("StartTime")
+    base, start = stamps.get("base"), stamps.get("start")
     if base is not None:
         start = base + first_s if start is None else start
         return start, base - start

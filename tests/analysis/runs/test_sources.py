@@ -149,14 +149,14 @@ def test_two_foreign_logs_are_compared_by_what_they_have(tmp_path: Path) -> None
 
 
 RECORDED_US = [100 + i * i * 7_919 % 5_000_000 for i in range(2_000)]  # tests/data/histograms
-LANGUAGES = ("java", "c", "js", "python")
+LANGUAGES = ("java", "c", "js", "python", "go")
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", (*LANGUAGES, "go-1.1"))
 def test_logs_of_other_languages_have_equal_percentiles(language: str) -> None:
     run = load_run(DATA / f"histograms/{language}.hlog", unit="ns")
     assert run.info["started_unix_s"] == 1_700_000_000.0
-    tagged = language in ("java", "js")
+    tagged = language in ("java", "js", "go", "go-1.1")
     second, fourth = RECORDED_US[500:1_000], RECORDED_US[1_500:]
     parts = {"untagged": RECORDED_US}
     if tagged:
@@ -183,6 +183,13 @@ def test_distributions_of_other_languages_have_their_own_rows(language: str) -> 
     assert len(rows) > 30
     for value_ms, _, total, *_ in rows:
         assert ordered[int(total) - 1] == pytest.approx(float(value_ms) / 1e3, abs=1e-9)
+
+
+def test_the_base_time_as_hdrhistogram_go_1_1_spells_it(tmp_path: Path) -> None:
+    text = (DATA / "histograms/go-1.1.hlog").read_text()
+    lines = [line for line in text.splitlines() if "StartTime:" not in line]
+    (tmp_path / "a.hlog").write_text("\n".join(lines))
+    assert load_run(tmp_path / "a.hlog", unit="ns").info["started_unix_s"] == 1_700_000_000.0
 
 
 def test_the_golden_log_of_java_is_read(tmp_path: Path) -> None:
