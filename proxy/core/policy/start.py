@@ -141,7 +141,7 @@ class StartGate:
 
         Else they are ordered by their counters.
         """
-        backend.order_by_counters()
+        backend.turns.order_by_counters(backend.holdings)
         if self.beside_others(now):
             self._find_scarce(backend, heads_of([backend]), now)
 

@@ -202,19 +202,7 @@ class Backend:
         if not self.queued:
             self.queued_s = 0.0
             self.turns.clear()
-            self.order_by_counters()
-
-    def order_by_counters(self) -> None:
-        """Order tenants by their counters, as nothing is scarce."""
-        holdings = self.holdings
-        last, holdings.scarce, holdings.last = holdings.last, False, frozenset()
-        for tenant in last:
-            self.turn_fell(tenant)
-
-    def turn_fell(self, tenant: str) -> None:
-        """Note that a tenant's turn among those that wait here may have come nearer."""
-        for queue in self.queues.values():
-            queue.turn_fell(tenant)
+            self.turns.order_by_counters(self.holdings)
 
     # Running requests.
 
@@ -409,4 +397,4 @@ def give_back(backend: Backend, sent: InFlight) -> None:
     backend.kv.give_back(sent.request, sent.reserved_tokens)
     if sent.holding is not None:
         backend.holdings.give_back(sent.request.tenant, sent.holding)
-        backend.turn_fell(sent.request.tenant)
+        backend.turns.fell(sent.request.tenant)

@@ -70,7 +70,7 @@ class FleetQueues:
     def turn_fell(self, tenant: str) -> None:
         """Note that a tenant's turn may have come nearer."""
         for backend in self.backends.values():
-            backend.turn_fell(tenant)
+            backend.turns.fell(tenant)
         self._heads = None
 
     def reorder_all(self) -> None:

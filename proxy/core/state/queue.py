@@ -191,8 +191,8 @@ class FirstFlow:
 
     def note(self, key: FlowKey) -> None:
         """Note a flow that is new, or whose place may have fallen."""
-        place, known = self._place(key), self._places.get(key)
-        if known is not None and known <= place:
+        place, old_place = self._place(key), self._places.get(key)
+        if old_place is not None and old_place <= place:
             return
         self._places[key] = place
         heappush(self._heap, (place, key))
@@ -207,12 +207,12 @@ class FirstFlow:
     def first(self) -> FlowKey | None:
         """Return the flow with the least place."""
         while self._heap:
-            kept, key = self._heap[0]
-            if self._places.get(key) != kept:
+            least, key = self._heap[0]
+            if self._places.get(key) != least:
                 heappop(self._heap)
                 continue
             place = self._place(key)
-            if place == kept:
+            if place == least:
                 return key
             self._places[key] = place
             heapreplace(self._heap, (place, key))
@@ -223,8 +223,8 @@ class BucketQueue:
     """The queue of one bucket on one backend: a DueQueue for each class and tenant that waits.
 
     Args:
-        holdings: says whose turn it is. `turn_fell` must be called if a tenant's turn may have
-            come nearer without a change of this queue, and `reorder` if that of any may have.
+        holdings: says whose turn it is. `turn_fell` must be called if the turn of a tenant may
+            have come nearer without a change of this queue, and `reorder` if any turn may have.
 
     Attributes:
         flows: exist while a request waits in them.

@@ -9,6 +9,7 @@ from collections.abc import Container, Mapping
 from typing import Final
 
 from forebay.proxy.core.model import CLASSES, STANDARD
+from forebay.proxy.core.state.kv_budget import Holdings
 from forebay.proxy.core.state.queue import BucketQueue, QueuedRequest
 
 BUCKETS_SHARE: Final = 0.6
@@ -56,7 +57,10 @@ class Shares:
 
 
 class Turns:
-    """Guaranteed shares of one backend: of each bucket (60 % together) and each class (5 %).
+    """Decides whose turn it is on one backend.
+
+    It keeps the guaranteed shares of each bucket (60 % together) and each class (5 %), and tells
+    the queues of changes in the order of tenants.
 
     Attributes:
         classed: a request of another class than standard has waited.
@@ -92,3 +96,14 @@ class Turns:
         if self.classed:
             ranks = {flow[2] for queue in self._queues.values() for flow in queue.flows}
             self.classes.sent(CLASSES[rank], seconds, [CLASSES[other] for other in ranks])
+
+    def order_by_counters(self, holdings: Holdings) -> None:
+        """Order tenants by their counters, as nothing is scarce."""
+        last, holdings.scarce, holdings.last = holdings.last, False, frozenset()
+        for tenant in last:
+            self.fell(tenant)
+
+    def fell(self, tenant: str) -> None:
+        """Note that the turn of a waiting tenant may have come nearer."""
+        for queue in self._queues.values():
+            queue.turn_fell(tenant)
