@@ -306,8 +306,9 @@ class BucketQueue:
         heads = []
         by_turn = self._by_holding if self._holdings.scarce else self._by_counter
         for rank in sorted(by_turn):
-            first = by_turn[rank].first()
-            for own_rank in range(len(CLASSES)) if first is not None else ():
+            if (first := by_turn[rank].first()) is None:
+                continue
+            for own_rank in range(len(CLASSES)):
                 flow = self.flows.get((rank, first[1], own_rank))
                 if flow is not None and (head := flow.head()):
                     heads.append(head)

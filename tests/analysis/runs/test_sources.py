@@ -152,7 +152,7 @@ RECORDED_US = [100 + i * i * 7_919 % 5_000_000 for i in range(2_000)]  # tests/d
 LANGUAGES = ("java", "c", "js", "python", "go")
 
 
-@pytest.mark.parametrize("language", (*LANGUAGES, "go-1.1"))
+@pytest.mark.parametrize("language", [*LANGUAGES, "go-1.1"])
 def test_logs_of_other_languages_have_equal_percentiles(language: str) -> None:
     run = load_run(DATA / f"histograms/{language}.hlog", unit="ns")
     assert run.info["started_unix_s"] == 1_700_000_000.0

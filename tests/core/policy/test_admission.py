@@ -315,11 +315,11 @@ class TestLanes:
             expected = []
             for rank in sorted({w.rank for w in here}):
                 of_rank = [w for w in here if w.rank == rank]
-                expected.append(min(of_rank, key=lambda w: (turn(w.request.tenant), w.due, w.order)))
+                expected.append(
+                    min(of_rank, key=lambda w: (turn(w.request.tenant), w.due, w.order))
+                )
             assert lanes.heads() == expected
-            assert lanes.earliest() is min(
-                here, key=lambda w: (w.deadline, w.order), default=None
-            )
+            assert lanes.earliest() is min(here, key=lambda w: (w.deadline, w.order), default=None)
             assert lanes.work_s == pytest.approx(sum(w.work_s for w in here))
 
 
