@@ -28,7 +28,7 @@ def run_command(app: typer.Typer, word: str, words: Sequence[str]) -> int:
     except ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f" (see '{context.command_path} --help')" if context else ""
-        _complain(word, f"{plain_words(error.format_message())}{hint}")
+        _complain(word, f"{plain_words(error.format_message()).removesuffix('.')}{hint}")
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130

@@ -142,9 +142,10 @@ class ReplayArguments:
     def options(self) -> ReplayOptions:
         """Parse the options that have a syntax (InputError: a wrong value)."""
         # Only a printed schedule needs no server and no folder.
-        for value, option in ((self.target, "--target"), (self.out, "--out")):
-            if not value and not self.print_schedule:
-                raise InputError(f"Missing option '{option}' (only --print-schedule needs none)")
+        if not self.target and not self.print_schedule:
+            raise InputError("Missing option '--target': give the URL of a server")
+        if not self.out and not self.print_schedule:
+            raise InputError("Missing option '--out': name a folder for the run")
         # Targets may name the buckets, so buckets are parsed first.
         buckets = parse_buckets(self.buckets)
         names = [bucket.name for bucket in buckets]

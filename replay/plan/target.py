@@ -3,6 +3,7 @@
 A target that cannot be reached is bad input: without a server there is nothing to measure.
 """
 
+import errno
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -142,8 +143,12 @@ async def _models(session: aiohttp.ClientSession, target: Target) -> dict[str, _
     try:
         raw = await _model_list(session, target)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        reason = str(error) or type(error).__name__
-        raise InputError(f"--target {target.base}: cannot be reached ({reason})") from error
+        refused = isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
+        reason = "Connection refused" if refused else str(error) or type(error).__name__
+        raise InputError(
+            f"--target {target.base}: cannot be reached ({reason}); "
+            "start the server, or check the URL"
+        ) from error
     try:
         answer: Any = orjson.loads(raw)
     except orjson.JSONDecodeError:

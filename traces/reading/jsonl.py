@@ -69,7 +69,7 @@ def parse_row(line: bytes) -> TraceRequest:
     # Names and class.
     identity = row.get("id")
     if type(identity) is not str or not identity:
-        raise RowError(f"id: {shown(identity)} is not a string of at least one character")
+        raise _wrong("id", identity, "a string of at least one character")
     for key in _OPTIONAL_TEXT:
         value = row.get(key)
         if value is not None and type(value) is not str:
@@ -147,10 +147,16 @@ def parse_object(line: bytes) -> dict[str, Any]:
     return row
 
 
+def _wrong(key: str, value: object, form: str) -> RowError:
+    if value is None:
+        return RowError(f"{key}: missing; give {form}")
+    return RowError(f"{key}: {shown(value)} is not {form}")
+
+
 def whole_number(row: dict[str, Any], key: str, *, least: int) -> int:
     value = row.get(key)
     if type(value) is not int or value < least:  # not isinstance, which accepts True
-        raise RowError(f"{key}: {shown(value)} is not a whole number of {least} or more")
+        raise _wrong(key, value, f"a whole number of {least} or more")
     return value
 
 
@@ -158,7 +164,7 @@ def seconds(row: dict[str, Any], key: str) -> float:
     """Read the time of 0 or more under `key`, in the unit of the file."""
     value: Any = row.get(key)
     if type(value) not in (int, float) or not isfinite(value) or value < 0:
-        raise RowError(f"{key}: {shown(value)} is not a time of 0 or more")
+        raise _wrong(key, value, "a time of 0 or more")
     return float(value)
 
 

@@ -134,7 +134,9 @@ def _point(path: Path, line: int, row: dict[str, Any], batched_tokens: int) -> P
     for key, value in row.items():
         name = _NAMES.get(key, key)
         if name not in _FIELDS:
-            raise InputError(f"{path}:{line}: {key}: unknown; known are {', '.join(_FIELDS)}")
+            raise InputError(
+                f"{path}:{line}: {key}: unknown column; known are {', '.join(_FIELDS)}"
+            )
         if value is not None:
             values[name] = _value(path, line, name, value)
     for needed in ("kind", "prompt_tokens", "seconds"):

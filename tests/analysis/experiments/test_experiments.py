@@ -219,7 +219,7 @@ def test_bad_input_is_one_line(
 def test_no_study_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment"]) == 2
     said = capsys.readouterr()
-    assert said.err == ("forebay experiment: Missing command. (see 'forebay experiment --help')\n")
+    assert said.err == ("forebay experiment: Missing command (see 'forebay experiment --help')\n")
     assert said.out == ""
 
 

@@ -95,7 +95,7 @@ def _with(change: bytes) -> bytes:
         (b"\xff", "not JSON"),
         (b"[1]", "[1] is not a JSON object"),
         (b"null", "is not a JSON object"),
-        (b"{}", "id: nothing is not a string"),
+        (b"{}", "id: missing; give a string of at least one character"),
         (_with(b'"id":7'), "id: 7 is not a string"),
         (_with(b'"id":""'), "id: '' is not a string of at least one character"),
         (_with(b'"arrival_s":"now"'), "arrival_s: 'now' is not a time"),
