@@ -19,14 +19,13 @@ Example:
 """
 EXPORT = """Write a run in the format of another tool.
 
-csv         one line a request, all columns
-llm-d       the JSON of an llm-d Benchmark Report v0.2
-hgrm        percentile distribution of a metric (--tag), for HdrHistogram plots
-vllm-bench  the JSON of vllm bench serve --save-result --save-detailed
-mlflow      sends the run to the MLflow server of MLFLOW_TRACKING_URI
-otlp        sends gauges to OTEL_EXPORTER_OTLP_ENDPOINT
-
-Installed packages add formats by the entry point group forebay.exporters.
+Formats:
+  csv         one line a request, all columns
+  llm-d       the JSON of an llm-d Benchmark Report v0.2
+  hgrm        percentiles of a metric (--tag), for HdrHistogram plots
+  vllm-bench  the JSON of vllm bench serve --save-result --save-detailed
+  mlflow      sends the run to the MLflow server of MLFLOW_TRACKING_URI
+  otlp        sends gauges to OTEL_EXPORTER_OTLP_ENDPOINT
 
 Example:
 
@@ -34,10 +33,9 @@ Example:
 """
 MERGE = """Merge run folders into one, exactly.
 
-Rows are joined and histograms added up. Runs that were sent at the same time, from
-several machines, are put beside each other: rates add up. Runs that were sent one after
-the other, such as seeds, are put one behind the other: rates are averaged. Target, trace,
-pace and latency targets must agree; seed and salt may differ.
+Rates of runs that were sent at the same time, from several machines, add up. Rates of
+runs that were sent one after the other, such as seeds, are averaged. Target, trace, pace
+and latency targets must agree.
 
 Example:
 
@@ -45,9 +43,8 @@ Example:
 """
 SCORE = """Score the answers of a run of `traces zeroscrolls` or `traces needle`.
 
-ZeroSCROLLS is scored by its own metrics (ROUGE, F1, accuracy, exponential
-similarity, concordance index), a needle by the number that it hides. The run
-must have been made with --keep-answers; a request without an answer scores 0.
+ZeroSCROLLS is scored by its own metrics, a needle by the number that it hides. The
+run must have been made with --keep-answers. A request without an answer scores 0.
 
 Example:
 

@@ -30,13 +30,15 @@ HELP = """Fit the step-time constants of a model on a GPU to measured points.
 
 POINTS is a CSV or JSON lines file with the columns kind (ttft, itl, tpot, stall, offline),
 prompt_tokens and seconds. Optional columns are cached_tokens, batch_size, output_tokens,
-max_num_batched_tokens and held_out. POINTS may also be the folder of a `forebay replay` run: the
-requests that were alone on their server are then used. With --trace, all requests of one or
-several replays of that trace are used: the simulated engine plays the trace in virtual time.
+max_num_batched_tokens and held_out.
+
+RUN is the folder of a `forebay replay`. Requests that were alone on their server are used.
+With --trace all requests are used: the simulated engine plays the trace in virtual time.
+
 RESULTS is the JSON of `vllm bench serve --save-detailed`, or CSV or JSON lines with sent_s,
-input_tokens, output_tokens, ttft_s and e2e_s: all requests are used. vLLM's flags describe the
-server of RUN or RESULTS. --max-num-batched-tokens, 8192 if it is not given, also counts for points
-without one. A fit that no GPU could be is printed and refused.
+input_tokens, output_tokens, ttft_s and e2e_s.
+
+vLLM's flags describe the server. A fit that no GPU could be is printed and rejected.
 
 Example:  forebay engine calibrate points.csv --model phi-3-mini --gpu h200-nvl -o cal.json
 

@@ -12,14 +12,12 @@ from forebay.traces.command_line.options import takes_options
 HELP = """Compare the simulated engine with a real run.
 
 RUN is a folder of `forebay replay` against one server. Its requests are played through the
-simulated engine in virtual time, with the arrivals and lengths of the run. Printed are measured
-and simulated times, and the share of prompt tokens that were cached. Several runs of one trace
-count by their medians. vLLM's flags are those of RUN's server. A run may be shorter than its trace.
-A request that failed is played, and its times are not compared.
+simulated engine in virtual time. Several runs of one trace count by their medians. vLLM's flags
+describe the server.
 
 RESULTS is the JSON of `vllm bench serve --save-detailed`, or CSV or JSON lines with sent_s,
-input_tokens, output_tokens, ttft_s and e2e_s (or _ms). Its prompts are those of --trace. Without it
-no two prompts are taken to share anything.
+input_tokens, output_tokens, ttft_s and e2e_s (or _ms). Without --trace no two prompts share
+anything.
 
 Example:  forebay engine validate runs/a --model llama-3-8b --gpu h200 --within 0.2
 """

@@ -34,13 +34,11 @@ from forebay.traces.synth.documents import Workload, workload
 HELP = """Offered load from 0.5 to 3 times capacity: p50 and p99 TTFT, goodput,
 rejections.
 
-The traffic is chats and questions about shared documents, with Poisson
-arrivals. A sim: target runs three times: without the proxy (round robin), with
-the proxy but without limits, and with the proxy, whose max_wait leaves room for
-the longest prefill within the targets. A URL runs as it is. With --engine (once
-per engine) the URL is taken for the proxy, and the engines also run without it.
-Loads are multiples of the capacity of the engines without the proxy; the
-capacity through the proxy is measured too.
+The traffic is chats and questions about shared documents. A sim: target runs
+without the proxy (round robin), with the proxy but without limits, and with its
+limits. With --engine (once per engine) the URL is taken for the proxy, and the
+engines also run without it. Loads are multiples of the engines' capacity
+without the proxy.
 
 Example:  forebay experiment flood --target sim:llama-3-8b@h200 --out runs/flood
 """

@@ -22,8 +22,7 @@ computed.
 
 A sim: target is measured with every chunk size of --chunks, then a fleet of it
 with and without chunked prefill and proxy. Servers by URL keep their own chunk
-size; give --target several times to compare them. --fleet runs only the fleet,
-many chats beside documents, and prints all its figures.
+size; give --target several times to compare them.
 
 Example:  forebay experiment hol --target sim:phi-3-mini@h200-nvl --out runs/hol
 """

@@ -31,8 +31,7 @@ HELP = """Predicted against reported KV-cache use, and the point where the cache
 full.
 
 Sends 1, 2 ... long requests at once until more do not fit. The prediction is
-that of `forebay kv`, from the data of the model and the GPU. For a URL, give
---gpu and the flags that the server runs with.
+that of `forebay kv`. For a URL, give --gpu and the flags of the server.
 
 Example:  forebay experiment kv --target sim:phi-3-mini@h200-nvl --out runs/kv
 """

@@ -16,9 +16,9 @@ from forebay.traces.errors import InputError
 HELP = """Memory of requests in pages (vLLM) against a fixed reservation of
 max_model_len each.
 
-Arithmetic for a sim: target, nothing is sent: how many requests fit beside the
-weights, how much a reservation wastes, activations of a request, and the size
-of the attention matrix that FlashAttention never stores.
+Arithmetic for a sim: target, nothing is sent: how many requests fit, how much a
+reservation wastes, activations, and the attention matrix that FlashAttention
+never stores.
 
 Example:  forebay experiment memory --target sim:llama-3-8b@h200 --used-tokens 512 --out runs/memory
 """

@@ -36,9 +36,8 @@ from forebay.traces.tokens import ByteEstimate, TokenCounter, counter
 HELP = """A number hidden in a long text and a question about it: the share of right
 answers.
 
-Tries a grid of prompt lengths and depths of the hidden sentence (0: beginning,
-1: end). On a simulated engine answers have no meaning, so only the arrival of
-whole prompts is checked.
+Tries a grid of prompt lengths and depths of the hidden sentence. On a simulated
+engine answers have no meaning, so only the arrival of whole prompts is checked.
 
 Example:  forebay experiment needle --target http://127.0.0.1:8000 --out runs/needle
 """

@@ -21,8 +21,7 @@ from forebay.traces.errors import InputError
 HELP = """Prefill beside decode: tokens per second, their ratio, FLOP per byte, and the
 roofline.
 
-Counts the least FLOPs and bytes of both phases, and compares the measured
-times with the peaks of the GPU's data sheet. The plot is the roofline.
+Compares the measured times with the peaks of the GPU's data sheet.
 
 Example:  forebay experiment phases --target sim:phi-3-mini@h200-nvl --out runs/phases
 """

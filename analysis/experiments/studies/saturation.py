@@ -28,12 +28,11 @@ from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.traces.command_line.options import a_time
 from forebay.traces.errors import InputError
 
-HELP = """Throughput against load: the knee (T_sat), max_num_seqs, read or inferred,
-and the value to give it.
+HELP = """Throughput against load: the knee, max_num_seqs, and the value to give it.
 
 Keeps 1, 2, 4 ... requests in flight, or offers the rates of --rates, and
 finds the load above which throughput no longer grows. A sim: target is one
-engine; there the advised max_num_seqs is tried at the largest load.
+engine, with which the advised max_num_seqs is tried.
 
 Example:  forebay experiment saturation --target sim:phi-3-mini@h200-nvl --out runs/saturation
 """

@@ -21,10 +21,9 @@ from forebay.traces.synth.documents import shared_document
 
 HELP = """Many users, one document: TTFT cold and cached, hit ratio, and KV use.
 
-One user asks alone, then the others together, then one more alone; at last
-all of them ask together about a second document. A sim: target runs without
-the proxy (round robin) and with it. With URLs, --engine also measures the
-engines behind --target directly.
+One user asks alone, then the others together, then one more alone. At last
+all ask together about a second document. A sim: target runs without the proxy
+(round robin) and with it. --engine also measures the engines behind a URL.
 
 Example:  forebay experiment shared-document --target sim:llama-3-8b@h200 --out runs/shared
 """
