@@ -275,7 +275,7 @@ def cli_pages() -> str:
 
 Words = tuple[str, ...]
 Shared = dict[str, dict[str, str]]  # by title, then by the option's words on one line
-OPTION = re.compile(r"^  (?:-|TRACE <).*\n(?: {8,}\S.*\n)*", re.MULTILINE)
+OPTION = re.compile(r"^  (?:-|TRACE <|trace <).*\n(?: {8,}\S.*\n)*", re.MULTILINE)
 EVERYWHERE = re.compile(
     r"  (?:--help|--quiet|--json\s+print (?:the result as JSON|JSON|data)\b)", re.IGNORECASE
 )
@@ -283,10 +283,10 @@ EVERYWHERE = re.compile(
 EMPTY_GROUP = re.compile(r"^[A-Z][\w ]*:\n(?=\n|\Z)", re.MULTILINE)
 PLAIN_USAGE = re.compile(r"^Usage: forebay [a-z -]+ \[OPTIONS\](?: \[TRACE\])?\n\n")
 SUBCOMMANDS = re.compile(r"^Commands:\n(?:  .*\n)*", re.MULTILINE)
-LEAST_SAVED = 14  # words; a shorter text is repeated in each command
+LEAST_SAVED = 8  # words; a shorter text is repeated in each command
 SECTIONS = {
     "engine": "The simulated server", "experiment": "Experiments", "fleet": "Fleet",
-    "report": "Reports", "replay": "Traffic and targets", "traces": "Traces",
+    "report": "Reports", "replay": "Traffic and targets", "traces": "Traces", "kv": "KV cache",
 }  # fmt: skip
 """The title of the section for options of a command's family; the first match decides."""
 

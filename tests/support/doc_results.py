@@ -286,32 +286,17 @@ def compare(ours: float | None, theirs: float | None) -> float | None:
 
 
 def words() -> str:
-    """Forebay and the best other router of each figure, as a table and a sentence."""
-    rows = ["| traffic | chats' p99 | documents' p99 | within target |", "| --- " * 4 + "|"]
-    behind = []
-    for workload, label in WORKLOADS.items():
-        cells = [label]
-        for bucket in BUCKETS:
-            ours, theirs = _p99(workload, OURS, bucket), _best(workload, bucket)
-            compared = compare(ours, theirs)
-            cells.append(f"{seconds(ours)} and {seconds(theirs)}: {_times(compared)}")
-            if compared is not None and compared < 1:
-                behind.append(f"{bucket}s in *{label}*")
-        share, best = results().mean(workload, OURS, "attainment"), results().best_share(workload)
-        rows.append("| " + " | ".join([*cells, f"{percent(share)} and {percent(best)}"]) + " |")
+    """Name the p99s in which another router is better than Forebay."""
+    behind = [
+        f"{bucket}s in *{label}*"
+        for workload, label in WORKLOADS.items()
+        for bucket in BUCKETS
+        if (compare(_p99(workload, OURS, bucket), _best(workload, bucket)) or 1.0) < 1
+    ]
     first = ", ".join(behind[:-1])
     named = f"{first} and {behind[-1]}" if first else "".join(behind)
     better = f"Another router's p99 is lower for {named}."
-    return "\n".join([*rows, "", better if behind else "No other router has a lower p99 here."])
-
-
-def _times(compared: float | None) -> str:
-    """Put our latency in words. `compared` is the best other router's over ours."""
-    if compared is None:
-        return "not comparable"
-    if compared == 1:
-        return "level"
-    return f"{compared:.1f} times lower" if compared > 1 else f"{1 / compared:.1f} times higher"
+    return better if behind else "No other router has a lower p99 here."
 
 
 def all_runs() -> str:
