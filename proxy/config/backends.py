@@ -20,11 +20,10 @@ class BackendConfig(Section):
     """One vLLM server.
 
     name: its name in logs, metrics and `buckets[].backends`; default: gpu0, gpu1, ... in order.
-    url: base URL of the server, without /v1. A path of a gateway, as in https://host/team-a, is put
-    in front of every path.
+    url: base URL of the server, without /v1. It may have a path, as in https://host/team-a.
     max_concurrency: requests that may run there at once.
     long_prefill_token_threshold: the server's flag of that name, if it is set (recommended: 2048).
-    Shorter prefills then overtake longer ones, so fewer servers are reserved for short prompts.
+    Shorter prefills then overtake longer ones.
     priority: the server runs with --scheduling-policy priority. Requests then carry a `priority`
     that keeps Forebay's order of classes and tenants in the server's own queue.
     kv_events: endpoint of the server's --kv-events-config, as seen from here. An endpoint with `*`
@@ -32,12 +31,10 @@ class BackendConfig(Section):
     kv_replay: replay_endpoint of the same.
     models: names of the models that it serves; empty: it is asked by GET /v1/models.
     data_parallel: number of the server's data-parallel ranks (--data-parallel-size behind one
-    URL). With more than one, each rank is a backend of its own, such as gpu0-rank0. `kv_events` and
-    `kv_replay` are then the endpoints of rank 0; vLLM adds the rank to the port.
+    URL). With more than one, each rank is a backend of its own, such as gpu0-rank0.
     dns: the host in `url` is a name of several servers, such as a headless service of Kubernetes.
-    Each of its addresses is a backend; the name is looked up every few seconds.
-    max_addresses: most addresses of such a name that are used. The log reports once that more are
-    left out.
+    Each of its addresses is a backend.
+    max_addresses: most addresses of such a name that are used.
     """
 
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")

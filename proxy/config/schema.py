@@ -110,8 +110,7 @@ class Admission(Section):
 
     dispatch_ahead: a backend is sent more work while it has less than this left to prefill; a
     quarter of it while several tenants are active.
-    sdk_timeout: the timeout that OpenAI's Python client sends (x-stainless-read-timeout) counts as
-    the client's deadline where the request has no x-request-timeout.
+    sdk_timeout: the timeout that OpenAI's Python client sends counts as the client's deadline.
     """
 
     dispatch_ahead: Seconds = 0.3

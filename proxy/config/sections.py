@@ -81,17 +81,14 @@ class Timeouts(Section):
 
     connect: time to connect to a backend, TLS included.
     first_token: time until the first event of a stream, or until a response of an unshaped path.
-    answer: time until a chat or completion that is not a stream: its first byte arrives with its
-    last token. null: five times first_token.
+    answer: time until a chat or completion that is not a stream. null: five times first_token.
     idle: time between two reads from a backend.
     keep_alive: time without a byte after which a client that waits for the first token of a stream
-    gets a heartbeat. A backend's comments and pings are passed on at once. From then on the status
-    is 200, and a later rejection is an error event. 0: nothing is sent before the first token.
-    client_headers: time in which a client must send the head of its request.
-    client_body: time in which a client must send the body.
+    gets a heartbeat, with status 200. 0: nothing is sent before the first token.
+    client_headers: time to receive the head of a request.
+    client_body: time to receive a body.
     client_write: time in which a client must take 16 KiB of a response, or its rest.
-    lame_duck: time during which a proxy that is told to stop still takes requests, while its
-    /health is already 503.
+    lame_duck: time in which a proxy that stops still takes requests, while its /health is 503.
     drain: time for running requests to end after that.
     """
 
@@ -118,9 +115,8 @@ class Limits(Section):
     body: size of a request's body.
     header: all header fields of a request together.
     connections: open connections of clients; auto is half of the process's file descriptors.
-    queue_bytes: memory for the bodies, and for answers that are no streams, of all requests
-    together; auto is a quarter of `memory`, at most 192 MiB. One tenant, or address without keys,
-    never gets all.
+    queue_bytes: memory for all bodies, and for answers that are no streams; auto is a quarter of
+    `memory`, at most 192 MiB. One tenant, or address without keys, never gets all.
     memory: memory of the process; auto is the limit of its cgroup.
     loop_lag: lag of the event loop. A p99 above it sheds class batch, a median above it class
     standard too.

@@ -35,59 +35,25 @@ FOREBAY = "forebay"
 SMG = ("smg_cache_aware", "smg_prefix_hash")
 OTHERS = (*SMG, "lmetric", "dynamo", "least_connections")  # Dynamo's queues do as Dynamo here
 HOME = "pinned sessions"  # each stays on its engine
-PLACED = "placed sessions"  # a new one goes to the engine with the fewest tokens of sessions
-SPREAD = "placed prompts"  # a cold one goes to the engine with the fewest tokens used of late
 SIZES = (1_000, 10_000)  # prompt tokens of the learning curve
 COUNTS = (0, 1, 5, 20, 100)  # prefills that an engine has computed
 RATES = (0.005, 0.01, 0.0125)  # sessions a second
-LIVE_S = 120.0  # a session that was not heard of for so long has ended: the longest pause
-NEAR_S = 2.0  # a new session goes to an engine whose first token comes no more than this later
 
 
-class KnownSessions:
-    """A route that knows which session a request belongs to; sub-agents are sessions, too.
+class PinnedSessions:
+    """A route that keeps each session on its first engine; sub-agents are sessions, too."""
 
-    SPREAD knows no session: a prompt that no engine holds begins one, and the blocks that an engine
-    was sent in the last LIVE_S are those of its sessions.
-    """
-
-    def __init__(self, rows: Rows, kind: str) -> None:
-        self._kind = kind
-        self._rows = {row.id: row for row in rows}
-        # By session: its engine, the tokens of its context, when it was last heard of.
-        self._seen: dict[str, tuple[str, int, float]] = {}
-        self._used: dict[tuple[str, int], float] = {}  # by engine and block, when
+    def __init__(self) -> None:
+        self._home: dict[str, str] = {}
 
     def __call__(
         self, request: Request, options: Sequence[Option], affinity: Affinity, at: float
     ) -> Option:
-        session, now = request.id.rpartition("-")[0], self._rows[request.id].arrival_s
-        begins = session not in self._seen
-        if self._kind == SPREAD:
-            most = max(option.matched_tokens for option in options)
-            begins = most < affinity.min_match * request.prompt_tokens
-        by_name = {option.backend: option for option in options}
-        home = by_name.get(self._seen[session][0]) if session in self._seen else None
-        if self._kind == HOME and home is not None:
-            chosen = home
-        elif self._kind in (PLACED, SPREAD) and begins:
-            soonest = min(option.ttft_s for option in options)
-            near = [option for option in options if option.ttft_s <= soonest + NEAR_S]
-            chosen = min(near, key=lambda option: self._tokens(option.backend, now))
-        else:
-            chosen = warm_or_least_work(request, options, affinity, at)
-        if self._kind == SPREAD:
-            self._used.update(((chosen.backend, block), now) for block in request.blocks)
-        tokens = request.prompt_tokens + request.output_tokens
-        self._seen[session] = (chosen.backend, tokens, now)
+        session = request.id.rpartition("-")[0]
+        home = [option for option in options if option.backend == self._home.get(session)]
+        chosen = home[0] if home else warm_or_least_work(request, options, affinity, at)
+        self._home[session] = chosen.backend
         return chosen
-
-    def _tokens(self, backend: str, now: float) -> int:
-        if self._kind == SPREAD:
-            used = (at for (name, _), at in self._used.items() if name == backend)
-            return sum(now - at < LIVE_S for at in used)
-        live = (t for name, t, at in self._seen.values() if name == backend and now - at < LIVE_S)
-        return sum(live)
 
 
 class Learned:
@@ -127,8 +93,7 @@ def play(load: Load, rows: Rows, seed: int, policy: str, learned: Learned | None
     if policy in ROUTER_MODELS:
         chosen, record = ROUTER_MODELS[policy][0](), None
     else:
-        known = policy in (HOME, PLACED, SPREAD)
-        route = KnownSessions(rows, policy) if known else warm_or_least_work
+        route = PinnedSessions() if policy == HOME else warm_or_least_work
         with patch.dict(ROUTES, {"warm_or_least_work": route}):
             chosen = Scenario(engine=load.engines[0], proxy=load.proxy).new_policy(list(engines))
         assert isinstance(chosen, Shaper)
@@ -251,13 +216,7 @@ def sessions(seeds: int) -> Iterator[str]:
         "*Infinite*: a cache that evicts nothing. *LRU*: one cache as large as the four together."
     )
     yield ""
-    yield (
-        "Three variants of Forebay were tried. "
-        "*Pinned sessions*: each session stays on its engine. "
-        "*Placed sessions*: a new session goes to the engine with the fewest tokens of sessions. "
-        "*Placed prompts*: no session is known, and a cold prompt goes to the engine with the "
-        "fewest tokens used in the last two minutes."
-    )
+    yield ("*Pinned sessions*: a variant of Forebay with which each session stays on its engine.")
     columns = []
     for rate in RATES:
         load = long_sessions(rate)
@@ -269,7 +228,7 @@ def sessions(seeds: int) -> Iterator[str]:
             capacity = int(tokens / rows[0].block_tokens)
             bounds["infinite"].append(infinite_ratio(rows))
             bounds["LRU"].append(pooled_ratio(rows, capacity))
-            for name in (FOREBAY, HOME, PLACED, SPREAD, SMG[0], "lmetric", "dynamo"):
+            for name in (FOREBAY, HOME, SMG[0], "lmetric", "dynamo"):
                 played.setdefault(name, []).append(play(load, rows, seed, name))
         columns.append(dict(_session_cells(rate, bounds, played)))
     yield ""
@@ -285,7 +244,7 @@ def _session_cells(
     for name, ratios in bounds.items():
         yield f"*{name}*", f"{fmean(ratios):.4f}"
     for name, parts in played.items():
-        label = f"Forebay, {name}" if name in (HOME, PLACED, SPREAD) else name
+        label = f"Forebay, {name}" if name == HOME else name
         hits, all_of = fmean(p.hit_ratio() for p in parts), joined(parts)
         times = ", ".join(shown(quantile(all_of.ttft_s, share)) for share in (0.5, 0.9, 0.99))
         rejected = 100 * all_of.refused.mean()

@@ -126,8 +126,8 @@ def config_table() -> str:
         if not rows:
             continue
         heading = prefix.removesuffix(".") or "Single keys"
-        opening = (inspect.getdoc(model) or "").partition("\n\n")[0]
-        parts += [f"## {heading}", opening, "\n".join([*_HEAD, *rows])]
+        opening = [(inspect.getdoc(model) or "").partition("\n\n")[0]] if prefix else []
+        parts += [f"## {heading}", *opening, "\n".join([*_HEAD, *rows])]
     return "\n\n".join(parts)
 
 
