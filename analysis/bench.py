@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
+from forebay.traces.command_line.options import EngineGpu, EngineModel
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
@@ -183,8 +184,8 @@ def bench(
     out: Annotated[Path, typer.Option(help="folder for the runs")] = Path("runs/bench"),
     seeds: Annotated[int, typer.Option(min=1, help="runs of each measurement")] = 3,
     time_scale: Annotated[float, typer.Option(help="simulated seconds per wall second")] = 2.0,
-    model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B",
-    gpu: Annotated[str, typer.Option(help="GPU of the engines")] = "H200",
+    model: EngineModel = "Llama-3-8B",
+    gpu: EngineGpu = "H200",
     mooncake: Annotated[
         Path, typer.Option(help="Mooncake's trace, as `traces fetch mooncake-synthetic` writes it")
     ] = Path("synthetic_trace.jsonl"),

@@ -4,19 +4,17 @@ A policy is a pure function of a `Request`, the `Engine`s it may go to and the t
 """
 
 from collections.abc import Sequence
-from math import inf
 
 from forebay.proxy.config.routes import CheckedRoute
 from forebay.proxy.config.schema import Config, ShaperOptions
 from forebay.proxy.core.model import Request
 from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
-from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.telemetry.log_events import LogEvent, Say, SparseLines
 from forebay.traces.errors import InputError
 
 __all__ = ["Engine", "GuardedRoute", "Request", "live_options"]
 
 Engine = Option
-SAID_S = 60.0  # between two log lines, so that a policy that always fails fills no disk
 
 
 class GuardedRoute:
@@ -29,8 +27,7 @@ class GuardedRoute:
     def __init__(self, route: CheckedRoute, say: Say) -> None:
         self._route = route
         self._say = say
-        self._said_at = -inf
-        self._more = 0
+        self._lines = SparseLines()
 
     def __call__(
         self, request: Request, options: Sequence[Option], affinity: Affinity, now: float
@@ -42,12 +39,8 @@ class GuardedRoute:
         return warm_or_least_work(request, options, affinity, now)
 
     def _failed(self, what: str, now: float) -> None:
-        if now - self._said_at < SAID_S:
-            self._more += 1
-            return
-        more = f" ({self._more} more since the last such line)" if self._more else ""
-        self._said_at, self._more = now, 0
-        self._say(LogEvent.ROUTING_FAILED, f"routing {what}; the default policy decides{more}")
+        if (more := self._lines.more("", now)) is not None:
+            self._say(LogEvent.ROUTING_FAILED, f"routing {what}; the default policy decides{more}")
 
 
 def live_options(config: Config, say: Say) -> ShaperOptions:

@@ -18,7 +18,19 @@ from forebay.replay.results.verdict import FAILED
 from forebay.replay.runner import Summary, replay
 from forebay.replay.send.fast_loop import run_on_fast_loop
 from forebay.traces.buckets import parse_buckets
-from forebay.traces.command_line.options import a_time, takes_options
+from forebay.traces.command_line.options import (
+    BUCKETS,
+    ApiKey,
+    AskedModel,
+    Buckets,
+    Endpoint,
+    PacedTrafficOptions,
+    ReplaceRun,
+    TimeScale,
+    a_time,
+    same_named,
+    takes_options,
+)
 from forebay.traces.errors import InputError
 
 EXAMPLE = """Replay a trace at a set arrival rate and measure every answer.
@@ -34,10 +46,9 @@ app = new_app(help=EXAMPLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayArguments:
+class ReplayArguments(PacedTrafficOptions):
     """The options of `forebay replay` as they are typed."""
 
-    trace: Annotated[Path, typer.Argument(help="trace file; - is standard input")]
     target: Annotated[
         list[str] | None,
         typer.Option(help="base URL; several get requests round robin"),
@@ -54,19 +65,9 @@ class ReplayArguments:
             "steps:1,2,4/60s or diurnal:1.8/24h"
         ),
     ] = "trace"
-    speed: Annotated[float | None, typer.Option(help="pace as a multiple of the trace's own")] = (
-        None
-    )
-    duration: Annotated[
-        float | None,
-        a_time("stop sending after this time"),
-    ] = None
-    model: Annotated[
-        str | None, typer.Option(help="model to ask for; default: the one the target lists")
-    ] = None
-    seed: Annotated[int, typer.Option(help="seed of random arrival gaps")] = 0
-    endpoint: Annotated[str, typer.Option(help="completions or chat")] = "completions"
-    think: Annotated[float, a_time("pause before the next one of a closed loop", "--think")] = 0.0
+    model: AskedModel = None
+    endpoint: Endpoint = "completions"
+    think_s: Annotated[float, a_time("pause before the next one of a closed loop", "--think")] = 0.0
     turns: Annotated[
         str, typer.Option(help="wait: for the answers they follow; trace: at their times")
     ] = "wait"
@@ -89,9 +90,7 @@ class ReplayArguments:
     print_schedule: Annotated[
         bool, typer.Option("--print-schedule", help="print when each request is due; send nothing")
     ] = False
-    time_scale: Annotated[
-        float, typer.Option(help="simulated seconds in a wall second, as the engine's")
-    ] = 1.0
+    time_scale: TimeScale = 1.0
     max_in_flight: Annotated[
         int, typer.Option(help="most requests in flight; waits for this limit are measured")
     ] = 10_000
@@ -102,13 +101,7 @@ class ReplayArguments:
         str | None,
         typer.Option(help="address of a Ray cluster, each machine of which runs --processes"),
     ] = None
-    buckets: Annotated[str, typer.Option(help="length buckets, as NAME:MOST_PROMPT_TOKENS")] = (
-        "chat:5000,document:131072"
-    )
-    slo: Annotated[
-        str | None,
-        typer.Option(help="targets, e.g. chat.ttft=2s,tpot=100ms; default: chat 2s, document 15s"),
-    ] = None
+    buckets: Buckets = BUCKETS
     salt: Annotated[
         str,
         typer.Option(
@@ -119,23 +112,14 @@ class ReplayArguments:
     max_model_len: Annotated[
         int | None, typer.Option(help="context limit in tokens, if lower than the target's own")
     ] = None
-    too_long: Annotated[
-        str, typer.Option(help="rows beyond the model's context: error, truncate or drop")
-    ] = "error"
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="skip and count bad rows")] = False
-    trace_format: Annotated[
-        str | None, typer.Option("--format", help="as traces formats lists them; default: detect")
-    ] = None
     warmup: Annotated[int, typer.Option(help="small unmeasured requests beforehand")] = 0
-    first_token_timeout: Annotated[
+    first_token_timeout_s: Annotated[
         float, a_time("from sending to the first token", "--first-token-timeout")
     ] = 600.0
-    stall_timeout: Annotated[float, a_time("without output", "--stall-timeout")] = 120.0
-    drain_timeout: Annotated[float, a_time("after the last arrival", "--drain-timeout")] = 900.0
-    api_key: Annotated[
-        str | None, typer.Option(envvar="FOREBAY_API_KEY", help="sent as a bearer token")
-    ] = None
-    force: Annotated[bool, typer.Option("--force", help="replace the run in --out")] = False
+    stall_timeout_s: Annotated[float, a_time("without output", "--stall-timeout")] = 120.0
+    drain_timeout_s: Annotated[float, a_time("after the last arrival", "--drain-timeout")] = 900.0
+    api_key: ApiKey = None
+    force: ReplaceRun = False
     as_json: Annotated[bool, typer.Option("--json", help="print summary.json")] = False
     quiet: Annotated[bool, typer.Option("--quiet", help="show no progress line")] = False
 
@@ -149,50 +133,25 @@ class ReplayArguments:
         # Targets may name the buckets, so buckets are parsed first.
         buckets = parse_buckets(self.buckets)
         names = [bucket.name for bucket in buckets]
-        return ReplayOptions(
-            trace=self.trace,
-            targets=tuple(self.target or ()),
-            out=self.out or Path(),
-            rate_per_s=self.rate,
-            arrivals=parse_arrivals(self.arrivals),
-            speed=self.speed,
-            duration_s=self.duration,
-            model=self.model,
-            seed=self.seed,
-            endpoint=self.endpoint,
-            time_scale=self.time_scale,
-            max_in_flight=self.max_in_flight,
-            buckets=buckets,
-            slos=None if self.slo is None else parse_slos(self.slo, names),
-            salt=self.salt,
-            max_model_len=self.max_model_len,
-            too_long=self.too_long,
-            skip_bad=self.skip_bad,
-            format_name=self.trace_format,
-            force=self.force,
-            quiet=self.quiet,
-            warmup=self.warmup,
-            api_key=self.api_key,
-            first_token_timeout_s=self.first_token_timeout,
-            stall_timeout_s=self.stall_timeout,
-            drain_timeout_s=self.drain_timeout,
-            keys={} if self.keys is None else read_keys(self.keys),
-            lengths=self.lengths,
-            turns=self.turns,
-            history=self.history,
-            think_s=self.think,
-            keep_answers=self.keep_answers,
-            processes=self.processes,
-            ray=self.ray,
-            metrics=metrics_urls(self.metrics or ()),
-        )
+        values = {
+            "targets": tuple(self.target or ()),
+            "out": self.out or Path(),
+            "rate_per_s": self.rate,
+            "arrivals": parse_arrivals(self.arrivals),
+            "duration_s": self.duration,
+            "buckets": buckets,
+            "slos": None if self.slo is None else parse_slos(self.slo, names),
+            "keys": {} if self.keys is None else read_keys(self.keys),
+            "metrics": metrics_urls(self.metrics or ()),
+        }
+        return ReplayOptions(**same_named(self, ReplayOptions) | values)
 
 
 HEADINGS = {
+    "Target": "target model endpoint api-key keys",
     "Traffic": "rate arrivals speed duration think turns seed warmup time-scale max-in-flight "
     "processes ray print-schedule",
     "Trace": "format skip-bad too-long max-model-len salt history lengths",
-    "Target": "target model endpoint api-key keys",
     "Measurement": "buckets slo first-token-timeout stall-timeout drain-timeout",
     "Output": "out keep-answers metrics force json quiet",
 }

@@ -2,8 +2,8 @@
 
 On top are the modules that all rooms share: `schema` (the record of a request), `errors` (bad
 input), `rows` (a row of another tool's table), `text` (prompts from block ids), `tokens`
-(counters), `tokenizer_file` (a model's own vocabulary), `buckets` (length buckets) and `whole_file`
-(files that appear when they are complete).
+(counters), `tokenizer_file` (a model's own vocabulary), `buckets` (length buckets), `decoders`
+(gzip and zstd) and `whole_file` (files that appear when they are complete).
 
 The rooms, each of which may import those above it in this list:
 

@@ -9,7 +9,7 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.traces.command_line.messages import talk
-from forebay.traces.command_line.options import a_time
+from forebay.traces.command_line.options import EngineGpu, EngineModel, a_time
 
 if TYPE_CHECKING:
     from forebay.analysis.demo.processes import Engines
@@ -60,8 +60,8 @@ def demo(
         float,
         a_time("simulated time of arrivals"),
     ] = 200.0,
-    model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B",
-    gpu: Annotated[str, typer.Option(help="GPU of the engines")] = "H200",
+    model: EngineModel = "Llama-3-8B",
+    gpu: EngineGpu = "H200",
     seed: Annotated[int, typer.Option(help="seed of the traffic")] = 0,
     force: Annotated[bool, typer.Option("--force", help="replace earlier files in --out")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the comparison as JSON")] = False,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, fields
 from functools import wraps
+from math import inf, isnan
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -185,16 +186,27 @@ def integers(text: str, option: str) -> list[int]:
 
 def numbers(text: str, option: str) -> list[float]:
     """Parse `0.5,1,2` into ascending numbers above 0. Raises InputError."""
-    values = set()
-    for word in text.split(","):
-        try:
-            value = float(word)
-        except ValueError:
-            value = 0.0
-        if not 0 < value < float("inf"):
-            raise InputError(f"{option} {text}: give numbers above 0, such as 0.5,1,2")
-        values.add(value)
-    return sorted(values)
+    values = _ascending(text)
+    if not (values[0] > 0 and values[-1] < inf):
+        raise InputError(f"{option} {text}: give numbers above 0, such as 0.5,1,2")
+    return values
+
+
+def shares(text: str, option: str) -> list[float]:
+    """Parse `0,0.5,1` into ascending shares. Raises InputError."""
+    values = _ascending(text)
+    if not (values[0] >= 0 and values[-1] <= 1):
+        raise InputError(f"{option} {text}: give shares from 0 to 1, such as 0,0.5,1")
+    return values
+
+
+def _ascending(text: str) -> list[float]:
+    """Return the numbers of a list, each once, or [-1] if a word is not a number."""
+    try:
+        values = sorted({float(word) for word in text.split(",")})
+    except ValueError:
+        return [-1.0]
+    return [-1.0] if any(map(isnan, values)) else values
 
 
 def command_line(context: typer.Context) -> str:

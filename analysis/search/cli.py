@@ -9,7 +9,19 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.replay.engine.flags import ModelFlags
-from forebay.traces.command_line.options import a_time, takes_options
+from forebay.traces.command_line.options import (
+    BUCKETS,
+    ApiKey,
+    AsJson,
+    AskedModel,
+    Buckets,
+    Endpoint,
+    TimeScale,
+    TrafficOptions,
+    a_time,
+    same_named,
+    takes_options,
+)
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,18 +54,13 @@ app = new_app(help=EXAMPLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchArguments:
+class SearchArguments(TrafficOptions):
     """The options of `forebay search` as they are typed."""
 
-    trace: Annotated[Path, typer.Argument(help="trace file; - is standard input")]
     target: Annotated[
         list[str],
         typer.Option(help="base URL, or sim:MODEL@GPU; round robin over several"),
     ]
-    slo: Annotated[
-        str | None,
-        typer.Option(help="targets, e.g. chat.ttft=2s,tpot=100ms; default: chat 2s, document 15s"),
-    ] = None
     attainment: Annotated[
         float, typer.Option(help="share of the requests that must meet their targets")
     ] = 0.99
@@ -71,40 +78,23 @@ class SearchArguments:
     start: Annotated[
         float | None, typer.Option(help="first load, requests a second; default: the trace's own")
     ] = None
-    arrivals: Annotated[str, typer.Option(help="trace, constant, poisson or gamma:CV")] = "trace"
-    seed: Annotated[int, typer.Option(help="seed of random arrival gaps")] = 0
     out: Annotated[Path | None, typer.Option(help="folder for the trials; needed for a URL")] = None
     gpus: Annotated[int, typer.Option(min=1, help="engines of a sim: target")] = 1
     policy: Annotated[
         str, typer.Option(help="routing policy of a sim: target, or direct (no proxy)")
     ] = "warm_or_least_work"
     config: Annotated[Path | None, typer.Option(help="the proxy's YAML, for a sim: target")] = None
-    model: Annotated[
-        str | None, typer.Option(help="model to ask for; default: the one the target lists")
-    ] = None
-    endpoint: Annotated[str, typer.Option(help="completions or chat")] = "completions"
-    time_scale: Annotated[
-        float, typer.Option(help="simulated seconds in a wall second, as the engine's")
-    ] = 1.0
-    drain_timeout: Annotated[
+    model: AskedModel = None
+    endpoint: Endpoint = "completions"
+    time_scale: TimeScale = 1.0
+    drain_timeout_s: Annotated[
         float,
         a_time("time for answers after the last arrival", "--drain-timeout"),
     ] = 120.0
-    buckets: Annotated[str, typer.Option(help="length buckets, as NAME:MOST_PROMPT_TOKENS")] = (
-        "chat:5000,document:131072"
-    )
-    too_long: Annotated[
-        str, typer.Option(help="rows beyond the model's context: error, truncate or drop")
-    ] = "error"
-    trace_format: Annotated[
-        str | None, typer.Option("--format", help="format of the trace; default: detect")
-    ] = None
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="skip and count bad rows")] = False
-    api_key: Annotated[
-        str | None, typer.Option(envvar="FOREBAY_API_KEY", help="sent as a bearer token")
-    ] = None
+    buckets: Buckets = BUCKETS
+    api_key: ApiKey = None
     force: Annotated[bool, typer.Option("--force", help="forget the search in --out")] = False
-    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False
+    as_json: AsJson = False
 
     @property
     def simulated(self) -> bool:
@@ -226,22 +216,16 @@ class SearchArguments:
                              self.seed)  # fmt: skip
         # Any other target is a server, which each trial replays the trace to.
         assert self.out is not None
-        options = ReplayOptions(
-            trace=(),
-            targets=tuple(self.target),
-            out=self.out,
-            arrivals=arrivals,
-            model=self.model,
-            seed=self.seed,
-            endpoint=self.endpoint,
-            time_scale=self.time_scale,
-            buckets=parse_buckets(self.buckets),
-            slos=slos,
-            too_long=self.too_long,
-            quiet=True,
-            api_key=self.api_key,
-            drain_timeout_s=self.drain_timeout,
-        )
+        values = {
+            "trace": (),
+            "targets": tuple(self.target),
+            "arrivals": arrivals,
+            "buckets": parse_buckets(self.buckets),
+            "slos": slos,
+            "force": False,
+            "quiet": True,
+        }
+        options = ReplayOptions(**same_named(self, ReplayOptions) | values)
         return HttpTrials(options, self.out, slos)
 
     def slos(self) -> "tuple[Slo, ...]":
@@ -261,11 +245,11 @@ class SearchArguments:
 
 
 HEADINGS = {
-    "Search": "slo attainment resolution start requests parts",
-    "Traffic": "arrivals seed format skip-bad too-long buckets",
     "Target": "target model endpoint api-key time-scale drain-timeout",
     "Simulated target": "gpus policy config tensor-parallel-size quantization kv-cache-dtype "
     "speculative-config acceptance",
+    "Traffic": "arrivals seed format skip-bad too-long buckets",
+    "Search": "slo attainment resolution start requests parts",
     "Output": "out force json",
 }
 
@@ -284,7 +268,7 @@ def search_command(arguments: SearchArguments, flags: ModelFlags) -> None:
         raise InputError(f"--{name}: for a sim: target; a server has its own flags")
     slos = arguments.slos()
     source = TraceSource(
-        arguments.trace, format_name=arguments.trace_format, skip_bad=arguments.skip_bad
+        arguments.trace, format_name=arguments.format_name, skip_bad=arguments.skip_bad
     )
     maker = arguments.maker(slos, flags)  # first: a wrong target is the only thing to say then
     question = arguments.question(list(source.requests()), slos)

@@ -33,9 +33,9 @@ class SizeArguments:
             help="Targets; default: chat.ttft_p95=2s, document.ttft_p95=10s, tpot_p95=100ms."
         ),
     ] = None
-    think: Annotated[float, typer.Option(help="Mean seconds between two questions of a user.")] = (
-        60.0
-    )
+    think_s: Annotated[
+        float, typer.Option("--think", help="Mean seconds between two questions of a user.")
+    ] = 60.0
     document_share: Annotated[
         float, typer.Option(help="Share of questions that carry a document.")
     ] = 0.3
@@ -43,7 +43,9 @@ class SizeArguments:
         float, typer.Option(help="Share of those about common documents (Zipf popularity).")
     ] = 0.0
     documents: Annotated[int, typer.Option(help="Number of common documents.")] = 50
-    zipf: Annotated[float, typer.Option(help="Exponent of their popularity; 0: even.")] = 0.8
+    zipf_s: Annotated[
+        float, typer.Option("--zipf", help="Exponent of their popularity; 0: even.")
+    ] = 0.8
     cv: Annotated[
         float, typer.Option(help="Coefficient of variation of arrival gaps; 1: Poisson.")
     ] = 1.0
@@ -125,24 +127,9 @@ class SizeArguments:
 
     def population(self) -> "Users":
         from forebay.analysis.sizing.workload import Users
-        from forebay.traces.synth.lengths import parse_length
+        from forebay.traces.synth.lengths import settings_of
 
-        return Users(
-            users=self.users,
-            think_s=self.think,
-            document_share=self.document_share,
-            document_tokens=parse_length(self.document_tokens, "--document-tokens"),
-            question_tokens=parse_length(self.question_tokens, "--question-tokens"),
-            document_output_tokens=parse_length(
-                self.document_output_tokens, "--document-output-tokens"
-            ),
-            chat_tokens=parse_length(self.chat_tokens, "--chat-tokens"),
-            chat_output_tokens=parse_length(self.chat_output_tokens, "--chat-output-tokens"),
-            shared=self.shared,
-            documents=self.documents,
-            zipf_s=self.zipf,
-            cv=self.cv,
-        )
+        return Users(**settings_of(self, Users))
 
     def plot_sizes(self, users: "Users") -> list[int]:
         """Document sizes of the plot's curves. Raises InputError."""

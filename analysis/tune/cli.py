@@ -2,15 +2,22 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from forebay.proxy.command import new_app
 from forebay.replay.engine.flags import EngineFlags
-from forebay.traces.command_line.options import a_time, takes_options
+from forebay.traces.command_line.options import (
+    AsJson,
+    EngineGpu,
+    EngineModel,
+    Jobs,
+    PacedTrafficOptions,
+    same_named,
+    takes_options,
+)
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,37 +40,18 @@ app = new_app(help=EXAMPLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TuneArguments:
+class TuneArguments(PacedTrafficOptions):
     """The options of `forebay tune` as they are typed."""
 
-    trace: Annotated[Path, typer.Argument(help="trace file; - is standard input")]
     gpus: Annotated[int, typer.Option(min=1, help="GPUs in all")] = 1
     policy: Annotated[
         str, typer.Option(help="routing policy in front of several servers, or direct")
     ] = "warm_or_least_work"
-    model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B"
-    gpu: Annotated[str, typer.Option(help="GPU of the engines")] = "H200"
-    slo: Annotated[
-        str | None,
-        typer.Option(help="targets, e.g. chat.ttft=2s,tpot=100ms; default: chat 2s, document 15s"),
-    ] = None
+    model: EngineModel = "Llama-3-8B"
+    gpu: EngineGpu = "H200"
     requests: Annotated[int, typer.Option(min=100, help="most requests, from the first")] = 2000
-    rate: Annotated[float | None, typer.Option(help="mean requests a second")] = None
-    speed: Annotated[float | None, typer.Option(help="pace as a multiple of the trace's own")] = (
-        None
-    )
-    arrivals: Annotated[str, typer.Option(help="trace, constant, poisson or gamma:CV")] = "trace"
-    duration: Annotated[float | None, a_time("stop arrivals after this time")] = None
-    seed: Annotated[int, typer.Option(help="seed of random arrival gaps")] = 0
-    too_long: Annotated[
-        str, typer.Option(help="rows beyond the model's context: error, truncate or drop")
-    ] = "error"
-    trace_format: Annotated[
-        str | None, typer.Option("--format", help="as traces formats lists them; default: detect")
-    ] = None
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="skip and count bad rows")] = False
-    jobs: Annotated[int | None, typer.Option(min=1, help="processes; default: all cores")] = None
-    as_json: Annotated[bool, typer.Option("--json", help="print data")] = False
+    jobs: Jobs = None
+    as_json: AsJson = False
 
 
 @app.command(help=EXAMPLE)
@@ -89,19 +77,10 @@ def tune_command(arguments: TuneArguments, flags: EngineFlags) -> None:
         print(f"forebay tune: {remark}", file=sys.stderr)
     names = [bucket.name for bucket in scenario.buckets()]
     slos = default_slos(names) if arguments.slo is None else parse_slos(arguments.slo, names)
-    whole = SimWorkload(
-        arguments.trace, arguments.trace_format, arguments.skip_bad, arguments.too_long
-    )
+    arrivals = {"arrivals": parse_arrivals(arguments.arrivals)}
+    whole = SimWorkload(**same_named(arguments, SimWorkload) | arrivals)
     rows = whole.source(engine.context)[: arguments.requests]
-    workload = SimWorkload(
-        rows,
-        too_long=arguments.too_long,
-        arrivals=parse_arrivals(arguments.arrivals),
-        rate=arguments.rate,
-        speed=arguments.speed,
-        duration=arguments.duration,
-        seed=arguments.seed,
-    )
+    workload = replace(whole, trace=rows, format_name=None, skip_bad=False)
     # Search the flags, with the simulations in processes of their own.
     with _Runs(arguments.jobs) as run:
         result = Tuner(scenario, workload, slos, run).tune()

@@ -6,8 +6,8 @@ the proxy cannot undo. All of these checks are here. Answers that no sound serve
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import inf, isfinite
-from typing import Any, Final, Literal
+from math import isfinite
+from typing import Any, Literal
 
 from aiohttp import web
 
@@ -15,7 +15,7 @@ from forebay.proxy.backends.retries import Retry
 from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.errors import ApiError, retry_headers, upstream_error
 from forebay.proxy.http1.sse import read_object
-from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.telemetry.log_events import LogEvent, Say, SparseLines
 
 Verdict = Literal["failed", "refused", "full", "answered", "nothing"]
 NO_MODEL = "no_model"  # the kind of a 404 for a model or an adapter: another backend may have it
@@ -35,7 +35,6 @@ MALFORMED = {
     "empty": "it is empty",
 }
 """Kinds of answers that no sound server gives, in words for the log."""
-MALFORMED_EVERY_S: Final = 60.0  # between two lines about answers of one kind
 BUSY_STATUSES = frozenset({429, 503})  # the backend is too busy, not broken
 
 
@@ -170,19 +169,12 @@ class MalformedAnswers:
     def __init__(self, say: Say, clock: Callable[[], float]) -> None:
         self._say = say
         self._clock = clock
-        self._said_at: dict[str, float] = {}  # by kind; bounded by `MALFORMED`
-        self._more: dict[str, int] = {}
+        self._lines = SparseLines()
 
     def came(self, backend: str, kind: str) -> None:
         """A backend has failed a request. Kinds that are not malformed answers are ignored."""
         if kind not in MALFORMED:
             return
-        now = self._clock()
-        if now - self._said_at.get(kind, -inf) < MALFORMED_EVERY_S:
-            self._more[kind] = self._more.get(kind, 0) + 1
-            return
-        self._said_at[kind] = now
-        more = self._more.pop(kind, 0)
-        line = f"backend {backend} sent a malformed answer: {MALFORMED[kind]}"
-        line += f" ({more} more since the last such line)" if more else ""
-        self._say(LogEvent.BACKEND_MALFORMED, line, backend, kind)
+        if (more := self._lines.more(kind, self._clock())) is not None:
+            line = f"backend {backend} sent a malformed answer: {MALFORMED[kind]}{more}"
+            self._say(LogEvent.BACKEND_MALFORMED, line, backend, kind)

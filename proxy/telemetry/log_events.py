@@ -6,8 +6,10 @@ that something is broken or degraded while clients are still served. All else is
 
 import logging
 from enum import Enum
+from math import inf
 from typing import Protocol
 
+SAID_S = 60.0  # between two lines of one kind, so that what always fails fills no disk
 INFO, WARNING, ERROR = logging.INFO, logging.WARNING, logging.ERROR
 
 
@@ -99,6 +101,26 @@ class Say(Protocol):
     def __call__(
         self, event: LogEvent, message: str, backend: str = "", reason: str = "", /
     ) -> None: ...
+
+
+class SparseLines:
+    """Lets one log line of each kind pass in `SAID_S`, and counts the others.
+
+    The callers bound the number of kinds.
+    """
+
+    def __init__(self) -> None:
+        self._said_at: dict[str, float] = {}
+        self._left_out: dict[str, int] = {}
+
+    def more(self, kind: str, now: float) -> str | None:
+        """Return the end of the line: how many were left out before. None leaves it out, too."""
+        if now - self._said_at.get(kind, -inf) < SAID_S:
+            self._left_out[kind] = self._left_out.get(kind, 0) + 1
+            return None
+        self._said_at[kind] = now
+        left_out = self._left_out.pop(kind, 0)
+        return f" ({left_out} more since the last such line)" if left_out else ""
 
 
 def reference() -> str:

@@ -11,7 +11,15 @@ import typer
 from forebay.proxy.command import new_app
 from forebay.replay.engine.flags import EngineFlags
 from forebay.traces.command_line.garbage import no_collections
-from forebay.traces.command_line.options import a_time, takes_options
+from forebay.traces.command_line.options import (
+    AsJson,
+    EngineModel,
+    Jobs,
+    PacedTrafficOptions,
+    ReplaceRun,
+    same_named,
+    takes_options,
+)
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,10 +44,9 @@ app = new_app(help=EXAMPLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulateArguments:
+class SimulateArguments(PacedTrafficOptions):
     """The options of `forebay simulate` as they are typed."""
 
-    trace: Annotated[Path, typer.Argument(help="trace file; - is standard input")]
     gpus: Annotated[
         int, typer.Option(help="number of engines, each on a GPU of its own, or on --tp GPUs")
     ] = 2
@@ -57,7 +64,7 @@ class SimulateArguments:
         str,
         typer.Option(help="routing policy, FILE.py:NAME, a model of another router, or direct"),
     ] = DEFAULT_POLICY
-    model: Annotated[str, typer.Option(help="model of the engines")] = "Llama-3-8B"
+    model: EngineModel = "Llama-3-8B"
     gpu: Annotated[str, typer.Option(help="GPU of the engines; a mix: h200+h100+l40s")] = "H200"
     sweep: Annotated[
         list[str] | None,
@@ -72,32 +79,9 @@ class SimulateArguments:
             "long_prefill_token_threshold"
         ),
     ] = None
-    rate: Annotated[float | None, typer.Option(help="mean requests a second")] = None
     load: Annotated[
         float | None, typer.Option(help="rate as a share of what the engines can complete")
     ] = None
-    speed: Annotated[float | None, typer.Option(help="pace as a multiple of the trace's own")] = (
-        None
-    )
-    arrivals: Annotated[str, typer.Option(help="trace, constant, poisson or gamma:CV")] = "trace"
-    duration: Annotated[
-        float | None,
-        a_time("stop arrivals after this time"),
-    ] = None
-    seed: Annotated[int, typer.Option(help="seed of random arrival gaps")] = 0
-    slo: Annotated[
-        str | None,
-        typer.Option(
-            help="targets, e.g. chat.ttft=2s,session.e2e=5m; default: chat 2s, document 15s"
-        ),
-    ] = None
-    too_long: Annotated[
-        str, typer.Option(help="rows beyond the model's context: error, truncate or drop")
-    ] = "error"
-    trace_format: Annotated[
-        str | None, typer.Option("--format", help="as traces formats lists them; default: detect")
-    ] = None
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="skip and count bad rows")] = False
     exact: Annotated[
         bool, typer.Option("--exact", help="compute every engine step (slow; the same times)")
     ] = False
@@ -108,7 +92,7 @@ class SimulateArguments:
     out: Annotated[
         Path | None, typer.Option(help="keep the run (without --sweep) for compare and report")
     ] = None
-    force: Annotated[bool, typer.Option("--force", help="replace the run in --out")] = False
+    force: ReplaceRun = False
     explain: Annotated[
         str | None,
         typer.Option(help="id of one request: show why it waited and why it went to its engine"),
@@ -117,11 +101,11 @@ class SimulateArguments:
         bool,
         typer.Option("--possible", help="bound what any scheduler could reach (slow)"),
     ] = False
-    jobs: Annotated[int | None, typer.Option(min=1, help="processes; default: all cores")] = None
+    jobs: Jobs = None
     ray: Annotated[
         str | None, typer.Option(help="address of a Ray cluster to sweep on, or local")
     ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="print data")] = False
+    as_json: AsJson = False
 
     def check(self, axes: Collection[str]) -> None:
         """Raise InputError for options that exclude each other, or a folder that is not free."""
@@ -183,22 +167,14 @@ class SimulateArguments:
         from forebay.replay.plan.schedule import parse_arrivals
         from forebay.replay.sim.workload import SimWorkload
 
-        return SimWorkload(
-            trace=self.trace,
-            format_name=self.trace_format,
-            skip_bad=self.skip_bad,
-            too_long=self.too_long,
-            arrivals=parse_arrivals(self.arrivals),
-            rate=self.rate,
-            speed=self.speed,
-            load=self.load,
-            duration=self.duration,
-            seed=self.seed,
-        )
+        arrivals = {"arrivals": parse_arrivals(self.arrivals)}
+        return SimWorkload(**same_named(self, SimWorkload) | arrivals)
 
 
 HEADINGS = {
     "Fleet": "gpus pools kv-link policy model gpu config exact",
+    "Sweep": "sweep jobs ray",
+    "Traffic": "rate load speed arrivals duration seed format skip-bad too-long",
     "Engines": "tensor-parallel-size quantization kv-cache-dtype speculative-config acceptance "
     "max-model-len max-num-batched-tokens max-num-seqs enable-prefix-caching "
     "gpu-memory-utilization block-size long-prefill-token-threshold enable-chunked-prefill "
@@ -206,8 +182,6 @@ HEADINGS = {
     "scheduler-reserve-full-isl long-prefill-token-threshold-adaptive "
     "max-num-active-seqs prefill-schedule-interval async-scheduling api-server-count "
     "renderer-num-workers",
-    "Traffic": "rate load speed arrivals duration seed format skip-bad too-long",
-    "Sweep": "sweep jobs ray",
     "Output": "slo possible stream explain out force json",
 }
 

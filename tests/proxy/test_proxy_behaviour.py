@@ -23,7 +23,6 @@ from proxy_stage import (
     by_request,
     chunk,
     on_stage,
-    settle,
     silent,
 )
 
@@ -153,23 +152,6 @@ class TestAClientThatLeaves:
             on.assert_nothing_held()
 
         on_stage(scene, begins)
-
-    def test_from_the_queue_never_reaches_a_backend(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async def ask() -> None:
-                async with on.post(STREAMED) as response:
-                    await response.read()
-
-            tasks = [asyncio.create_task(ask()) for _ in range(5)]
-            await asyncio.sleep(0.5)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await settle()
-            assert len(backends[0].calls) == 1
-            on.assert_nothing_held()
-
-        on_stage(scene, silent, slots=1, buckets=bucket(64, "60s"))
 
 
 class TestAFleetThatRefuses:

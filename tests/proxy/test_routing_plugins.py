@@ -18,8 +18,8 @@ from forebay.proxy.config.routes import GROUP, CheckedRoute, find_route, route_n
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Request
 from forebay.proxy.core.policy.routing import Affinity, Option
-from forebay.proxy.routing import SAID_S, GuardedRoute
-from forebay.proxy.telemetry.log_events import LogEvent
+from forebay.proxy.routing import GuardedRoute
+from forebay.proxy.telemetry.log_events import SAID_S, LogEvent
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.command_line.plugins import load_plugin

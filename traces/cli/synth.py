@@ -21,7 +21,7 @@ from forebay.traces.command_line.options import (
 )
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth.lengths import parse_length
+from forebay.traces.synth.lengths import settings_of
 from forebay.traces.whole_file import meta_path
 
 app = PlainTyper(
@@ -42,13 +42,22 @@ ChatOutputTokens = Annotated[str, typer.Option("--chat-output-tokens", help=LENG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentsArguments:
-    """The options of `traces synth documents` as they are typed."""
+class WrittenTrace:
+    """The options of each command here: where the trace goes, and how chance is drawn."""
 
     output: Output
+    seed: Seed = 0
+    force: Force = False
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentsArguments(WrittenTrace):
+    """The options of `traces synth documents` as they are typed."""
+
     users: Users = 50
     documents: Annotated[int, typer.Option("--documents", help="documents they share")] = 20
-    zipf: Annotated[
+    zipf_s: Annotated[
         float, typer.Option("--zipf", help="exponent of the documents' popularity; 0 is even")
     ] = 0.8
     document_tokens: DocumentTokens = "lognormal:12000,0.7,4096,100000"
@@ -60,12 +69,12 @@ class DocumentsArguments:
     chat_tokens: ChatTokens = "azure-conv-input"
     chat_output_tokens: ChatOutputTokens = "azure-conv-output"
     arrivals: Arrivals = "poisson"
-    rate: Rate = 2.0
-    think: Annotated[
+    rate_per_s: Rate = 2.0
+    think_s: Annotated[
         float | None,
         typer.Option("--think", help="instead of --rate: mean seconds between a user's requests"),
     ] = None
-    duration: Annotated[
+    duration_s: Annotated[
         float | None,
         a_time("length of the trace; default: 10m, or no limit with --requests", "--duration"),
     ] = None
@@ -76,9 +85,6 @@ class DocumentsArguments:
     tenants: Annotated[
         int, typer.Option("--tenants", help="tenants that divide users and documents")
     ] = 1
-    seed: Seed = 0
-    force: Force = False
-    as_json: AsJson = False
 
 
 @app.command()
@@ -90,86 +96,63 @@ def documents(arguments: DocumentsArguments) -> None:
     """
     from forebay.traces.synth.documents import Workload, workload
 
-    # Without a limit, the trace has ten minutes.
-    unlimited = arguments.duration is None and arguments.requests is None
-    spec = Workload(
-        users=arguments.users,
-        documents=arguments.documents,
-        zipf_s=arguments.zipf,
-        document_tokens=parse_length(arguments.document_tokens, "--document-tokens"),
-        question_tokens=parse_length(arguments.question_tokens, "--question-tokens"),
-        output_tokens=parse_length(arguments.output_tokens, "--output-tokens"),
-        chat_share=arguments.chat_share,
-        chat_tokens=parse_length(arguments.chat_tokens, "--chat-tokens"),
-        chat_output_tokens=parse_length(arguments.chat_output_tokens, "--chat-output-tokens"),
-        arrivals=arguments.arrivals,
-        rate_per_s=arguments.rate,
-        think_s=arguments.think,
-        duration_s=600.0 if unlimited else arguments.duration,
-        requests=arguments.requests,
-        instruction_tokens=arguments.instruction_tokens,
-        tenants=arguments.tenants,
-        seed=arguments.seed,
+    settings = settings_of(arguments, Workload)
+    if arguments.duration_s is None and arguments.requests is None:
+        settings["duration_s"] = 600.0
+    spec = Workload(**settings)
+    _write(arguments, workload(spec), "documents", asdict(spec))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedDocumentArguments(WrittenTrace):
+    """The options of `traces synth shared-document`, under the names of its settings."""
+
+    users: Users = 50
+    document_tokens: Annotated[
+        int, typer.Option("--document-tokens", help="tokens of the document")
+    ] = 32_000
+    question_tokens: Annotated[
+        int, typer.Option("--question-tokens", help="tokens of each question")
+    ] = 64
+    output_tokens: Annotated[int, typer.Option("--output-tokens", help="tokens of each answer")] = (
+        128
     )
-    # Write the requests as they are made.
-    requests = workload(spec)
-    _write(
-        arguments.output, arguments.force, arguments.as_json, requests, "documents", asdict(spec)
-    )
+    arrivals: Annotated[
+        str, typer.Option("--arrivals", help="burst (all at once), poisson or constant")
+    ] = "burst"
+    rate_per_s: Rate = 2.0
+    instruction_tokens: Instruction = 0
 
 
 @app.command("shared-document")
-def one_document(
-    output: Output,
-    users: Users = 50,
-    document_tokens: Annotated[
-        int, typer.Option("--document-tokens", help="tokens of the document")
-    ] = 32_000,
-    question_tokens: Annotated[
-        int, typer.Option("--question-tokens", help="tokens of each question")
-    ] = 64,
-    output_tokens: Annotated[
-        int, typer.Option("--output-tokens", help="tokens of each answer")
-    ] = 128,
-    arrivals: Annotated[
-        str, typer.Option("--arrivals", help="burst (all at once), poisson or constant")
-    ] = "burst",
-    rate: Rate = 2.0,
-    instruction_tokens: Instruction = 0,
-    seed: Seed = 0,
-    force: Force = False,
-    as_json: AsJson = False,
-) -> None:
+@takes_options
+def one_document(arguments: SharedDocumentArguments) -> None:
     """Every user asks one question about the same document.
 
     example:  forebay traces synth shared-document --users 50 --document-tokens 100000 -o one.jsonl
     """
     from forebay.traces.synth.documents import shared_document
 
-    settings: dict[str, Any] = {
-        "users": users,
-        "document_tokens": document_tokens,
-        "question_tokens": question_tokens,
-        "output_tokens": output_tokens,
-        "arrivals": arrivals,
-        "rate_per_s": rate,
-        "instruction_tokens": instruction_tokens,
-        "seed": seed,
+    settings = {
+        name: value
+        for name, value in asdict(arguments).items()
+        if name not in ("output", "force", "as_json")
     }
-    _write(output, force, as_json, shared_document(**settings), "shared-document", settings)
+    _write(arguments, shared_document(**settings), "shared-document", settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatBesideDocumentsArguments:
+class ChatBesideDocumentsArguments(WrittenTrace):
     """The options of `traces synth chat-beside-documents` as they are typed."""
 
-    output: Output
-    chat_rate: Annotated[float, typer.Option("--chat-rate", help="chat requests a second")] = 4.0
-    document_rate: Annotated[
+    chat_rate_per_s: Annotated[
+        float, typer.Option("--chat-rate", help="chat requests a second")
+    ] = 4.0
+    document_rate_per_s: Annotated[
         float, typer.Option("--document-rate", help="requests about documents a second")
     ] = 0.2
     questions: Annotated[int, typer.Option("--questions", help="questions about each document")] = 5
-    follow_gap: Annotated[
+    follow_gap_s: Annotated[
         float,
         typer.Option("--follow-gap", help="mean seconds between questions about a document"),
     ] = 20.0
@@ -179,11 +162,8 @@ class ChatBesideDocumentsArguments:
     chat_tokens: ChatTokens = "azure-conv-input"
     chat_output_tokens: ChatOutputTokens = "azure-conv-output"
     users: Users = 50
-    duration: Annotated[float, a_time("length of the trace", "--duration")] = 180.0
+    duration_s: Annotated[float, a_time("length of the trace", "--duration")] = 180.0
     instruction_tokens: Instruction = 0
-    seed: Seed = 0
-    force: Force = False
-    as_json: AsJson = False
 
 
 @app.command("chat-beside-documents")
@@ -198,40 +178,15 @@ def chat_and_documents(arguments: ChatBesideDocumentsArguments) -> None:
         chat_beside_documents,
     )
 
-    # Lengths may be distributions.
-    spec = ChatBesideDocuments(
-        chat_rate_per_s=arguments.chat_rate,
-        document_rate_per_s=arguments.document_rate,
-        questions=arguments.questions,
-        follow_gap_s=arguments.follow_gap,
-        document_tokens=parse_length(arguments.document_tokens, "--document-tokens"),
-        question_tokens=parse_length(arguments.question_tokens, "--question-tokens"),
-        output_tokens=parse_length(arguments.output_tokens, "--output-tokens"),
-        chat_tokens=parse_length(arguments.chat_tokens, "--chat-tokens"),
-        chat_output_tokens=parse_length(arguments.chat_output_tokens, "--chat-output-tokens"),
-        users=arguments.users,
-        duration_s=arguments.duration,
-        instruction_tokens=arguments.instruction_tokens,
-        seed=arguments.seed,
-    )
-    # Write the requests as they are made.
-    requests = chat_beside_documents(spec)
-    _write(
-        arguments.output,
-        arguments.force,
-        arguments.as_json,
-        requests,
-        "chat-beside-documents",
-        asdict(spec),
-    )
+    spec = ChatBesideDocuments(**settings_of(arguments, ChatBesideDocuments))
+    _write(arguments, chat_beside_documents(spec), "chat-beside-documents", asdict(spec))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSessionsArguments:
+class AgentSessionsArguments(WrittenTrace):
     """The options of `traces synth agent-sessions` as they are typed."""
 
-    output: Output
-    session_rate: Annotated[
+    session_rate_per_s: Annotated[
         float, typer.Option("--session-rate", help="sessions that begin a second")
     ] = 0.01
     task_tokens: Annotated[
@@ -251,10 +206,7 @@ class AgentSessionsArguments:
         int, typer.Option("--summary-tokens", help="what is left of a compacted context")
     ] = 49_152
     instruction_tokens: Instruction = 13_312
-    duration: Annotated[float, a_time("length of the trace", "--duration")] = 1_800.0
-    seed: Seed = 0
-    force: Force = False
-    as_json: AsJson = False
+    duration_s: Annotated[float, a_time("length of the trace", "--duration")] = 1_800.0
 
 
 @app.command("agent-sessions")
@@ -266,60 +218,39 @@ def sessions_of_agents(arguments: AgentSessionsArguments) -> None:
     """
     from forebay.traces.synth.agents import AgentSessions, agent_sessions
 
-    spec = AgentSessions(
-        session_rate_per_s=arguments.session_rate,
-        task_tokens=parse_length(arguments.task_tokens, "--task-tokens"),
-        tool_tokens=parse_length(arguments.tool_tokens, "--tool-tokens"),
-        output_tokens=parse_length(arguments.output_tokens, "--output-tokens"),
-        subagent_share=arguments.subagent_share,
-        context_tokens=arguments.context_tokens,
-        summary_tokens=arguments.summary_tokens,
-        instruction_tokens=arguments.instruction_tokens,
-        duration_s=arguments.duration,
-        seed=arguments.seed,
-    )
-    requests = agent_sessions(spec)
-    _write(
-        arguments.output,
-        arguments.force,
-        arguments.as_json,
-        requests,
-        "agent-sessions",
-        asdict(spec),
-    )
+    spec = AgentSessions(**settings_of(arguments, AgentSessions))
+    _write(arguments, agent_sessions(spec), "agent-sessions", asdict(spec))
 
 
 def _write(
-    output: str,
-    force: bool,
-    as_json: bool,
-    requests: Iterator[TraceRequest],
-    kind: str,
-    parameters: dict[str, Any],
+    to: WrittenTrace, requests: Iterator[TraceRequest], kind: str, parameters: dict[str, Any]
 ) -> None:
-    check_output(output, meta_path(output), force=force, as_json=as_json)
+    output, as_json = to.output, to.as_json
+    check_output(output, meta_path(output), force=to.force, as_json=as_json)
     totals = Totals(requests, if_none="--duration: no request arrives in it; raise it or the rate")
     facts = {"command": "synth", "kind": kind, "parameters": parameters}
     report(write_whole(output, totals, lambda: facts), output, as_json)
 
 
-@app.command("model")
-def fitted(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="file of forebay traces fit")],
-    output: Output,
-    speed: Annotated[
-        float, typer.Option("--speed", help="factor of the rate of new sessions")
-    ] = 1.0,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedArguments(WrittenTrace):
+    """The options of `traces synth model`."""
+
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="file of forebay traces fit")]
+    speed: Annotated[float, typer.Option("--speed", help="factor of the rate of new sessions")] = (
+        1.0
+    )
     duration: Annotated[
         float | None, a_time("length of the trace; default: as the fitted one", "--duration")
-    ] = None,
+    ] = None
     requests: Annotated[
         int | None, typer.Option("--requests", help="most requests of the trace")
-    ] = None,
-    seed: Seed = 0,
-    force: Force = False,
-    as_json: AsJson = False,
-) -> None:
+    ] = None
+
+
+@app.command("model")
+@takes_options
+def fitted(arguments: FittedArguments) -> None:
     """Make more traffic like a trace that was fitted.
 
     example:  forebay traces synth model model.json --speed 2 -o twice.jsonl
@@ -327,19 +258,13 @@ def fitted(
     from forebay.traces.synth.from_model import Made, synthesise
     from forebay.traces.synth.model import read_model
 
+    speed, seed = arguments.speed, arguments.seed
     if not 0 < speed < float("inf"):
         raise InputError(f"--speed {speed:g}: give more than 0")
-    totals = Made(read_model(model), speed)
-    rows = synthesise(
-        totals.model, duration_s=duration, requests=requests, speed=speed, seed=seed, totals=totals
-    )
-    settings = {
-        "model": model,
-        "speed": speed,
-        "duration_s": duration,
-        "requests": requests,
-        "seed": seed,
-    }
-    _write(output, force, as_json, rows, "model", settings)
+    totals = Made(read_model(arguments.model), speed)
+    limits: dict[str, Any] = {"duration_s": arguments.duration, "requests": arguments.requests}
+    rows = synthesise(totals.model, **limits, speed=speed, seed=seed, totals=totals)
+    settings = {"model": arguments.model, "speed": speed, **limits, "seed": seed}
+    _write(arguments, rows, "model", settings)
     for line in totals.differences():
         print(f"warning: {line}", file=sys.stderr)

@@ -4,5 +4,5 @@ Nothing here is about traces. It is in this package because every other may impo
 order: `messages` writes to the standard error, `help_text` shapes the pages of `--help`, `options`
 turns dataclasses into options, `quantities` reads durations and sizes, `plain_words` rewrites
 pydantic's messages, `plugins` loads entry points, `garbage` stops the search for cyclic objects. It
-imports only `forebay.traces.errors`.
+imports only `errors` and `buckets` of `traces`.
 """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import typer
-from typer._click import Context, HelpFormatter  # Typer bundles Click
+from typer._click import Command, Context, HelpFormatter  # Typer bundles Click
 from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandFunctionType
 
@@ -26,8 +26,8 @@ NAME_WIDTH = 26  # a longer option name has a line of its own
 LAST = ("Output", "Options")  # headings that come after all others
 
 
-class PlainCommand(TyperCommand):
-    """A command with plain help.
+class _Plain(Command):
+    """The help of commands and of groups of commands.
 
     Attributes:
         headings: {Python name of an option: heading}, for options that are not under `Options`.
@@ -45,19 +45,15 @@ class PlainCommand(TyperCommand):
         _write_options(self, ctx, formatter)
 
 
-class PlainGroup(TyperGroup):
+class PlainCommand(_Plain, TyperCommand):
+    """A command with plain help."""
+
+
+class PlainGroup(_Plain, TyperGroup):
     """A command with sub-commands and plain help, like `PlainCommand`."""
 
-    headings: Mapping[str, str] = {}
-
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _renamed(self, _take_quiet(self, args)))
-
-    def format_help_text(self, ctx: Context, formatter: HelpFormatter) -> None:
-        _write_text(self.help, formatter)
-
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
-        _write_options(self, ctx, formatter)
+        super().format_options(ctx, formatter)
         rows = []
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)
@@ -84,7 +80,7 @@ class PlainTyper(typer.Typer):
         return super().command(name, cls=command, **options)
 
 
-def _take_quiet(command: TyperCommand | TyperGroup, args: list[str]) -> list[str]:
+def _take_quiet(command: Command, args: list[str]) -> list[str]:
     """Obey `--quiet`, which every command has, and return the other arguments."""
     ours = args[: args.index("--")] if "--" in args else args
     if QUIET not in ours or any(QUIET in param.opts for param in command.params):
@@ -94,7 +90,7 @@ def _take_quiet(command: TyperCommand | TyperGroup, args: list[str]) -> list[str
     return [*args[:at], *args[at + 1 :]]
 
 
-def _renamed(command: TyperCommand | TyperGroup, args: list[str]) -> list[str]:
+def _renamed(command: Command, args: list[str]) -> list[str]:
     """Return the arguments with the present names of renamed options."""
     names = {name for param in command.params for name in param.opts}
     words: list[str] = []
@@ -142,24 +138,30 @@ def _command_lines(command: str, width: int) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def _write_options(
-    command: PlainCommand | PlainGroup, ctx: Context, formatter: HelpFormatter
-) -> None:
+def _write_options(command: _Plain, ctx: Context, formatter: HelpFormatter) -> None:
     sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-    for param in command.get_params(ctx):
+    order = list(command.headings)  # of the headings and their options, as the command gives them
+    params = command.get_params(ctx)
+    params.sort(key=lambda param: order.index(_name(param)) if _name(param) in order else -1)
+    for param in params:
         record = param.get_help_record(ctx)
         if record is None:
             continue
         if "--help" in param.opts and not any(QUIET in p.opts for p in command.params):
             sections["Options"].append((QUIET, "Print results, warnings and errors only."))
-        name = max(param.opts, key=len).removeprefix("--")
-        heading = command.headings.get(name, "Options")
+        heading = command.headings.get(_name(param), "Options")
         if param.param_type_name == "argument":
             heading = "Arguments"
         sections.setdefault(heading, []).append(_row(*record, param))
     first = [heading for heading in sections if heading not in LAST]
     for heading in (*first, *LAST):
         _write_rows(heading, sections.get(heading, []), formatter)
+
+
+def _name(param: Any) -> str:
+    """Return the name of an option, as headings list it."""
+    name: str = max(param.opts, key=len)
+    return name.removeprefix("--")
 
 
 def _row(name: str, text: str, param: Any) -> tuple[str, str]:

@@ -2,12 +2,14 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
+from forebay.traces.buckets import DEFAULT_BUCKETS
 from forebay.traces.command_line.quantities import seconds
 from forebay.traces.errors import InputError
 
@@ -50,6 +52,64 @@ AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")
 Seed = Annotated[int, typer.Option("--seed", help="seed; equal seeds make equal traces")]
 Arrivals = Annotated[str, typer.Option("--arrivals", help="poisson, constant or burst")]
 Rate = Annotated[float, typer.Option("--rate", help="requests a second")]
+EngineModel = Annotated[str, typer.Option(help="model of the engines")]
+EngineGpu = Annotated[str, typer.Option(help="GPU of the engines")]
+ReplaceRun = Annotated[bool, typer.Option("--force", help="replace the run in --out")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="processes; default: all cores")]
+# Of a service that requests are sent to.
+ApiKey = Annotated[
+    str | None, typer.Option(envvar="FOREBAY_API_KEY", help="sent as a bearer token")
+]
+AskedModel = Annotated[
+    str | None, typer.Option(help="model to ask for; default: the one the target lists")
+]
+Buckets = Annotated[str, typer.Option(help="length buckets, as NAME:MOST_PROMPT_TOKENS")]
+BUCKETS = ",".join(f"{bucket.name}:{bucket.up_to}" for bucket in DEFAULT_BUCKETS)
+Endpoint = Annotated[str, typer.Option(help="completions or chat")]
+TimeScale = Annotated[
+    float, typer.Option(help="simulated seconds in a wall second, as the engine's")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficOptions:
+    """The trace that a command plays, and the targets that its answers must meet."""
+
+    trace: Annotated[Path, typer.Argument(help="trace file; - is standard input")]
+    arrivals: Annotated[str, typer.Option(help="trace, constant, poisson or gamma:CV")] = "trace"
+    seed: Annotated[int, typer.Option(help="seed of random arrival gaps")] = 0
+    too_long: Annotated[
+        str, typer.Option(help="rows beyond the model's context: error, truncate or drop")
+    ] = "error"
+    format_name: Annotated[
+        str | None, typer.Option("--format", help="as traces formats lists them; default: detect")
+    ] = None
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="skip and count bad rows")] = False
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="targets, e.g. chat.ttft=2s,session.e2e=5m; default: chat 2s, document 15s"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacedTrafficOptions(TrafficOptions):
+    """The same, at a pace and for a time that may differ from the trace's."""
+
+    rate: Annotated[float | None, typer.Option(help="mean requests a second")] = None
+    speed: Annotated[float | None, typer.Option(help="pace as a multiple of the trace's own")] = (
+        None
+    )
+    duration: Annotated[float | None, a_time("stop arrivals after this time")] = None
+
+
+def same_named(options: Any, kind: type) -> dict[str, Any]:
+    """Return the options that are fields of the dataclass `kind`, too."""
+    names = {field.name for field in fields(options)}
+    return {
+        field.name: getattr(options, field.name) for field in fields(kind) if field.name in names
+    }
 
 
 def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
@@ -75,7 +135,11 @@ def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
     shown: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
         kind = kinds.get(name)
-        group = inspect.signature(kind, eval_str=True).parameters.values() if kind else [parameter]
+        group = [parameter]
+        if kind is not None:
+            group = [*inspect.signature(kind, eval_str=True).parameters.values()]
+            # A command's own options come before those that it shares.
+            group.sort(key=lambda option: option.name not in kind.__annotations__)
         shown += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in group]
     called.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}

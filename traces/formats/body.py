@@ -119,19 +119,22 @@ def prompt_tokens(fields: Mapping[str, Any], options: ReadOptions) -> int | None
     return text_tokens(fields["text"], options) if "text" in fields else None
 
 
-def answer_tokens(answer: Any, options: ReadOptions) -> int | None:
+def answer_tokens(answer: Any, options: ReadOptions, counted: int | None = None) -> int | None:
     """Return the tokens of an answer from its usage, else count its text. None without both.
 
-    An HTML page, which a gateway sends when the server is down, counts as 0 tokens.
+    The tokens that a row has `counted` come first. An HTML page, which a gateway sends when the
+    server is down, counts as 0 tokens.
     """
+    if counted is not None:
+        return counted
     answer = decoded(answer)
     if isinstance(answer, str):
         return 0 if is_html(answer) else options.counter.count(answer)
     if not isinstance(answer, dict):
         return None
     usage = answer.get("usage")
-    if isinstance(usage, dict) and (counted := whole_usage(usage).answer) is not None:
-        return counted
+    if isinstance(usage, dict) and (reported := whole_usage(usage).answer) is not None:
+        return reported
     text = answer.get("content")
     for choice in answer.get("choices") or ():
         if isinstance(choice, dict):

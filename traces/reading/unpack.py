@@ -13,14 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader, BytesIO, RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Any, BinaryIO, Final
 
+from forebay.traces.decoders import Decoder, GzipMember, ZstdError, zstd_decoder
 from forebay.traces.errors import InputError
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 HEAD_BYTES: Final = 1 << 16
 BOM: Final = b"\xef\xbb\xbf"
@@ -33,53 +29,13 @@ WINDOW_LOG: Final = 27  # 128 MiB, the most that zstd's command reads without a 
 PIECE_BYTES: Final = 1 << 18
 
 
-class _PieceDecoder(Protocol):
-    """The interface of the decompressors for bzip2, xz and zstd."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
-
-
-class _GzipMember:
-    """Decompresses one member of a gzip file."""
-
-    def __init__(self) -> None:
-        self._stream = zlib.decompressobj(16 + zlib.MAX_WBITS)
-        self.needs_input = True
-
-    @property
-    def eof(self) -> bool:
-        return self._stream.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._stream.unused_data
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Return the next bytes, at most `max_length` (zlib.error: damage)."""
-        piece = self._stream.decompress(self._stream.unconsumed_tail + data, max_length)
-        self.needs_input = not self._stream.unconsumed_tail and len(piece) < max_length
-        return piece
-
-
-PACKED: Final[tuple[tuple[str, bytes, Callable[[], _PieceDecoder]], ...]] = (
-    ("gzip", b"\x1f\x8b", _GzipMember),
+PACKED: Final[tuple[tuple[str, bytes, Callable[[], Decoder]], ...]] = (
+    ("gzip", b"\x1f\x8b", GzipMember),
     ("bzip2", b"BZh", bz2.BZ2Decompressor),
     ("xz", b"\xfd7zXZ\x00", lambda: lzma.LZMADecompressor(memlimit=DECODER_BYTES)),
-    (
-        "zstd",
-        b"\x28\xb5\x2f\xfd",
-        lambda: zstd.ZstdDecompressor(
-            options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG}
-        ),
-    ),
+    ("zstd", b"\x28\xb5\x2f\xfd", lambda: zstd_decoder(WINDOW_LOG)),
 )
-DAMAGE: Final = (OSError, zlib.error, lzma.LZMAError, zstd.ZstdError, zipfile.BadZipFile,
+DAMAGE: Final = (OSError, zlib.error, lzma.LZMAError, ZstdError, zipfile.BadZipFile,
                  NotImplementedError, RuntimeError, MemoryError)  # fmt: skip
 """Raised by the decoders for damaged files. A zip with a password raises RuntimeError."""
 ZIP: Final = (b"PK\x03\x04", b"PK\x05\x06")
@@ -104,9 +60,7 @@ FOREIGN: Final = (
 class _Unpacked(RawIOBase):
     """The bytes of a packed file, member after member, in pieces of any size."""
 
-    def __init__(
-        self, packed: BinaryIO, make: Callable[[], _PieceDecoder], kind: str, name: str
-    ) -> None:
+    def __init__(self, packed: BinaryIO, make: Callable[[], Decoder], kind: str, name: str) -> None:
         super().__init__()
         self._packed = packed
         self._make = make

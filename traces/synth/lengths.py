@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from math import exp, log
 from random import Random
 from statistics import NormalDist
-from typing import Protocol
+from typing import Any, Protocol
 
+from forebay.traces.command_line.options import same_named
 from forebay.traces.errors import InputError
 
 
@@ -152,3 +153,16 @@ def _lognormal(median: float, sigma: float, least: int, most: int) -> Lognormal:
     if not (least <= median <= most and 0 < sigma <= 10):
         raise ValueError(median)
     return Lognormal(median, sigma, least, most)
+
+
+def settings_of(options: Any, kind: type) -> dict[str, Any]:
+    """Return the options that are settings of the dataclass `kind`, too.
+
+    A length that was typed, an option `..._tokens` with a text, is parsed (InputError).
+    """
+    return {
+        name: parse_length(value, f"--{name.replace('_', '-')}")
+        if name.endswith("_tokens") and isinstance(value, str)
+        else value
+        for name, value in same_named(options, kind).items()
+    }

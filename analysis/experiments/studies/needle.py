@@ -14,7 +14,7 @@ import typer
 from forebay.analysis.charts.heat_map import heat_map
 from forebay.analysis.experiments.asking import ModelReply, ask, count_tokens, is_simulated
 from forebay.analysis.experiments.result import Column, Result
-from forebay.analysis.experiments.study import Gpus, Seed, Study, integers, study
+from forebay.analysis.experiments.study import Gpus, Seed, Study, integers, shares, study
 from forebay.analysis.experiments.systems import PROXY, SimWay
 from forebay.analysis.experiments.target import SIM, StudyFailed
 from forebay.replay.clock.clock import Clock
@@ -124,20 +124,6 @@ def command(
         return result(target, answers, left_out, settings)
 
     options.finish(work())
-
-
-def shares(text: str, option: str) -> list[float]:
-    """Parse `0,0.5,1` into ascending shares. Raises InputError."""
-    values = set()
-    for word in text.split(","):
-        try:
-            value = float(word)
-        except ValueError:
-            value = -1.0
-        if not 0 <= value <= 1:
-            raise InputError(f"{option} {text}: give shares from 0 to 1, such as 0,0.5,1")
-        values.add(value)
-    return sorted(values)
 
 
 async def in_virtual_time(

@@ -4,62 +4,23 @@ The servers get the body plain, as vLLM reads no other.
 """
 
 import asyncio
-import sys
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
-from typing import Final, Protocol
+from typing import Final
 
 from multidict import CIMultiDictProxy
 
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.server.byte_budget import RequestMemory
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from forebay.traces.decoders import Decoder, GzipMember, ZstdError, zstd_decoder
 
 PIECE_BYTES: Final = 64 << 10  # decompressed in one step, a fraction of a millisecond
 MOST_MEMBERS: Final = 1_000  # files of gzip, or frames of zstd, one after another in a body
 WINDOW_LOG: Final = 23  # of zstd: 8 MiB, the most that a sender may ask for (RFC 9659)
-_GZIP_FORMAT = 16 + zlib.MAX_WBITS
-
-
-class _Decoder(Protocol):
-    """The interface of zstd's decompressor, which keeps unread bytes."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
-
-
-class _Gzip:
-    """Decompresses one member of gzip."""
-
-    def __init__(self) -> None:
-        self._stream = zlib.decompressobj(_GZIP_FORMAT)
-        self.needs_input = True
-
-    @property
-    def eof(self) -> bool:
-        return self._stream.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._stream.unused_data
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Return the next bytes, at most `max_length`. Raises zlib.error."""
-        piece = self._stream.decompress(self._stream.unconsumed_tail or data, max_length)
-        self.needs_input = not self._stream.unconsumed_tail and len(piece) < max_length
-        return piece
 
 
 class _Brotli:
@@ -89,14 +50,10 @@ class _Brotli:
         return piece
 
 
-def _zstd() -> _Decoder:
-    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG})
-
-
-_DECODERS: Final[dict[str, Callable[[], _Decoder]]] = {
-    "gzip": _Gzip,
-    "x-gzip": _Gzip,
-    "zstd": _zstd,
+_DECODERS: Final[dict[str, Callable[[], Decoder]]] = {
+    "gzip": GzipMember,
+    "x-gzip": GzipMember,
+    "zstd": partial(zstd_decoder, WINDOW_LOG),
     "br": _Brotli,
 }
 
@@ -146,17 +103,17 @@ async def decompressed(body: bytes, coding: str, limit: int, memory: RequestMemo
             whole.write(piece)
             if len(piece) >= PIECE_BYTES:
                 await asyncio.sleep(0)
-    except (zlib.error, zstd.ZstdError, EOFError):
+    except (zlib.error, ZstdError, EOFError):
         message = f"The body is not valid {coding}, which its content-encoding says."
         raise ApiError(400, "invalid_encoding", message, param="content-encoding") from None
     memory.shrink(size)
     return whole.getvalue()
 
 
-def _pieces(body: bytes, new_decoder: Callable[[], _Decoder]) -> Iterator[bytes]:
+def _pieces(body: bytes, new_decoder: Callable[[], Decoder]) -> Iterator[bytes]:
     """Yield the content of a body, in pieces of at most PIECE_BYTES.
 
-    Raises zlib.error, zstd.ZstdError, and EOFError for a body that ends too early or has too many
+    Raises zlib.error, ZstdError, and EOFError for a body that ends too early or has too many
     members.
     """
     decoder, members = new_decoder(), 1

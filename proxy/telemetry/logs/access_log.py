@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from math import inf
 from pathlib import Path
 from typing import TextIO
 from zlib import crc32
@@ -17,13 +16,12 @@ from zlib import crc32
 import orjson
 
 from forebay.proxy.config.sections import Logs
-from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.telemetry.log_events import LogEvent, Say, SparseLines
 from forebay.proxy.telemetry.logs.log_queue import QueuedLines
 from forebay.proxy.telemetry.record import RequestRecord
 from forebay.traces.command_line.messages import all_printable, printable
 
 LOGGER = logging.getLogger("forebay.proxy")
-INTERNAL_S = 60.0  # internal errors of one kind are logged once in this time
 
 
 def configure_logs(logs: Logs, stream: TextIO | None = None) -> None:
@@ -68,19 +66,13 @@ class InternalErrors:
     def __init__(self, say: Say, clock: Callable[[], float]) -> None:
         self._say = say
         self._clock = clock
-        self._said_at: dict[str, float] = {}  # bounded by the places in the code
-        self._more: dict[str, int] = {}
+        self._lines = SparseLines()  # of the places in the code
 
     def failed(self, error: BaseException | None) -> None:
         """A request failed by `error`."""
-        kind, now = f"internal error: {type(error).__name__}{_place(error)}", self._clock()
-        if now - self._said_at.get(kind, -inf) < INTERNAL_S:
-            self._more[kind] = self._more.get(kind, 0) + 1
-            return
-        self._said_at[kind] = now
-        more = self._more.pop(kind, 0)
-        line = f"{kind} ({more} more since the last such line)" if more else kind
-        self._say(LogEvent.INTERNAL_ERROR, line)
+        line = f"internal error: {type(error).__name__}{_place(error)}"
+        if (more := self._lines.more(line, self._clock())) is not None:
+            self._say(LogEvent.INTERNAL_ERROR, f"{line}{more}")
 
 
 def _place(error: BaseException | None) -> str:

@@ -211,26 +211,32 @@ class Chunks:
         return b',"usage":{%b%b}' % (_counts(self._call.prompt.tokens, produced), details)
 
 
-def whole_answer(
-    call: Call,
-    answer_id: str,
-    created: int,
-    origin: AnswerOrigin,
-    text: bytes,
-    produced: int,
-    cached: int,
-    reason: str,
-    whole_blocks: int,
-) -> bytes:
-    """Return the body of an answer that is not streamed, with `whole_blocks` as in `Chunks`."""
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """The parts of an answer that is not streamed, with `whole_blocks` as in `Chunks`."""
+
+    call: Call
+    answer_id: str
+    created: int
+    origin: AnswerOrigin
+    text: bytes
+    produced: int
+    cached: int
+    reason: str
+    whole_blocks: int
+
+
+def whole_answer(answer: WholeAnswer) -> bytes:
+    """Return the body of a completion or a chat completion."""
+    call, origin = answer.call, answer.origin
     head = b'{"id":%b,"object":"%b","created":%d,"model":%b,"choices":[{"index":0,' % (
-        orjson.dumps(answer_id),
+        orjson.dumps(answer.answer_id),
         b"chat.completion" if call.chat else b"text_completion",
-        created,
+        answer.created,
         orjson.dumps(origin.model),
     )
     ends = b'"logprobs":null,"finish_reason":"%b","stop_reason":%b,"token_ids":null,' % (
-        reason.encode(),
+        answer.reason.encode(),
         orjson.dumps(call.stopped_by),
     )
     # A chat and a completion have other keys, in vLLM's order.
@@ -238,25 +244,25 @@ def whole_answer(
         choice = (
             b'"message":{"role":"assistant","content":"%b","refusal":null,"annotations":null,'
             b'"audio":null,"function_call":null,"reasoning":null},%b"routed_experts":null}],'
-            % (text, ends)
+            % (answer.text, ends)
         )
         tail = b',"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null'
     else:
         choice = (
             b'"text":"%b",%b"prompt_logprobs":null,"prompt_token_ids":null,'
-            b'"routed_experts":null}],' % (text, ends)
+            b'"routed_experts":null}],' % (answer.text, ends)
         )
         tail = b""
     # Usage ends the answer. Cache writes are counted for chats only.
     details = b"null"
     if origin.tells_cached:
-        cache_writes = b"%d" % max(0, whole_blocks - cached) if call.chat else b"null"
+        cache_writes = b"%d" % max(0, answer.whole_blocks - answer.cached) if call.chat else b"null"
         details = b'{"cached_tokens":%d,"created_cache_tokens":%b,"multimodal_tokens":null}' % (
-            cached,
+            answer.cached,
             cache_writes,
         )
     usage = b'"usage":{%b,"prompt_tokens_details":%b,"completion_tokens_details":null}' % (
-        _counts(call.prompt.tokens, produced),
+        _counts(call.prompt.tokens, answer.produced),
         details,
     )
     return (

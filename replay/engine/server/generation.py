@@ -21,6 +21,7 @@ from forebay.replay.engine.server.answers import (
     AnswerText,
     Chunks,
     Ending,
+    WholeAnswer,
     ending_of,
     whole_answer,
 )
@@ -60,7 +61,7 @@ class Api:
     kind: str
     read: Callable[..., Call]
     chunks: type[Chunks] = Chunks
-    whole: Callable[..., bytes] = whole_answer
+    whole: Callable[[WholeAnswer], bytes] = whole_answer
     error: Callable[[EngineApiError], bytes] = EngineApiError.body
 
 
@@ -180,7 +181,7 @@ class Generator:
         """Return the whole answer of one choice."""
         sink = choice.sink
         assert isinstance(sink, Collected)
-        return api.whole(
+        answer = WholeAnswer(
             choice.call,
             *named,
             self._origin,
@@ -190,6 +191,7 @@ class Generator:
             sink.reason,
             self._whole_blocks(choice.call),
         )
+        return api.whole(answer)
 
     async def _generate_several(
         self, http: web.Request, api: Api, call: Call, arrival_s: float

@@ -64,7 +64,7 @@ def _openai_log(options: ReadOptions) -> ParseRow:
             name=name,
             arrival_s=row.moment(*STARTS),
             input_tokens=usage.prompt,
-            output_tokens=answer_tokens(answer, options) if usage.answer is None else usage.answer,
+            output_tokens=answer_tokens(answer, options, usage.answer),
         )
         return ended(row, request, ("end_time", "endTime", "completed_at", "end"))
 
@@ -110,9 +110,7 @@ def _litellm(options: ReadOptions) -> ParseRow:
             name=name,
             arrival_s=row.moment("startTime", "start_time"),
             input_tokens=usage.prompt or None,
-            output_tokens=answer_tokens(row.get("response"), options)
-            if usage.answer is None
-            else usage.answer,
+            output_tokens=answer_tokens(row.get("response"), options, usage.answer),
         )
         return ended(row, request, ("endTime", "end_time"))
 
@@ -162,9 +160,7 @@ def _langfuse(options: ReadOptions) -> ParseRow:
             name=name,
             arrival_s=row.moment("start_time", "startTime"),
             input_tokens=usage.prompt or None,
-            output_tokens=answer_tokens(row.get("output"), options)
-            if usage.answer is None
-            else usage.answer,
+            output_tokens=answer_tokens(row.get("output"), options, usage.answer),
         )
         return ended(row, request, ("end_time", "endTime"))
 

@@ -118,7 +118,7 @@ def _prompts(options: ReadOptions) -> ParseRow:
             input_tokens=row.whole_or(
                 None, "input_tokens", "prompt_tokens", "prompt_tokens_count", "prompt_len", least=1
             ),
-            output_tokens=answer_tokens(answer, options) if output is None else output,
+            output_tokens=answer_tokens(answer, options, output),
         )
 
     return parse

@@ -177,9 +177,7 @@ def _inference_perf(options: ReadOptions) -> ParseRow:
             name=f"inference-perf-{row.number}",
             arrival_s=row.moment("scheduled_time", "start_time"),
             input_tokens=row.whole_or(None, "info.input_tokens"),
-            output_tokens=answer_tokens(row.get("response"), options)
-            if counted is None
-            else counted,
+            output_tokens=answer_tokens(row.get("response"), options, counted),
         )
 
     return parse

@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from forebay.replay.engine.server.answers import AnswerOrigin, Chunks
+from forebay.replay.engine.server.answers import AnswerOrigin, Chunks, WholeAnswer
 from forebay.replay.engine.server.api_errors import EngineApiError, invalid, shown
 from forebay.replay.engine.server.protocol import Call, read_call
 
@@ -79,28 +79,19 @@ class MessageChunks(Chunks):
         return ended + _event("message_delta", delta=delta, usage=usage)
 
 
-def whole_message(
-    call: Call,
-    answer_id: str,
-    created: int,
-    origin: AnswerOrigin,
-    text: bytes,
-    produced: int,
-    cached: int,
-    reason: str,
-    whole_blocks: int,
-) -> bytes:
-    """Return the body of a message that is not streamed, from the arguments of `whole_answer`."""
-    answer = {
-        "id": answer_id,
+def whole_message(answer: WholeAnswer) -> bytes:
+    """Return the body of a message that is not streamed."""
+    usage = _usage(answer.call, answer.origin, answer.produced, answer.cached, answer.whole_blocks)
+    body = {
+        "id": answer.answer_id,
         "type": "message",
         "role": "assistant",
-        "content": [{"type": "text", "text": text.decode()}],
-        "model": origin.model,
-        "stop_reason": STOP_REASONS.get(reason),
-        "usage": _usage(call, origin, produced, cached, whole_blocks),
+        "content": [{"type": "text", "text": answer.text.decode()}],
+        "model": answer.origin.model,
+        "stop_reason": STOP_REASONS.get(answer.reason),
+        "usage": usage,
     }
-    return orjson.dumps({key: value for key, value in answer.items() if value is not None})
+    return orjson.dumps({key: value for key, value in body.items() if value is not None})
 
 
 def message_error(error: EngineApiError) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from forebay.replay.engine.server.answers import AnswerOrigin, Chunks
+from forebay.replay.engine.server.answers import AnswerOrigin, Chunks, WholeAnswer
 from forebay.replay.engine.server.api_errors import EngineApiError, bad_value, invalid, shown
 from forebay.replay.engine.server.protocol import Call, read_call
 
@@ -100,23 +100,14 @@ class ResponseChunks(Chunks):
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
-def whole_response(
-    call: Call,
-    answer_id: str,
-    created: int,
-    origin: AnswerOrigin,
-    text: bytes,
-    produced: int,
-    cached: int,
-    reason: str,
-    whole_blocks: int,
-) -> bytes:
-    """Return the body of a response that is not streamed, from the arguments of `whole_answer`."""
+def whole_response(answer: WholeAnswer) -> bytes:
+    """Return the body of a response that is not streamed."""
+    call, id_ = answer.call, answer.answer_id
     return orjson.dumps(
         {
-            **_response(call, answer_id, created, origin),
-            **_end(call, _item_id(answer_id), text.decode(), reason),
-            "usage": _usage(call, produced, cached, whole_blocks),
+            **_response(call, id_, answer.created, answer.origin),
+            **_end(call, _item_id(id_), answer.text.decode(), answer.reason),
+            "usage": _usage(call, answer.produced, answer.cached, answer.whole_blocks),
         }
     )
 
