@@ -281,7 +281,10 @@ EVERYWHERE = re.compile(
 )
 """Options that the beginning of the page describes."""
 EMPTY_GROUP = re.compile(r"^[A-Z][\w ]*:\n(?=\n|\Z)", re.MULTILINE)
-PLAIN_USAGE = re.compile(r"^Usage: forebay [a-z -]+ \[OPTIONS\](?: \[TRACE\])?\n\n")
+PLAIN_USAGE = re.compile(
+    r"^Usage: forebay [a-z -]+ \[OPTIONS\](?: COMMAND \[ARGS\]\.\.\.| [^\s{[]*[{[][^\s]*)?\n\n"
+)
+"""Usage that the list of arguments repeats: at most one argument."""
 SUBCOMMANDS = re.compile(r"^Commands:\n(?:  .*\n)*", re.MULTILINE)
 LEAST_SAVED = 8  # words; a shorter text is repeated in each command
 SECTIONS = {

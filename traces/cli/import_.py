@@ -35,9 +35,7 @@ from forebay.traces.tokens import DEFAULT_ENCODING
 from forebay.traces.whole_file import meta_path, whole_file
 
 SHOWN_ROWS = 3
-OutputOrPipe = Annotated[
-    str, typer.Option("--out", "-o", help="file to write; default: - (stdout)")
-]
+OutputOrPipe = Annotated[str, typer.Option("--out", "-o", help="file to write; - is stdout")]
 TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help="trace file; - is stdin")]
 
 HEADINGS = {

@@ -21,7 +21,7 @@ from forebay.traces.command_line.messages import be_quiet
 EXAMPLE = re.compile(r"[Ee]xample: *(forebay .*)")
 QUIET = "--quiet"
 RENAMED = {"--output": "--out", "--seconds": "--duration", "--length": "--lengths"}
-"""{old name: present name} of options renamed in 0.2. Old names work and are not shown."""
+"""{old name: present name} of renamed options. Old names work and are not shown."""
 NAME_WIDTH = 26  # a longer option name has a line of its own
 LAST = ("Output", "Options")  # headings that come after all others
 
@@ -168,6 +168,7 @@ def _row(name: str, text: str, param: Any) -> tuple[str, str]:
     """Return the name and the text of an option, in fewer words than Click does."""
     name = re.sub(r"<list\[(\w+)\]>", r"<\1> (repeatable)", name)
     name = re.sub(r"<(int|float) range>", r"<\1>", name)
+    text = re.sub(r"  \[x>=[01](\.0)?\]|; x>=[01](\.0)?(?=\])", "", text)  # obvious bounds
     if param.secondary_opts:
         positive, negative = param.opts[0], param.secondary_opts[0]
         name = f"--[no-]{positive.removeprefix('--')}"
