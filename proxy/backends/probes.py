@@ -9,7 +9,7 @@ this is logged once, and the backend is used when it comes up.
 import asyncio
 import re
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from math import inf
 
@@ -28,6 +28,7 @@ from forebay.proxy.http1.client.backend_errors import (
     UpstreamFault,
 )
 from forebay.proxy.http1.client.client import NO_HEADERS, read_all
+from forebay.proxy.http1.client.patience import Patience
 from forebay.proxy.http1.client.shared_gets import SharedGets
 from forebay.proxy.telemetry.log_events import LogEvent, Say
 
@@ -120,8 +121,22 @@ class Prober:
             return f"{INTERNAL}: {type(error).__name__}"
         return problem
 
+    async def finds_dead(self, link: BackendLink) -> bool:
+        """Ask for its health now. True if it refuses the connection, or says that it is not well.
+
+        Requests that fail together share an answer. No answer in time proves nothing.
+        """
+        key = (link.config.url, "/health")
+        try:
+            status, _ = await self._shared.get(key, lambda: self._get(link, "/health", NO_HEADERS))
+        except (TimeoutError, LocalShortage):
+            return False
+        except UpstreamFault:
+            return True
+        return status != 200
+
     async def _run(self, link: BackendLink) -> None:
-        logged = _Logged()
+        logged, loop = _Logged(), asyncio.get_running_loop()
         while True:
             try:
                 await self._probe(link, logged)
@@ -129,11 +144,11 @@ class Prober:
                 self._say_fault(link, logged, f"{INTERNAL}: {type(error).__name__}")
             link.probed.set()  # even then: a start or a reload waits for it
             link.poke.clear()
-            with suppress(TimeoutError):
-                # `wait_for` loses a cancellation that comes at the same time as the event: the
-                # old address of a backend that has moved would be probed for ever.
-                async with asyncio.timeout(self.config.health.interval):
-                    await link.poke.wait()
+            next_probe = loop.call_later(self.config.health.interval, link.poke.set)
+            try:
+                await link.poke.wait()
+            finally:
+                next_probe.cancel()
 
     async def _probe(self, link: BackendLink, logged: _Logged) -> None:
         link.heard = False
@@ -197,7 +212,7 @@ class Prober:
     async def _get(
         self, link: BackendLink, path: str, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
-        async with asyncio.timeout(self.config.health.timeout):
+        with Patience(self.config.health.timeout):
             try:
                 response = await link.origin.ask("GET", path, headers)
             except LostConnection as lost:

@@ -96,15 +96,18 @@ class Relay:
                     # A fleet that is busy as a whole must not get every request twice.
                     model = grant.send.request.model
                     hopeless = failure.declined and not self._backends.others_willing(link, model)
-                    if hopeless or not tries.again(failure.retry):
+                    retry = failure.retry
+                    if hopeless or not await self._backends.may_retry(link, retry, tries):
                         return failure.result()
                     self._metrics.retries.of[(link.name,)].inc()
                     try:
-                        send = await grant.retry(refused=failure.retry == "refused")
-                    except Rejected:  # no other backend: the first one's response stands
-                        if failure.retry == "refused" and held.on:
+                        send = await grant.retry(refused=retry == "refused")
+                    except Rejected as rejected:
+                        if retry == "refused" and held.on:
                             raise  # it may be up again soon
-                        return failure.result()
+                        if rejected.action.reason != "no_backend_available":
+                            raise  # the others are busy: the client may come back
+                        return failure.result()  # no other backend: the first one's response stands
                     shaped.record.sent(send, self._clock())
 
     async def _send(

@@ -97,6 +97,7 @@ class RawBackend:
 
     Attributes:
         healthy: the answer of /health. None: it accepts the connection and stays silent.
+        pause_s: until it answers /health or /metrics.
         metrics: the answer of /metrics. None: silence, as above.
         openapi, version: the answers of /openapi.json and /version to the proxy itself. None: 404.
         models: entries of /v1/models for the proxy, by name. Empty: it has no such path.
@@ -111,6 +112,7 @@ class RawBackend:
     version: bytes | None = None
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     models_asked: int = 0
+    pause_s: float = 0.0
     calls: list[Call] = field(default_factory=list)
     open: int = 0
     connections: int = 0
@@ -150,6 +152,8 @@ class RawBackend:
                     if self.healthy is None or said is None:
                         await reader.read()
                         return
+                    if self.pause_s:
+                        await asyncio.sleep(self.pause_s)
                     writer.write(answer(200 if self.healthy else 503, said))
                     continue
                 call = Call(text, body, reader, writer)

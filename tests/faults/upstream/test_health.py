@@ -8,12 +8,14 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from proxy_stage import RawBackend, Stage, on_stage
+from proxy_stage import RawBackend, Stage, on_stage, stream
 
 from forebay.proxy.backends.retries import LEAST, RetryBudget, Tries
 from forebay.proxy.core.health import ANY, HOLD_S, LONGEST_HOLD_S, NONE, Health, Intake
 from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send, UpModels
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.http1.client.patience import Patience
+from forebay.replay.clock.virtual_loop import VirtualClockLoop, run
 
 
 class Fleet:
@@ -397,6 +399,65 @@ def test_what_was_sent_before_it_was_put_out_decides_no_trial() -> None:
         else:
             health.failed("a", "old", 2.0)
         assert health.state("a") == "half_open"
+
+
+class TestLateLoop:
+    """The proxy itself stands still, so it sees answers to its probes late."""
+
+    def test_no_backend_is_called_dead_for_it(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, VirtualClockLoop)
+            for backend in backends:
+                backend.pause_s = 0.1
+            for _ in range(100):
+                await asyncio.sleep(0.05)
+                loop.now += 1.3  # the processor is busy with something else
+            assert not [line for line in on.said if "down" in line]
+            assert all(link.up for link in on.proxy.backends.links.values())
+
+        on_stage(scene, stream, stream)
+
+    def test_one_that_hangs_is_found_all_the_same(self) -> None:
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, VirtualClockLoop)
+            backends[0].healthy = None
+            for _ in range(60):
+                await asyncio.sleep(0.05)
+                loop.now += 1.3
+            assert [line for line in on.said if "down" in line] == [
+                "backend b0 is down (no health answer within 1 s)"
+            ]
+
+        on_stage(scene, stream, stream)
+
+    @pytest.mark.parametrize("late_s", [0.0, 0.1])
+    def test_a_loop_that_is_on_time_waits_no_longer_than_asked(self, late_s: float) -> None:
+        async def wait() -> float:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, VirtualClockLoop)
+            began = loop.now
+            loop.call_later(0.25, lambda: setattr(loop, "now", loop.now + late_s))
+            with pytest.raises(TimeoutError), Patience(1.0):
+                await asyncio.sleep(60)
+            return loop.now - began
+
+        assert run(wait()) == pytest.approx(1.0, abs=late_s + 0.01)
+
+    def test_a_cancelled_wait_is_no_timeout(self) -> None:
+        async def wait() -> None:
+            with Patience(1.0):
+                await asyncio.sleep(60)
+
+        async def main() -> None:
+            task = asyncio.create_task(wait())
+            await asyncio.sleep(0.5)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        run(main())
 
 
 class TestShaperTakesIt:

@@ -14,6 +14,7 @@ from faulty_backends import busy, fails, malformed, malformed_whole
 from proxy_stage import (
     DONE,
     EVENT,
+    ONE_SLOT,
     STREAM_HEAD,
     STREAMED,
     USAGE,
@@ -402,6 +403,89 @@ class TestServerErrors:
             assert sorted(answers) == [200] * 3 + [500] * 9
 
         on_stage(scene, fail_together, slowly, admission={"dispatch_ahead": "60s"})
+
+    @pytest.mark.parametrize("says", ["500", "event", "abort"])
+    def test_an_engine_that_fails_everyone_as_it_dies_costs_nobody(self, says: str) -> None:
+        """vLLM answers all requests itself when its engine has died, and is not well from then."""
+        dies, dying = asyncio.Event(), list[RawBackend]()
+        error = b'data: {"error":{"message":"EngineCore encountered an issue.","code":500}}\n\n'
+        abort = b'data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n'
+
+        async def fail_together(call: Call) -> None:
+            await dies.wait()
+            dying[0].healthy = False
+            if says == "500":
+                await fails(call)
+                return
+            await call.send(STREAM_HEAD + chunk(error if says == "event" else abort) + chunk(DONE))
+            await call.send(b"0\r\n\r\n")
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            dying.append(backends[0])
+            backends[1].healthy = False
+            await asyncio.sleep(3)
+            tasks = at_once(on, 12)
+            await asyncio.sleep(0.1)
+            backends[1].healthy = True
+            await asyncio.sleep(2)
+            dies.set()
+            answers = await asyncio.gather(*tasks)
+            assert answers == [(200, GOOD)] * 12
+
+        on_stage(scene, fail_together, stream, admission={"dispatch_ahead": "60s"})
+
+    def test_passed_on_requests_of_an_engine_that_dies_are_asked_elsewhere(self) -> None:
+        dies, dying = asyncio.Event(), list[RawBackend]()
+
+        async def fail_together(call: Call) -> None:
+            await dies.wait()
+            dying[0].healthy = False
+            await fails(call)
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            dying.append(backends[0])
+            backends[1].healthy = False
+            await asyncio.sleep(3)
+            tasks = [asyncio.create_task(embed(on)) for _ in range(12)]
+            await asyncio.sleep(0.1)
+            backends[1].healthy = True
+            await asyncio.sleep(2)
+            dies.set()
+            assert await asyncio.gather(*tasks) == [200] * 12
+
+        async def embed(on: Stage) -> int:
+            async with on.post({"model": "m", "input": "x"}, "/v1/embeddings") as response:
+                return response.status
+
+        on_stage(scene, fail_together, whole)
+
+    def test_a_retry_for_which_the_others_have_no_room_is_told_to_come_back(self) -> None:
+        """Not the 500 of the one that failed: another could serve it a moment later."""
+
+        fail = asyncio.Event()
+
+        async def fails_the_first(call: Call) -> None:
+            if not fail.is_set():
+                await fail.wait()
+                await fails(call)
+            else:
+                await stream(call)
+
+        async def slowly(call: Call) -> None:
+            await asyncio.sleep(20)
+            await stream(call)
+
+        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+            tasks = at_once(on, 2)  # one at each backend
+            await asyncio.sleep(0.1)
+            queued = at_once(on, 2)  # as many as may wait
+            await asyncio.sleep(0.1)
+            fail.set()
+            answers = [status for status, _ in await asyncio.gather(*tasks)]
+            assert sorted(answers) == [200, 429]
+            assert [status for status, _ in await asyncio.gather(*queued)] == [200, 200]
+
+        on_stage(scene, fails_the_first, slowly, **ONE_SLOT)
 
     def test_gray_failure_is_drained_and_comes_back(self) -> None:
         pace = [3.0]
