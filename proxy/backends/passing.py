@@ -77,9 +77,15 @@ class PassedOn:
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: Callable[[], Exception] | None = None
 
+    def _at(self, backend: str) -> _Here:
+        here = self._here.get(backend)
+        if here is None:
+            here = self._here[backend] = _Here()
+        return here
+
     def seen(self, backend: str, tenant: str) -> None:
         """A request of this tenant has been sent to the backend."""
-        here = self._here.setdefault(backend, _Here())
+        here = self._at(backend)
         now = self._driver.clock()
         here.active.pop(tenant, None)
         here.active[tenant] = now
@@ -90,7 +96,7 @@ class PassedOn:
 
     def has_room(self, link: BackendLink, tenant: str, tokens: int) -> bool:
         """True if a request would get a slot at once."""
-        here = self._here.setdefault(link.name, _Here())
+        here = self._at(link.name)
         return not here.waiting.get(tenant) and self._fits(link.name, here, tenant, tokens)
 
     @asynccontextmanager

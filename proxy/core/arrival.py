@@ -283,8 +283,9 @@ class NewRequests:
             actions.append(dispatcher.reject(place.gives_way, "queue_full", now, wait_s))
             actions += dispatcher.start_next(left, now)
         if place.sent_now:
-            matched_tokens = place.option.matched_tokens
-            actions.append(dispatcher.send(waiting, backend, matched_tokens, now))
+            matched_tokens, wait_s = place.option.matched_tokens, place.option.wait_s
+            send = dispatcher.send(waiting, backend, matched_tokens, now, wait_s=wait_s)
+            actions.append(send)
             return actions
         dispatcher.enqueue(waiting, place.option, now)
         actions += dispatcher.start_next(backend, now)

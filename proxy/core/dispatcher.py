@@ -211,18 +211,25 @@ class Dispatcher:
     # One request.
 
     def send(
-        self, waiting: QueuedRequest, backend: Backend, matched_tokens: int, now: float
+        self,
+        waiting: QueuedRequest,
+        backend: Backend,
+        matched_tokens: int,
+        now: float,
+        *,
+        wait_s: float | None = None,
     ) -> Send:
-        """Send a request that waits in no queue."""
+        """Send a request that waits in no queue. `wait_s`: its predicted wait, if it is known."""
         if self.recorder is not None:
             self.recorder.starts(waiting, backend, self.forecast.gate, self.buckets, now)
         # The prediction must see the backend as it is before this request joins it.
         request, rank = waiting.request, waiting.own_rank
         waiting.paid = False  # spent
-        uncached = request.prompt_tokens - matched_tokens
         gate = self.forecast.gate
         priority = gate.engine_priority(backend, waiting)
-        wait_s = gate.wait_s(backend, waiting, uncached, now)
+        if wait_s is None:
+            uncached = request.prompt_tokens - matched_tokens
+            wait_s = gate.wait_s(backend, waiting, uncached, now)
         sent = backend.send(
             request, waiting.bucket, matched_tokens, now, waiting.output_tokens, rank,
             priority=priority or 0,

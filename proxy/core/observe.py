@@ -259,6 +259,8 @@ class ObservingShaper(Shaper):
     def _current(self, now: float) -> Shadow | None:
         """Return the forecast under the present rules, or None."""
         dispatcher, recorder = self._dispatcher, self.recorder
+        if dispatcher.observed is None and self._shadow is None:
+            return None
         forecasts = dispatcher.observed is not None and not dispatcher.sharing
         if recorder is None or not forecasts:
             if self._shadow is not None:

@@ -125,7 +125,7 @@ def _payload(event: bytes) -> bytes:
     return b"\n".join(line[1:] if line.startswith(b" ") else line for line in lines)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, each token would take 0.4 us more
 class StreamEvent:
     """One event of an OpenAI stream.
 

@@ -18,9 +18,8 @@ def usage_tokens(usage: object) -> tuple[int, int | None, int]:
         return 0, None, 0
     details = usage.get(f"{prompt}_tokens_details")
     cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-    read, written = (
-        _count(usage.get(f"cache_{what}_input_tokens")) for what in ("read", "creation")
-    )
+    read = _count(usage.get("cache_read_input_tokens"))
+    written = _count(usage.get("cache_creation_input_tokens"))
     if read or written:
         cached = read or 0
         prompt_tokens += cached + (written or 0)

@@ -101,11 +101,11 @@ class KvBudget:
 
     def _count(self, output_tokens: int, number: int) -> None:
         """Count an answer that begins, or that ends if `number` is -1."""
-        self._answers += number * output_tokens
-        self._squares += number * output_tokens * output_tokens
+        answers = self._answers = self._answers + number * output_tokens
+        squares = self._squares = self._squares + number * output_tokens * output_tokens
         # An even distribution from 0 to n has the variance n^2 / 12.
-        likely = self._answers / 2 + 2 * sqrt(max(0.0, self._squares) / 12)
-        self.held = self._prompts + min(self._answers, likely)
+        likely = answers / 2 + 2 * sqrt(squares / 12) if squares > 0.0 else answers / 2
+        self.held = self._prompts + min(answers, likely)
         if self.held < 0.5:  # rounding errors
             self.held = self._prompts = 0.0
 

@@ -79,12 +79,14 @@ class Sample:
 
     def of(self, record: RequestRecord) -> list[Tally]:
         """Return the tallies that count a request."""
-        named = (
-            (self.buckets, record.bucket),
-            (self.tenants, record.tenant),
-            (self.models, record.model),
-        )
-        return [_tally(tallies, name) for tallies, name in named if name]
+        found = []
+        if record.bucket:
+            found.append(_tally(self.buckets, record.bucket))
+        if record.tenant:
+            found.append(_tally(self.tenants, record.tenant))
+        if record.model:
+            found.append(_tally(self.models, record.model))
+        return found
 
 
 def _tally(tallies: dict[str, Tally], name: str) -> Tally:

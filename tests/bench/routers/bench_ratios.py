@@ -27,7 +27,7 @@ import uvloop
 from bench_proxy import Bench, mock, running, serving
 from bench_report import TARGETS, Figures, middle
 from machine import OPERATIONS, reference_ms, slower
-from peers import BARE, PEERS, YARDSTICKS, Missing, Setting
+from peers import BARE, BARE_PROXY, PEERS, YARDSTICKS, Missing, Setting
 from ports import free_ports
 
 SCALE = 0.1  # of the numbers of requests in `bench_proxy.py`
@@ -46,7 +46,7 @@ SLOWER = "slower"  # a figure of every measurement: this machine over the target
 
 
 async def costs(name: str, bench: Bench) -> Figures:
-    return await (bench.small() if name == BARE else bench.costs())
+    return await (bench.small() if name in (BARE, BARE_PROXY) else bench.costs())
 
 
 async def tails(name: str, bench: Bench) -> Figures:
@@ -185,8 +185,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--beside", action="store_true", help="small chats beside big prompts")
     options = parser.parse_args()
-    if options.beside and BARE in options.routers:
-        options.routers.remove(BARE)  # answers by itself, and not in streams
+    if options.beside:  # these answer no streams
+        options.routers = [name for name in options.routers if name not in (BARE, BARE_PROXY)]
     if options.rounds < 2:
         parser.error("--rounds: 2 or more")
     cores = (os.cpu_count() or 1) > 1 and sys.platform == "linux"

@@ -21,6 +21,9 @@ COMPILED = ROOT / ".compiled"
 BARE = "bare aiohttp"
 """No router: an aiohttp server on uvloop that answers by itself, by which other machines' figures
 for Python can be compared with this one's."""
+BARE_PROXY = "bare proxy"
+"""The same server, which passes requests on by Forebay's client and decides nothing: the least
+that a proxy in Python costs."""
 
 
 class Missing(Exception):
@@ -188,6 +191,10 @@ def _bare(at: Setting) -> Sequence[str]:
     return [sys.executable, str(Path(__file__).with_name("bare_server.py")), str(at.port)]
 
 
+def _bare_proxy(at: Setting) -> Sequence[str]:
+    return [*_bare(at), str(at.backends[0])]
+
+
 def _forebay_version() -> str:
     commit = subprocess.run(
         ["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
@@ -299,6 +306,7 @@ YARDSTICKS = {
     for peer in (
         Peer("forebay compiled", _compiled, _compiled_version),
         Peer(BARE, _bare, lambda: version("aiohttp")),
+        Peer(BARE_PROXY, _bare_proxy, lambda: version("aiohttp")),
     )
 }
 

@@ -455,7 +455,7 @@ class TestServerErrors:
 
         async def embed(on: Stage) -> int:
             async with on.post({"model": "m", "input": "x"}, "/v1/embeddings") as response:
-                return response.status
+                return int(response.status)
 
         on_stage(scene, fail_together, whole)
 
