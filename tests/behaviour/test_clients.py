@@ -1,19 +1,22 @@
 """Clients that people have work through the proxy unchanged.
 
 LangChain, LlamaIndex and a client as `vllm bench serve` has, curl as each API documents it, and the
-JDK's HTTP client.
+JDK's HTTP client. Each asks a simulated engine, and a real vLLM where there is one.
 """
 
 import asyncio
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from paths import ROOT, TESTS
 from proxy_stage import stage
+from vllm_server import ModelSize, needed_vllm_python, vllm_process, write_model
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
@@ -42,15 +45,20 @@ def can_run_java() -> bool:
     return "jdk.compiler@" in done.stdout and "java.net.http@" in done.stdout
 
 
-def said_by(*command: str, keys: Path | None = None) -> tuple[int | None, str]:
-    """Exit status and output of a program. URL in its command stands for the URL of a proxy."""
+def said_by(server: str, *command: str, keys: Path | None = None) -> tuple[int | None, str]:
+    """Exit status and output of a program. URL in its command stands for the URL of a proxy.
+
+    `server`: the URL of an engine; "": a simulated one.
+    """
 
     async def main() -> tuple[int | None, str]:
         tenants: dict[str, Any] = {"tenants": {"keys": str(keys)}} if keys is not None else {}
-        async with (
-            start_engine(EngineConfig(time_scale=20)) as engine,
-            stage([engine.url], **tenants) as on,
-        ):
+        async with AsyncExitStack() as stack:
+            url = server
+            if not url:
+                engine = start_engine(EngineConfig(time_scale=20))
+                url = (await stack.enter_async_context(engine)).url
+            on = await stack.enter_async_context(stage([url], **tenants))
             process = await asyncio.create_subprocess_exec(
                 *(word.replace("URL", on.url) for word in command),
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
@@ -68,29 +76,47 @@ def keys(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    python, folder = needed_vllm_python(), tmp_path_factory.mktemp("vllm")
+    write_model(folder / "model", ModelSize())
+    flags = ("--max-model-len", "4096", "--served-model-name", "llama-3-8b")
+    with vllm_process(python, folder / "model", folder / "vllm.log", *flags) as running:
+        yield running.url
+
+
+@pytest.fixture(params=["simulated", "vllm"])
+def server(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue("vllm")) if request.param == "vllm" else ""
+
+
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(not PYTHON.exists(), reason="`make clients` has not been run")
-def test_clients_work_unchanged() -> None:
+def test_clients_work_unchanged(server: str) -> None:
     use = str(TESTS / "clients/use.py")
-    code, said = said_by(str(PYTHON), use, "URL/v1", "llama-3-8b")
+    code, said = said_by(server, str(PYTHON), use, "URL/v1", "llama-3-8b")
     assert code == 0, said
     assert "all work" in said
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
 @pytest.mark.parametrize("api", WHERE)
-def test_curl_with_the_headers_that_each_api_documents(api: str, keys: Path) -> None:
+def test_curl_with_the_headers_that_each_api_documents(server: str, api: str, keys: Path) -> None:
     path, headers, body = WHERE[api]
     words = [word for header in (*headers, "content-type: application/json")
              for word in ("-H", header)]  # fmt: skip
     data = json.dumps(body)
-    code, said = said_by("curl", "-sS", "--fail", f"URL{path}", *words, "-d", data, keys=keys)
+    command = ("curl", "-sS", "--fail", f"URL{path}", *words, "-d", data)
+    code, said = said_by(server, *command, keys=keys)
     assert code == 0, said
     assert json.loads(said)["usage"]
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(not can_run_java(), reason="needs a JDK")
-def test_the_jdks_client_which_offers_http2(keys: Path) -> None:
+def test_the_jdks_client_which_offers_http2(server: str, keys: Path) -> None:
     program = str(TESTS / "clients/Ask.java")
-    code, said = said_by("java", program, "URL/v1/chat/completions", KEY, keys=keys)
+    code, said = said_by(server, "java", program, "URL/v1/chat/completions", KEY, keys=keys)
     assert code == 0, said
     assert "all work" in said

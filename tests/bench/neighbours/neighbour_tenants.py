@@ -4,6 +4,7 @@ The good client is tenant `good`, the abuse is tenant `bad` of equal weight. `bu
 equal tenant that sends more than the engines can compute. What it costs the good tenant is what a
 fair share costs, the measure for the scenes in which `bad` asks for more than its share. Nor is
 `within_quota`: its tenant asks for more than its quota and burst, and each answer tells its usage.
+Nor is `busy_streams`: 64 streams of an equal tenant, together 12,800 tokens a second.
 """
 
 import asyncio
@@ -153,6 +154,7 @@ SCENES["dense_requests"] = Scene(  # of strangers, who share one estimate
     3, asking(4, 0.02, model="dense", messages=document(75)), good={"messages": DOCUMENT}
 )
 add("large_n", 4, asking(4, 0.1, n=128, max_tokens=8192, **WORK, **STREAM), WORK, **POOL)
+add("busy_streams", 0, asking(64, 0.1, model="work:100", **STREAM), WORK, **POOL)
 add(
     "large_max_tokens", 4, asking(64, 0.1, model="work:100", max_tokens=32_000, **STREAM), WORK,
     **POOL,
