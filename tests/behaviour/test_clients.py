@@ -1,7 +1,8 @@
 """Clients that people have work through the proxy unchanged.
 
-LangChain, LlamaIndex and a client as `vllm bench serve` has, curl as each API documents it, and the
-JDK's HTTP client. Each asks a simulated engine, and a real vLLM where there is one.
+openai, anthropic, LangChain, LlamaIndex and a client as `vllm bench serve` has, curl as each API
+documents it, and the JDK's HTTP client. Each asks a simulated engine, and a real vLLM where there
+is one.
 """
 
 import asyncio

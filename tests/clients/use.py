@@ -10,11 +10,33 @@ import json
 import sys
 
 import aiohttp
+import anthropic
+import openai
 from langchain_openai import ChatOpenAI
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
 
 QUESTION = "Say something."
+
+
+def openai_python(base_url: str, model: str) -> None:
+    client = openai.OpenAI(base_url=base_url, api_key="k", max_retries=0)
+    asked = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 6}
+    answer = client.chat.completions.create(**asked)
+    assert answer.usage.completion_tokens == 6, answer.usage
+    events = list(client.chat.completions.create(**asked, stream=True))
+    assert "".join(event.choices[0].delta.content or "" for event in events if event.choices)
+    response = client.responses.create(model=model, input=QUESTION, max_output_tokens=6)
+    assert response.usage.output_tokens == 6, response.usage
+    assert model in [entry.id for entry in client.models.list()]
+
+
+def anthropic_python(base_url: str, model: str) -> None:
+    client = anthropic.Anthropic(base_url=base_url.removesuffix("/v1"), api_key="k", max_retries=0)
+    asked = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 6}
+    assert client.messages.create(**asked).usage.output_tokens == 6
+    with client.messages.stream(**asked) as stream:
+        assert stream.get_final_message().usage.output_tokens == 6
 
 
 def langchain(base_url: str, model: str) -> None:
@@ -81,7 +103,9 @@ async def vllm_bench(base_url: str, model: str) -> None:
 
 if __name__ == "__main__":
     base_url, model = sys.argv[1:]
+    openai_python(base_url, model)
+    anthropic_python(base_url, model)
     langchain(base_url, model)
     llama_index(base_url, model)
     asyncio.run(vllm_bench(base_url, model))
-    print("langchain, llama-index and vllm bench's client: all work")
+    print("openai, anthropic, langchain, llama-index and vllm bench's client: all work")
