@@ -22,7 +22,7 @@ from forebay.proxy.backends.link import (
 from forebay.proxy.backends.model_search import ModelSearch
 from forebay.proxy.backends.passing import PassedOn
 from forebay.proxy.backends.probes import Prober, key_header
-from forebay.proxy.backends.retries import Retry, Suspects, Suspicions, Tries
+from forebay.proxy.backends.retries import Suspects, Suspicions
 from forebay.proxy.backends.salt_support import SaltSupport
 from forebay.proxy.backends.served_models import ServedModels
 from forebay.proxy.config.backends import BackendConfig, rank_header
@@ -326,19 +326,6 @@ class Backends:
             case "nothing":
                 health.left(name, request_id)
         self._apply_changed_health()
-
-    async def may_retry(self, link: BackendLink, retry: Retry, tries: Tries) -> bool:
-        """True if another backend may be asked after a failure. Counts the retry.
-
-        Where the share of retries is used up, the backend is asked for its health: if it is dead,
-        it works on nothing any more, as after a lost connection. An engine that dies fails all of
-        its requests at one instant.
-        """
-        if tries.again(retry):
-            return True
-        if retry != "shared" or tries.spent:
-            return False
-        return await self.prober.finds_dead(link) and tries.again("lost")
 
     def cancelled(self, name: str, request_id: str) -> None:
         """The client has left before the first byte."""

@@ -25,11 +25,21 @@ class Handshake(ssl.SSLObject):
     """
 
     certificate: dict[str, Any] | None = None
+    _failed: ssl.SSLError | None = None
 
     def do_handshake(self) -> None:
-        """Take a step of the handshake. Raises SSLError."""
+        """Take a step of the handshake. Raises SSLError.
+
+        asyncio and uvloop write what OpenSSL has to say only when it waits for the client. So a
+        handshake that fails waits once more: then its alert is sent. A client that does not close
+        after an alert is cut off by the limit of the handshake.
+        """
+        if self._failed is not None:
+            raise self._failed
         try:
             super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
         except ssl.SSLError as error:
             context = self.context
             if error.reason == "HTTP_REQUEST" and isinstance(context, ListenerContext):
@@ -38,7 +48,10 @@ class Handshake(ssl.SSLObject):
                 error, ssl.SSLCertVerificationError
             ):
                 context.on_bad_certificate(error.verify_message)
-            raise
+            if error.reason == "HTTP_REQUEST":
+                raise  # it does not read TLS
+            self._failed = error
+            raise ssl.SSLWantReadError from error
 
 
 class ListenerContext(ssl.SSLContext):

@@ -10,7 +10,7 @@ from typing import Literal
 from forebay.proxy.backends.failures import ONLY_HEARTBEATS, Failure
 from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.backends.pool import Backends
-from forebay.proxy.backends.retries import RetryBudget, Tries
+from forebay.proxy.backends.retries import Retry, RetryBudget, Tries
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Grant
@@ -165,6 +165,19 @@ class Attempts:
             raise _timeout_failure(attempt, request) from error
         except UPSTREAM_ERRORS as error:
             raise _failure_of(error) from error
+
+    async def may_retry(self, link: BackendLink, retry: Retry, tries: Tries) -> bool:
+        """True if another backend may be asked after a failure. Counts the retry.
+
+        Where the share of retries is used up, the backend is asked for its health: if it is dead,
+        it works on nothing any more, as after a lost connection. An engine that dies fails all of
+        its requests at one instant.
+        """
+        if tries.again(retry):
+            return True
+        if retry != "shared" or tries.spent:
+            return False
+        return await self._backends.prober.finds_dead(link) and tries.again("lost")
 
     def end_all(self) -> None:
         """End every attempt: streams with an error event, the rest with a 503.

@@ -97,7 +97,7 @@ class Relay:
                     model = grant.send.request.model
                     hopeless = failure.declined and not self._backends.others_willing(link, model)
                     retry = failure.retry
-                    if hopeless or not await self._backends.may_retry(link, retry, tries):
+                    if hopeless or not await self._attempts.may_retry(link, retry, tries):
                         return failure.result()
                     self._metrics.retries.of[(link.name,)].inc()
                     try:

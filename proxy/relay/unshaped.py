@@ -64,7 +64,7 @@ class UnshapedRelay:
                         self._note_failure(link, failed, model, tries)
                         # A refused connection is no attempt, but nothing else bounds their number.
                         retry = "lost" if failed.retry == "refused" else failed.retry
-                        again = not home and await self._backends.may_retry(link, retry, tries)
+                        again = not home and await self._attempts.may_retry(link, retry, tries)
                         link = (
                             self._backends.next_up(path, route, link, tenant, tokens)
                             if again

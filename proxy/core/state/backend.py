@@ -155,8 +155,7 @@ class Backend:
 
         In the engine it is `ahead_s`. Meanwhile the API server tokenizes the prompt.
         """
-        if self.prefill_queue.chunked:
-            ahead_s = max(ahead_s, self._lone_s(now))
+        ahead_s = max(ahead_s, self._lone_s(now))
         server = self.api_server
         reaches_s = server.wait_s(now) + server.model.before_s(prompt_tokens)
         return max(ahead_s, reaches_s) + server.model.after_s(prompt_tokens)
@@ -172,7 +171,7 @@ class Backend:
         waits for the rest of the running step, half on average, and the step planned after it.
         """
         queue = self.prefill_queue
-        if queue.head is None or len(self.in_flight) > 1:
+        if not queue.chunked or queue.head is None or len(self.in_flight) > 1:
             return 0.0
         steps_s = 1.5 * FULL_STEP_TOKENS * queue.total_s / max(1, queue.tokens)
         return min(steps_s, queue.backlog_s(now))

@@ -79,14 +79,14 @@ class Sample:
 
     def of(self, record: RequestRecord) -> list[Tally]:
         """Return the tallies that count a request."""
-        found = []
+        tallies = []
         if record.bucket:
-            found.append(_tally(self.buckets, record.bucket))
+            tallies.append(_tally(self.buckets, record.bucket))
         if record.tenant:
-            found.append(_tally(self.tenants, record.tenant))
+            tallies.append(_tally(self.tenants, record.tenant))
         if record.model:
-            found.append(_tally(self.models, record.model))
-        return found
+            tallies.append(_tally(self.models, record.model))
+        return tallies
 
 
 def _tally(tallies: dict[str, Tally], name: str) -> Tally:

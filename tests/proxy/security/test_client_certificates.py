@@ -14,7 +14,7 @@ from certificates import CA, trusting, write
 from proxy_stage import RawBackend, Stage, error_of, settle, stage
 
 from forebay.proxy.config.sources import load_config
-from forebay.proxy.http1.tls import Handshake, PublicContext
+from forebay.proxy.http1.tls import HANDSHAKE_S, Handshake, PublicContext
 from forebay.proxy.identity.certificates import CertificateTenants
 from forebay.proxy.security.guards import WATCH_S, Security
 from forebay.proxy.telemetry.log_events import LogEvent
@@ -147,6 +147,45 @@ def test_a_bad_certificate_ends_the_handshake_and_is_said_once_a_minute(
         assert lines == [f"a client certificate was refused: {why}"]
         assert LogEvent.BAD_CERTIFICATE in [event for event, *_ in on.said.events]
         assert await ask(on, holding("acme")) == 200  # others are served
+
+    on_mutual_tls(scene, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("context", "alert"),
+    [
+        (lambda: holding("acme", not_after=old(1)), "CERTIFICATE_EXPIRED"),
+        (lambda: holding("acme", by=STRANGERS), "UNKNOWN_CA"),
+        (lambda: trusting(maximum_version=ssl.TLSVersion.TLSv1_2), "PROTOCOL_VERSION"),
+    ],
+)
+def test_a_client_is_told_why_its_handshake_failed(
+    context: Callable[[], ssl.SSLContext], alert: str, tmp_path: Path
+) -> None:
+    async def connect(on: Stage) -> None:
+        host, port = on.url.removeprefix("https://").split(":")
+        reader, _ = await asyncio.open_connection(host, int(port), ssl=context())
+        await reader.read()  # with TLS 1.3 a client is told after its own part of the handshake
+
+    async def scene(on: Stage, backend: RawBackend) -> None:
+        with pytest.raises(ssl.SSLError) as failed:
+            await connect(on)
+        assert "ALERT" in str(failed.value.reason)
+        assert alert in str(failed.value.reason)
+        assert not backend.calls
+
+    on_mutual_tls(scene, tmp_path)
+
+
+def test_a_client_that_stays_after_an_alert_is_cut_off(tmp_path: Path) -> None:
+    async def scene(on: Stage, backend: RawBackend) -> None:
+        host, port = on.url.removeprefix("https://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00")  # no ClientHello
+        began = asyncio.get_running_loop().time()
+        await reader.read()
+        assert asyncio.get_running_loop().time() - began <= HANDSHAKE_S + 1
+        writer.close()
 
     on_mutual_tls(scene, tmp_path)
 
