@@ -1,6 +1,7 @@
 """Two and four proxies in front of simulated engines do nearly as well as one."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import pytest
 from shared_fleet import Result, play
@@ -107,18 +108,26 @@ def test_a_proxy_that_joins_and_leaves_is_as_if_it_had_never_been() -> None:
         assert shaper.arrive(proxy_request(row), at) == fresh.arrive(proxy_request(row), at)
 
 
-@pytest.mark.parametrize(("proxies", "least"), [(4, 0.98), (8, 0.97)])
-@pytest.mark.timeout(600)
-def test_turns_of_agents_find_their_caches_through_any_proxy(proxies: int, least: float) -> None:
-    """Each turn comes through a proxy by chance, and most did not see the turn before it."""
+@cache
+def agents() -> tuple[list[TraceRequest], float]:
+    """A trace of agents, and the hit ratio that one proxy reaches with it: 0.81."""
     sessions = AgentSessions(
         session_rate_per_s=0.2, turns=Lognormal(12, 0.6, 2, 40), instruction_tokens=8_192,
         task_tokens=Lognormal(24_000, 0.6, 1_024, 60_000), context_tokens=110_000,
         summary_tokens=20_480,
-        duration_s=300.0, seed=1,
+        duration_s=150.0, seed=1,
     )  # fmt: skip
     trace = list(agent_sessions(sessions))
-    one, several = (
-        play(trace, shapers(), proxies=count, engines=4, seed=1) for count in (1, proxies)
-    )
-    assert several.hit_ratio >= least * one.hit_ratio, (one.hit_ratio, several.hit_ratio)
+    return trace, play(trace, shapers(), proxies=1, engines=4, seed=1).hit_ratio
+
+
+@pytest.mark.parametrize(("proxies", "least"), [(4, 0.98), (8, 0.97)])
+@pytest.mark.timeout(600)
+def test_turns_of_agents_find_their_caches_through_any_proxy(proxies: int, least: float) -> None:
+    """Each turn comes through a proxy by chance, and most did not see the turn before it.
+
+    Without the hashes of computed prompts in the reports, four proxies reach 0.70 and eight 0.63.
+    """
+    trace, alone = agents()
+    several = play(trace, shapers(), proxies=proxies, engines=4, seed=1).hit_ratio
+    assert several >= least * alone, (alone, several)

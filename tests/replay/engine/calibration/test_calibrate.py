@@ -192,12 +192,14 @@ def test_what_no_kernel_reaches_is_doubtful_and_can_be_turned_away() -> None:
         TTFTS[2], line=20, seconds=least(LLAMA_3_8B, H200_SXM, work.steps).seconds / 0.91
     )
     read = Points((*TTFTS_MEASURED, fast), "")
-    kept = calibrate(read, LLAMA_3_8B, H200_SXM, today=TODAY)
+    kept = calibrate(read, LLAMA_3_8B, H200_SXM, cross_validate=False, today=TODAY)
     assert not kept.rejected
     assert len(kept.doubts) == 1
     assert kept.doubts[0].startswith("line 20: ")
     assert "91%" in kept.doubts[0]
-    strict = calibrate(read, LLAMA_3_8B, H200_SXM, peak_share=0.82, today=TODAY)
+    strict = calibrate(
+        read, LLAMA_3_8B, H200_SXM, cross_validate=False, peak_share=0.82, today=TODAY
+    )
     assert [one.point.line for one in strict.rejected] == [20]
 
 
@@ -301,7 +303,7 @@ def test_a_replayed_run_gives_back_the_servers_constants(tmp_path: Path, ahead: 
     run(main())
     read = read_points(tmp_path / "run")
     assert len(read.points) == 2 * len(lengths)
-    done = calibrate(read, LLAMA_3_8B, H200_SXM, today=TODAY)
+    done = calibrate(read, LLAMA_3_8B, H200_SXM, cross_validate=False, today=TODAY)
     found = done.file.constants
     for name in ("gemm_compute", "prefill_compute", "request_s"):
         assert name in done.fit.fitted
