@@ -143,6 +143,11 @@ def dots_path(x: NDArray[np.float64], y: NDArray[np.float64]) -> str:
 
 
 MARKS = 6  # shapes that distinguish runs without colour
+THIN, LONG = 0.45, 1.3  # half the width and half the length of the arms of a plus
+PLUS = (
+    (-THIN, -LONG), (THIN, -LONG), (THIN, -THIN), (LONG, -THIN), (LONG, THIN), (THIN, THIN),
+    (THIN, LONG), (-THIN, LONG), (-THIN, THIN), (-LONG, THIN), (-LONG, -THIN), (-THIN, -THIN),
+)  # fmt: skip
 
 
 def mark(shape: int, x: float, y: float, kind: str, title: str) -> str:
@@ -154,7 +159,7 @@ def mark(shape: int, x: float, y: float, kind: str, title: str) -> str:
         _polygon(x, y, [(0, -1.25 * r), (1.2 * r, r), (-1.2 * r, r)]),
         _polygon(x, y, [(0, -1.35 * r), (1.35 * r, 0), (0, 1.35 * r), (-1.35 * r, 0)]),
         _polygon(x, y, [(0, 1.25 * r), (1.2 * r, -r), (-1.2 * r, -r)]),
-        _polygon(x, y, [(-r, -r), (r, r), (0, 0), (r, -r), (-r, r), (0, 0)]),
+        _polygon(x, y, [(dx * r, dy * r) for dx, dy in PLUS]),
     )
     tooltip = element("title", escape(title)) if title else ""
     return element("path", tooltip, d=outlines[shape % MARKS], class_=kind)

@@ -78,7 +78,7 @@ def breakdown_section(runs: Sequence[RunData], min_beyond: int) -> str:
     keys = "".join(
         f'<li><span class="part {key}"></span>{escape(label)}</li>' for key, label in PARTS
     )
-    heads = "".join(f'<th class="n" scope="col">{escape(label)}</th>' for _, label in PARTS)
+    heads = "".join(f'<th class="n name" scope="col">{escape(label)}</th>' for _, label in PARTS)
     body = "".join(
         f'<tr><th class="section" colspan="8" scope="rowgroup">{escape(bucket)}</th></tr>{rows}'
         for bucket, rows in groups

@@ -14,12 +14,12 @@ STYLE = """
   --paper: #ffffff; --ink: #1b1f24; --soft: #57606a; --rule: #dfe3e8; --panel: #f6f7f9;
   --good: #11693a; --bad: #b3261e; --care: #8a5300;
   --run0: #b85c00; --run1: #0a63b8; --run2: #0b7a5b; --run3: #8b3f8f; --run4: #5c6670;
-  --run5: #a8203e; }
+  --run5: #a8203e; --run6: #00788a; --run7: #6b6a00; --run8: #4b3fb5; --run9: #7a4a2b; }
 @media (prefers-color-scheme: dark) { :root {
   --paper: #14171a; --ink: #e6e9ec; --soft: #9fa9b4; --rule: #30363d; --panel: #1d2126;
   --good: #6ccf97; --bad: #ff9a90; --care: #f0b45a;
   --run0: #f2a04e; --run1: #68b0f5; --run2: #4cc7a1; --run3: #d694d8; --run4: #a9b3bd;
-  --run5: #f48a9e; } }
+  --run5: #f48a9e; --run6: #52c7d9; --run7: #c9c44a; --run8: #a79cf5; --run9: #cf9f7c; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif;
@@ -36,6 +36,8 @@ p { margin: .4rem 0; max-width: 70ch; }
   padding-left: 14px; border-left: 4px solid var(--soft); overflow-wrap: anywhere; }
 .summary.better { border-color: var(--good); } .summary.worse { border-color: var(--bad); }
 .summary.mixed, .summary.doubtful { border-color: var(--care); }
+details.summary { margin: .7rem 0 0; } .summary summary { color: inherit; font-size: 1rem; }
+.summary .points { font-size: 1rem; font-weight: 400; }
 .points { margin: .4rem 0; padding-left: 1.2rem; max-width: 84ch; }
 .points li { margin: .2rem 0; overflow-wrap: anywhere; }
 .warnings { border: 1px solid var(--care); border-radius: 6px; padding: 10px 16px;
@@ -73,6 +75,8 @@ figure h3 { margin: 0 0 .2rem; }
 .cursor { stroke: var(--soft); stroke-width: 1; }
 .run0 { --c: var(--run0); } .run1 { --c: var(--run1); } .run2 { --c: var(--run2); }
 .run3 { --c: var(--run3); } .run4 { --c: var(--run4); } .run5 { --c: var(--run5); }
+.run6 { --c: var(--run6); } .run7 { --c: var(--run7); } .run8 { --c: var(--run8); }
+.run9 { --c: var(--run9); }
 .readout { min-height: 1.5em; font-size: .82rem; color: var(--soft); }
 .scroll { overflow-x: auto; margin: .6rem 0; }
 table { border-collapse: collapse; font-size: .9rem; min-width: 100%; }

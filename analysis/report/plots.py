@@ -1,7 +1,7 @@
 """Draw the plots of a report for a bucket: latencies by percentile, and TTFT over time.
 
-Each function returns an inline SVG. Colours come from the page's `.run0` to `.run5`, so that one
-drawing serves light and dark mode. Every run also has its own shape of mark.
+Each function returns an inline SVG. Colours come from the page's `.run0` to `.run9`, so that one
+drawing serves light and dark mode. The first six runs also have their own shapes of mark.
 """
 
 import json

@@ -25,8 +25,9 @@ from forebay.replay.plan.slo import Slo
 from forebay.traces.errors import InputError
 from forebay.traces.whole_file import whole_file
 
+MOST_WARNINGS = 5  # the others are folded
 TOGETHER = 2  # runs whose dots share one plot over time
-MAX_RUNS = 6  # the number of colours that are easy to distinguish
+MAX_RUNS = 10  # the page has as many colours that are easy to distinguish
 
 _UNIT = re.compile(r"(?<=\d) (?=(?:m?s|/s|%)(?:\W|$))")
 _TOGETHER = "\N{NO-BREAK SPACE}"  # keeps a number and its unit on one line
@@ -62,14 +63,14 @@ def build_report(
     headlines = [headline(comparison) for comparison in comparisons] if len(runs) > 1 else []
     title = title or _title([run.name for run in runs])
     warnings = _warnings(comparisons)
-    alone = single({bucket: two[0] for bucket, two in comparisons[0].figures.items()})
+    alone = [] if headlines else single({key: two[0] for key, two in comparisons[0].figures.items()})
     # The page goes from the verdict down to single figures and their origin.
     body = [
         _top(title, runs),
-        *(f'<p class="summary {head.mood}">{escape(head.summary)}</p>' for head in headlines),
+        _headlines(headlines),
         _warning_box(warnings),
         tables.cards(runs, comparisons),
-        _all_points(runs, headlines) or _points(alone),
+        _points(headlines[0].points if len(headlines) == 1 else alone),
         _plots(runs, min_beyond),
         breakdown_section(runs, min_beyond),
         tables.figures_table(runs, comparisons),
@@ -128,24 +129,32 @@ def _warnings(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
 def _warning_box(warnings: Sequence[str]) -> str:
     if not warnings:
         return ""
-    items = "".join(f"<li>{escape(text)}</li>" for text in warnings)
+    rest = warnings[MOST_WARNINGS:]
+    more = f"<details><summary>{len(rest)} more</summary>{_list(rest)}</details>" if rest else ""
     return (
-        f'<div class="warnings" role="note"><strong>Read with care</strong><ul>{items}</ul></div>'
+        '<div class="warnings" role="note"><strong>Read with care</strong>'
+        f"{_list(warnings[:MOST_WARNINGS])}{more}</div>"
     )
 
 
-def _points(points: Sequence[str], heading: str = "") -> str:
+def _list(texts: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
+
+
+def _points(points: Sequence[str]) -> str:
     items = "".join(f"<li>{_UNIT.sub(_TOGETHER, escape(point))}</li>" for point in points)
-    above = f"<h3>{escape(heading)}</h3>" if heading else ""
-    return f'{above}<ul class="points">{items}</ul>'
+    return f'<ul class="points">{items}</ul>' if points else ""
 
 
-def _all_points(runs: Sequence[RunData], headlines: Sequence[Headline]) -> str:
-    """The sentences of every comparison, under the run's name if there are several."""
-    several = len(headlines) > 1
+def _headlines(headlines: Sequence[Headline]) -> str:
+    """One sentence for each comparison. With several, each unfolds its figures."""
+    if len(headlines) == 1:
+        (head,) = headlines
+        return f'<p class="summary {head.mood}">{escape(head.summary)}</p>'
     return "".join(
-        _points(head.points, run.name if several else "")
-        for head, run in zip(headlines, runs[1:], strict=True)
+        f'<details class="summary {head.mood}"><summary>{escape(head.summary)}</summary>'
+        f"{_points(head.points)}</details>"
+        for head in headlines
     )
 
 

@@ -60,6 +60,7 @@ MUST_AGREE = (
     "endpoint",
     LATENCY_TARGETS,
 )
+HASH_SHOWN = 12  # characters of a hash in a sentence
 COMPLETE = "complete"
 LATE = "client-limited"
 LATE_SHARE = 0.1  # with more arrivals late, the load was another than the one asked for
@@ -233,7 +234,9 @@ def warnings(
     # Then the differences between both runs.
     reasons += _silent(a, b)
     for what in differences(a, b, judged_anew):
-        of_a, of_b = text_of(setting(a, what)), text_of(setting(b, what))
+        of_a, of_b = (text_of(setting(run, what)) for run in (a, b))
+        if what.endswith("sha256"):
+            of_a, of_b = of_a[:HASH_SHOWN], of_b[:HASH_SHOWN]
         chance = "; the arrivals differ, and the intervals allow for that" if what == "seed" else ""
         reasons.append(
             f"different {what}: {a.name} {of_a or 'not recorded'}, "

@@ -1,10 +1,13 @@
-"""Draw the live page and `forebay top` for docs/how-to/monitor.md.
+"""Draw the live page and `forebay top` for docs/how-to/monitor.md, and a report for README.
 
 Fifteen minutes of chats pass in virtual time, in front of two simulated engines. Long documents
 come for 90 seconds, and later one engine is stopped for a minute. Then a browser gets the answers
 of the admin port as they are. It needs chromium on PATH, and takes about a minute.
 
     PYTHONPATH=.typing:tests/support python tests/bench/screenshots.py [--out docs/assets]
+
+The report is that of `make demo` on an idle machine: `--report runs/demo/report.html`. The
+committed pictures were reduced to 256 colours.
 """
 
 import argparse
@@ -36,7 +39,10 @@ DOCUMENTS_AT_S, DOCUMENTS = 300.0, 30
 STOPPED_AT_S, STOPPED_S = 620.0, 60.0
 ADMIN = "http://127.0.0.1:9090"
 PATHS = ("/", "/status", "/history", "/metrics", "/metrics?ago=60")
-WINDOW = (1280, 1230)
+WIDE, REPORT = (1280, 1230), (1000, 1280)
+PHONE = (390, 1580)
+# A browser without a screen has windows of 500 pixels at least, so a phone is a frame in one.
+FRAME = f'<body style="margin:0"><iframe src="/" style="border:0" width="{PHONE[0]}" height="{PHONE[1]}">'
 FONT = "ui-monospace, Menlo, Consolas, monospace"
 SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {terminal_width} {terminal_height}">
 <style>{styles} .{unique_id}-matrix {{ font-family: FONT; font-size: {char_height}px;
@@ -94,14 +100,14 @@ async def answers() -> dict[str, bytes]:
             return found
 
 
-def photograph(url: str, path: Path, *, dark: bool) -> None:
+def photograph(url: str, path: Path, size: tuple[int, int], *, dark: bool = False) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
         raise SystemExit("no chromium on PATH: apt install chromium")
     with tempfile.TemporaryDirectory() as profile:
         subprocess.run(
             [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}",
-             f"--window-size={WINDOW[0]},{WINDOW[1]}", "--virtual-time-budget=1500",
+             f"--window-size={size[0]},{size[1]}", "--virtual-time-budget=1500",
              "--hide-scrollbars", f"--blink-settings=preferredColorScheme={0 if dark else 1}",
              f"--screenshot={path}", url],
             check=True, timeout=120.0, stderr=subprocess.DEVNULL,
@@ -111,9 +117,10 @@ def photograph(url: str, path: Path, *, dark: bool) -> None:
 def live_pages(found: dict[str, bytes], out: Path) -> None:
     class Admin(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = found.get(self.path)
+            body = FRAME.encode() if self.path == "/phone" else found.get(self.path)
+            page = self.path in ("/", "/phone")
             self.send_response(404 if body is None else 200)
-            self.send_header("content-type", "text/html" if self.path == "/" else "text/plain")
+            self.send_header("content-type", "text/html" if page else "text/plain")
             self.end_headers()
             self.wfile.write(body or b"")
 
@@ -125,7 +132,8 @@ def live_pages(found: dict[str, bytes], out: Path) -> None:
     try:
         url = f"http://127.0.0.1:{server.server_address[1]}/"
         for name in ("light", "dark"):
-            photograph(url, out / f"live-{name}.png", dark=name == "dark")
+            photograph(url, out / f"live-{name}.png", WIDE, dark=name == "dark")
+        photograph(url + "phone", out / "live-phone.png", PHONE)
     finally:
         server.shutdown()
 
@@ -144,7 +152,14 @@ def terminal(found: dict[str, bytes], out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/assets"))
-    out = parser.parse_args().out
+    parser.add_argument("--report", type=Path, help="only the pictures of this page")
+    given = parser.parse_args()
+    out = given.out
+    if given.report is not None:
+        for name in ("light", "dark"):
+            url = given.report.resolve().as_uri()
+            photograph(url, out / f"report-{name}.png", REPORT, dark=name == "dark")
+        return
     found = run(answers())
     live_pages(found, out)
     terminal(found, out)

@@ -11,10 +11,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from made_runs import SLOS, answered, refused, write_pair, write_run
 
 from forebay.analysis.bench import cases
+from forebay.analysis.charts import svg
 from forebay.analysis.cli import compare_app, report_app
 from forebay.analysis.compare.figures import figures
 from forebay.analysis.report.breakdown import spent_times
@@ -251,10 +253,37 @@ def test_one_run_and_many(pair: tuple[Path, Path]) -> None:
     assert "second / first" not in alone.text
     three = Checked(build_report(load_runs([*pair, pair[0]])).html)
     assert "run2" in " ".join(value for name, value in three.attributes if name == "class")
-    with pytest.raises(InputError, match="7 runs: a report takes 1 to 6"):
-        build_report(load_runs([pair[0]] * 7))
+    with pytest.raises(InputError, match="11 runs: a report takes 1 to 10"):
+        build_report(load_runs([pair[0]] * 11))
     with pytest.raises(InputError, match="0 runs"):
         build_report([])
+
+
+def test_ten_runs_can_be_told_apart(pair: tuple[Path, Path]) -> None:
+    page = build_report(load_runs([pair[0], *[pair[1]] * 9])).html
+    checked = Checked(page)
+    classes = " ".join(value for name, value in checked.attributes if name == "class").split()
+    assert {f"run{number}" for number in range(10)} <= set(classes)
+    # Each comparison is one sentence, which unfolds its figures.
+    assert len(re.findall(r'<details class="summary \w+"><summary>', page)) == 9
+
+
+def _area(path: str) -> float:
+    """The area that an outline of straight lines fills, by the rule of odd crossings."""
+    xs, ys = np.array([corner.split() for corner in path[1:-1].split("L")], float).T
+    across = np.array([(x, y) for x in np.arange(-6, 6, 0.1) for y in np.arange(-6, 6, 0.1)])
+    inside = np.zeros(len(across), bool)
+    for x, y, to_x, to_y in zip(xs, ys, np.roll(xs, -1), np.roll(ys, -1), strict=True):
+        crosses = (y > across[:, 1]) != (to_y > across[:, 1])
+        if y != to_y:
+            inside ^= crosses & (across[:, 0] < x + (across[:, 1] - y) / (to_y - y) * (to_x - x))
+    return float(inside.sum()) / 100
+
+
+def test_every_mark_can_be_seen() -> None:
+    drawn = [svg.mark(number, 0.0, 0.0, "mark", "") for number in range(1, svg.MARKS)]
+    paths = [re.search(r' d="([^"]*)"', one) for one in drawn]
+    assert min(_area(path[1]) for path in paths if path) > 30  # square pixels; a circle has 55
 
 
 def test_hostile_texts_stay_text(tmp_path: Path) -> None:
