@@ -131,12 +131,22 @@ def _ttft(comparison: Comparison, bucket: str, percentile: str, line: Comparison
     if line.ratio is None or line.better is None:
         return f"{text}."
     if line.better == "equal":
-        return f"{text}: equal within 5 %{between}."
+        return f"{text}: equal within 5 %{between}.{_least_change(line)}"
     factor = line.ratio if line.ratio >= 1 else 1 / line.ratio
     word = "shorter" if line.ratio >= 1 else "longer"
     if line.better == "unclear":
-        return f"{text}: {ratio(factor)} {word}, but not significant{between}."
+        return f"{text}: {ratio(factor)} {word}, but not significant{between}.{_least_change(line)}"
     return f"{text}: {ratio(factor)} {word}{between}."
+
+
+def _least_change(line: ComparisonRow) -> str:
+    """Say how large a change must be for these runs to show it."""
+    if line.interval is None or line.ratio is None or line.interval.clear:
+        return ""
+    least = line.interval.least_change(line.ratio)
+    if least == float("inf"):
+        return " Runs as short as these show no change."
+    return f" These runs show a change of {100.0 * least:.0f} % or more."
 
 
 def _without_pairs(comparison: Comparison) -> list[str]:

@@ -47,6 +47,15 @@ class ConfidenceInterval:
         """True if the interval excludes 1, that is, equality."""
         return self.low > 1 or self.high < 1
 
+    def least_change(self, ratio: float) -> float:
+        """The least change that an interval as wide as this one tells from equality.
+
+        0.1 is 10 %. Inf, if the interval around `ratio` has no end.
+        """
+        if not self.low or math.isinf(self.high):
+            return math.inf
+        return max(self.high / ratio, ratio / self.low) - 1.0
+
 
 def ratio_interval(
     a: Floats, b: Floats, share: float, *, paired: bool = False

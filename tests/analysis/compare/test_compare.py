@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,14 @@ class TestComparison:
         words = headline(found)
         assert words.mood == "none"
         assert "not significant" in words.points[0]
+        # A change of this size excludes equality, a smaller one does not.
+        shows = re.search(r"These runs show a change of (\d+) % or more\.", words.points[0])
+        assert shows is not None
+        assert ttft.interval is not None
+        least = 1 + int(shows[1]) / 100
+        sides = ttft.interval.high / ttft.ratio, ttft.ratio / ttft.interval.low
+        assert least == pytest.approx(max(sides), abs=0.006)
+        assert (least - 1) * 100 > 10
 
     @pytest.mark.parametrize(
         ("good", "of", "mood"),
