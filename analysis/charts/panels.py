@@ -1,8 +1,10 @@
 """Draw measured points and their curves as panels of one SVG document."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 from forebay.analysis.charts import svg
 
@@ -37,6 +39,8 @@ STYLE = (
 )
 Points = Sequence[tuple[float, float]]
 KEY_ROW = 16
+LETTER = 7.5  # width of a letter of 12 pixels, with its part of the gap to the next label
+ROWS, STEPS = 8, 40  # rows that a note may stand in, and points at which a line is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +140,15 @@ def _draw(panel: Panel) -> list[str]:
     y = svg.Scale(y_low, y_high, bottom, svg.TOP + 14, log=panel.y.log)
     drawn = []
     # Grid, tick labels and axis titles lie below the curves.
-    for tick in panel.x.ticks(x_low, x_high):
-        drawn.append(svg.line(x(tick), y.end, x(tick), bottom, "grid"))
-        anchor = "end" if x(tick) > svg.WIDTH - svg.RIGHT - 16 else "middle"
-        drawn.append(svg.text(x(tick), bottom + 17, panel.x.label(tick), "tick", anchor))
+    free = math.inf  # the labels right of here have been drawn
+    for tick in reversed(panel.x.ticks(x_low, x_high)):
+        at, label = x(tick), panel.x.label(tick)
+        drawn.append(svg.line(at, y.end, at, bottom, "grid"))
+        anchor = "end" if at > svg.WIDTH - svg.RIGHT - 16 else "middle"
+        right = at if anchor == "end" else at + len(label) * LETTER / 2
+        if right < free:
+            drawn.append(svg.text(at, bottom + 17, label, "tick", anchor))
+            free = right - len(label) * LETTER
     for tick in panel.y.ticks(y_low, y_high):
         drawn.append(svg.line(x.start, y(tick), x.end, y(tick), "grid"))
         drawn.append(svg.text(x.start - 8, y(tick) + 4, panel.y.label(tick), "tick", "end"))
@@ -151,7 +160,8 @@ def _draw(panel: Panel) -> list[str]:
         at = x(panel.note[0])
         drawn.append(svg.line(at, y.end, at, bottom, "note"))
         side, anchor = (-5, "end") if at > (x.start + x.end) / 2 else (5, "start")
-        drawn.append(svg.text(at + side, y.end + 11, panel.note[1], "key", anchor))
+        row = _free_row(panel, x, y, at, math.copysign(len(panel.note[1]) * LETTER + 5, side))
+        drawn.append(svg.text(at + side, row, panel.note[1], "key", anchor))
     for number, series in enumerate(panel.series):
         drawn += _series(number, series, x, y, panel)
     # The key ends just above the x axis.
@@ -162,6 +172,24 @@ def _draw(panel: Panel) -> list[str]:
         drawn.append(svg.mark(number, edge + away * 12, row - 4, f"mark run{number % 6}", ""))
         drawn.append(svg.text(edge + away * 22, row, series.name, "key", end))
     return drawn
+
+
+def _free_row(panel: Panel, x: svg.Scale, y: svg.Scale, at: float, width: float) -> float:
+    """Return the height of the first row from above in which a note crosses no curve."""
+    left, right = sorted((at, at + width))
+    heights = []
+    for series in panel.series:
+        places = [(x(a), y(b)) for a, b in series.curve or series.points]
+        for (from_x, from_y), (to_x, to_y) in pairwise(places):
+            parts = (step / STEPS for step in range(STEPS + 1))
+            heights += [
+                from_y + (to_y - from_y) * part
+                for part in parts
+                if left <= from_x + (to_x - from_x) * part <= right
+            ]
+    rows = [y.end + 11 + KEY_ROW * number for number in range(ROWS)]
+    free = (row for row in rows if not any(row - KEY_ROW <= high <= row + 6 for high in heights))
+    return next(free, rows[0])
 
 
 def _series(number: int, series: Series, x: svg.Scale, y: svg.Scale, panel: Panel) -> list[str]:

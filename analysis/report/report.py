@@ -63,7 +63,9 @@ def build_report(
     headlines = [headline(comparison) for comparison in comparisons] if len(runs) > 1 else []
     title = title or _title([run.name for run in runs])
     warnings = _warnings(comparisons)
-    alone = [] if headlines else single({key: two[0] for key, two in comparisons[0].figures.items()})
+    alone = (
+        [] if headlines else single({key: two[0] for key, two in comparisons[0].figures.items()})
+    )
     # The page goes from the verdict down to single figures and their origin.
     body = [
         _top(title, runs),

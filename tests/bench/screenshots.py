@@ -42,7 +42,10 @@ PATHS = ("/", "/status", "/history", "/metrics", "/metrics?ago=60")
 WIDE, REPORT = (1280, 1230), (1000, 1280)
 PHONE = (390, 1580)
 # A browser without a screen has windows of 500 pixels at least, so a phone is a frame in one.
-FRAME = f'<body style="margin:0"><iframe src="/" style="border:0" width="{PHONE[0]}" height="{PHONE[1]}">'
+FRAME = (
+    '<body style="margin:0"><iframe src="/" style="border:0" '
+    f'width="{PHONE[0]}" height="{PHONE[1]}">'
+)
 FONT = "ui-monospace, Menlo, Consolas, monospace"
 SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {terminal_width} {terminal_height}">
 <style>{styles} .{unique_id}-matrix {{ font-family: FONT; font-size: {char_height}px;

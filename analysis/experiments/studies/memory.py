@@ -146,7 +146,12 @@ def _plot(plan: Plan, rows: Sequence[dict[str, Any]], used: int) -> str:
     at_once = Axis("requests at once", count_label, log=False)
     return document(
         Panel(series, at_once, Axis("GiB of KV cache", count_label, log=False)),
-        Panel(lengths, Axis("max_model_len", count_label), Axis("requests at once", count_label)),
+        Panel(
+            lengths,
+            Axis("max_model_len", count_label),
+            Axis("requests at once", count_label),
+            key_left=True,
+        ),
     )
 
 
