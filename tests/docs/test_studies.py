@@ -1,22 +1,13 @@
 """The page of the studies is made from results, the results from today's code."""
 
 import json
-import re
 import shlex
 from pathlib import Path
 
 import doc_studies as studies
 import pytest
-from paths import ROOT
 
 from forebay.proxy.cli import main
-
-ITEM = re.compile(r"^\| (\d+) \| (.+) \| (.*) \| (.+) \| (.+) \| (.*) \| (\w+) \|$", re.MULTILINE)
-VERDICTS = {"works", "corrected", "open", "outside"}
-
-
-def items() -> list[tuple[str, ...]]:
-    return ITEM.findall((ROOT / "docs/research/course.md").read_text(encoding="utf-8"))
 
 
 def test_the_page_has_every_study_in_the_order_of_the_course() -> None:
@@ -38,19 +29,3 @@ def test_the_results_are_todays(name: str, tmp_path: Path) -> None:
     assert main([*words, "--out", str(tmp_path)]) == 0
     today = studies.kept(json.loads((tmp_path / "results.json").read_text(encoding="utf-8")))
     assert today == studies.results()[name], "make studies"
-
-
-def test_every_item_of_the_course_has_a_verdict_and_no_difference_is_left_unexplained() -> None:
-    found = items()
-    assert [int(number) for number, *_ in found] == list(range(1, 125))
-    for number, *_, why, verdict in found:
-        assert verdict in VERDICTS, number
-        assert why.strip() or verdict == "works", number
-
-
-@pytest.mark.parametrize("name", studies.COURSE)
-def test_the_course_page_has_the_figures_of_the_studies(name: str) -> None:
-    ours = " ".join(here for _, _, _, _, here, *_ in items())
-    for line in studies.beside_the_course(name, studies.results()[name]).splitlines()[2:]:
-        figure = line.split(" | ")[2]
-        assert figure in ours, (line, "docs/research/course.md")

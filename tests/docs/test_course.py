@@ -1,0 +1,148 @@
+"""docs/research/course.md: the command of each row exists, and the cheap ones print its figures."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import doc_studies as studies
+import pytest
+from doc_reference import command_named
+from paths import ROOT
+
+from forebay.proxy.cli import COMMANDS, main
+
+ITEM = re.compile(r"^\| (\d+) \| (.+) \| (.*) \| (.+) \| (.+) \| (.*) \| (\w+) \|$", re.MULTILINE)
+VERDICTS = {"works", "corrected", "open", "outside"}
+CODE = re.compile(r"`([^`]+)`")
+STUDIES = command_named("experiment").commands
+
+
+def items() -> list[tuple[str, ...]]:
+    return ITEM.findall((ROOT / "docs/research/course.md").read_text(encoding="utf-8"))
+
+
+ROWS = {int(number): row for number, *row in items()}
+HERE = {number: row[3] for number, row in ROWS.items()}
+
+
+def test_every_item_of_the_course_has_a_verdict_and_no_difference_is_left_unexplained() -> None:
+    found = items()
+    assert [int(number) for number, *_ in found] == list(range(1, 125))
+    for number, *_, why, verdict in found:
+        assert verdict in VERDICTS, number
+        assert why.strip() or verdict == "works", number
+
+
+@pytest.mark.parametrize("name", studies.COURSE)
+def test_the_course_page_has_the_figures_of_the_studies(name: str) -> None:
+    ours = " ".join(here for _, _, _, _, here, *_ in items())
+    for line in studies.beside_the_course(name, studies.results()[name]).splitlines()[2:]:
+        figure = line.split(" | ")[2]
+        assert figure in ours, (line, "docs/research/course.md")
+
+
+def options_of(command: Any) -> set[str]:
+    """The options of a command and of all its subcommands."""
+    own = {name for parameter in command.params for name in parameter.opts}
+    return own.union(*map(options_of, getattr(command, "commands", {}).values()))
+
+
+def check(code: str) -> None:
+    """Fail, unless there is such a command with these options, file, path or setting."""
+    words = shlex.split(code.partition(" with ")[0])
+    if words[0] == "make":
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE)
+    elif words[0] in COMMANDS or words[0] in STUDIES:
+        named = [STUDIES[words[0]]] if words[0] in STUDIES else []
+        named += [command_named(words[0])] if words[0] in COMMANDS else []
+        subcommand = words[1] if len(words) > 1 and not words[1].startswith("-") else None
+        if subcommand:
+            groups = [command for command in named if getattr(command, "commands", None)]
+            named = [command.commands[subcommand] for command in groups]
+        given = {word for word in words if word.startswith("--")}
+        assert given <= set().union(*map(options_of, named))
+    elif words[0].startswith("--"):
+        assert any(words[0] in options_of(command_named(name)) for name in ("engine", "simulate"))
+    elif words[0].startswith("/"):
+        assert words[0] in (ROOT / "docs/reference/http.md").read_text(encoding="utf-8") + (
+            ROOT / "docs/reference/admin-api.md"
+        ).read_text(encoding="utf-8")
+    elif words[0].startswith("sim:"):
+        assert main(["experiment", "memory", "--help"]) == 0
+    elif (ROOT / words[0]).exists():
+        pass
+    else:
+        key = words[0].rpartition(".")[2]
+        schema = (ROOT / "docs/reference/forebay.schema.json").read_text(encoding="utf-8")
+        assert f'"{key}"' in schema
+
+
+@pytest.mark.parametrize("number", [number for number in ROWS if CODE.search(ROWS[number][1])])
+def test_the_command_of_a_row_exists(number: int) -> None:
+    for code in CODE.findall(ROWS[number][1]):
+        check(code)
+
+
+LLAMA_2_7B = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+    "intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 4096,
+    "torch_dtype": "float16",
+}  # fmt: skip
+LLAMA_2_13B = LLAMA_2_7B | {
+    "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40,
+    "num_key_value_heads": 40, "intermediate_size": 13824,
+}  # fmt: skip
+LLAMA_2_70B = LLAMA_2_7B | {
+    "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "intermediate_size": 28672,
+}  # fmt: skip
+QWEN_1_5B = LLAMA_2_7B | {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 1536,
+    "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
+    "intermediate_size": 8960, "vocab_size": 151936, "max_position_embeddings": 32768,
+    "torch_dtype": "bfloat16", "tie_word_embeddings": True,
+}  # fmt: skip
+MODELS = {"7b": LLAMA_2_7B, "13b": LLAMA_2_13B, "70b": LLAMA_2_70B, "1.5b": QWEN_1_5B}
+
+PRINTED = (
+    # row, command, what it prints, and what the row says of it
+    (3, "kv --model phi-3-mini --gpu h200-nvl --lengths 1024,4096,32768,65536,128000",
+     ("0.38", "1.50", "12.00", "24.00", "46.88"), "0.38, 1.50, 12.00, 24.00, 46.88 GiB"),
+    (9, "kv --model phi-3-mini --gpu h200-nvl", ("MHA, 32 layers, 384 KiB per token",), "384 KiB"),
+    (11, "kv --model phi-3-mini --gpu h200-nvl --lengths 128000", ("2.50x       2",), "2"),
+    (40, "kv --model 7b --gpu a100 --lengths 2048", ("2,048       1.00",), "1.00 GiB"),
+    (41, "kv --model 7b --gpu a100 --lengths 2048", ("58.26x      58",), "58 fit"),
+    (51, "kv --model 13b --gpu a100 --lengths 4096", ("4,096       3.12",), "3.12 GiB"),
+    (53, "kv --model 7b --gpu-memory-gib 24 --weights-gib 14 --lengths 512", ("x      28",), "28"),
+    (109, "kv --model 1.5b --gpu rtx-4090 --max-model-len 4096", ("627,824 tokens",), "627,824"),
+    (113, "kv --model 7b --gpu a100", ("512 KiB per token",), "512"),
+    (113, "kv --model llama-3-8b --gpu h200", ("128 KiB per token",), "128"),
+    (113, "kv --model 70b --gpu h200 --tp 4", ("80 KiB per token",), "80 KiB"),
+    (114, "kv --model llama-3-8b --gpu h200", ("868,528 tokens",), "2×"),
+    (114, "kv --model llama-3-8b --gpu h200 --kv-cache-dtype fp8", ("1,737,072 tokens",), "2×"),
+    (120, "kv --model 70b --gpu a100 --tp 4", ("501,632 tokens",), "501,632 tokens"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "line", "printed", "said"), PRINTED)
+def test_a_cheap_command_prints_the_figures_of_its_row(
+    number: int,
+    line: str,
+    printed: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = []
+    for word in line.split():
+        if word in MODELS:
+            (tmp_path / word).write_text(json.dumps(MODELS[word]))
+        words.append(str(tmp_path / word) if word in MODELS else word)
+    assert main(words) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert [text for text in printed if " ".join(text.split()) not in shown] == []
+    assert said in HERE[number]
