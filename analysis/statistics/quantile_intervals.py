@@ -1,21 +1,22 @@
 """Confidence interval of a ratio of two percentiles, from batch means. Pure.
 
 Latencies of one run are not independent, because a queue makes whole periods slow. So each run is
-cut into ten batches of consecutive requests, and their differences tell how sure the share of
-requests above a threshold is (batch means: G. S. Fishman, Discrete-Event Simulation, 2001, 6.6).
+cut into batches of consecutive requests, and their differences tell how sure the share of requests
+above a threshold is (batch means: G. S. Fishman, Discrete-Event Simulation, 2001, 6.6).
 
     separate runs   a value may be a run's percentile if the share above it is as it should be
                     (inversion of a t test); both intervals together give the ratio's
                     (G. Y. Zou and A. Donner, Stat. Med. 27, 2008). A second test compares the
                     shares above one threshold, and the wider interval stands: in a short run of a
-                    busy queue the first alone is wrong in one case of eight
+                    busy queue the first alone is wrong in one case of eight. Five batches: ten
+                    still depend on each other, and differ in 15 of 100 pairs of equal, long runs
     paired runs     the same requests at the same times: the common part of both runs falls out of
-                    the difference, so the interval is far narrower. Where one jam holds all slow
-                    requests of a run, the ratios of the ten batches give the interval (a sign test:
+                    the difference, so the interval is far narrower. Ten batches. Where one jam
+                    holds all slow requests of a run, their ratios give the interval (a sign test:
                     H. A. David and H. N. Nagaraja, Order Statistics, 2003, 7.1)
 
-`tests/bench/compare_verdicts.py` measures both on queues. A bootstrap of blocks found a difference
-in half of the pairs of equal runs there.
+`tests/bench/compare_verdicts.py` measures both on queues, and `compare_simulated.py` on runs of the
+simulator. A bootstrap of blocks found a difference in half of the pairs of equal runs.
 """
 
 import math
@@ -29,8 +30,8 @@ from numpy.typing import NDArray
 from forebay.analysis.statistics.quantiles import Floats, finite, order_statistic
 
 FEWEST_SAMPLES = 20  # with fewer, even the median is noise
-BATCHES = 10
-T_95 = 2.262  # quantile of Student's t for 95 % on both sides, with BATCHES - 1 degrees of freedom
+BATCHES, SEPARATE_BATCHES = 10, 5  # of paired and of separate runs
+T_95, SEPARATE_T_95 = 2.262, 2.776  # Student's t for 95 % on both sides, with one fewer freedoms
 LEAST_STEP, WIDEN, WIDEST = 0.01, 1.6, 7.0  # steps to a limit, in the log of the ratio
 HALVINGS = 10
 
@@ -93,9 +94,11 @@ def _scale_limits(a: Floats, b: Floats, of_a: float, of_b: float) -> tuple[float
 
     def may_be(factor: float) -> bool:
         threshold = math.sqrt(of_a * of_b * factor)
-        above_a, above_b = _batches(a > threshold), _batches(b * factor > threshold)
-        variance = float(above_a.var(ddof=1) + above_b.var(ddof=1))
-        return abs(float(above_a.mean() - above_b.mean())) <= T_95 * math.sqrt(variance / BATCHES)
+        above_a, above_b = (
+            _batches(values > threshold, SEPARATE_BATCHES) for values in (a, b * factor)
+        )
+        variance = float(above_a.var(ddof=1) + above_b.var(ddof=1)) / SEPARATE_BATCHES
+        return abs(float(above_a.mean() - above_b.mean())) <= SEPARATE_T_95 * math.sqrt(variance)
 
     ratio = of_a / of_b
     below = _limit(lambda log: may_be(ratio * math.exp(-log)))
@@ -107,9 +110,9 @@ def _limits(values: Floats, middle: float, share: float) -> tuple[float, float]:
 
     def may_be(value: float) -> bool:
         """True if as many requests are above the value as would be, were it the quantile."""
-        above = _batches(values > value)
+        above = _batches(values > value, SEPARATE_BATCHES)
         off = abs(float(above.mean()) - (1.0 - share))
-        return off <= T_95 * float(above.std(ddof=1)) / math.sqrt(BATCHES)
+        return off <= SEPARATE_T_95 * float(above.std(ddof=1)) / math.sqrt(SEPARATE_BATCHES)
 
     below = _limit(lambda log: may_be(middle * math.exp(-log)))
     above = _limit(lambda log: may_be(middle * math.exp(log)))
@@ -151,16 +154,16 @@ def _batches_interval(a: Floats, b: Floats, share: float, ratio: float) -> Confi
     return ConfidenceInterval(min(ratios[1], ratio), max(ratios[-2], ratio))
 
 
-def _batches(above: NDArray[np.bool_]) -> Floats:
+def _batches(above: NDArray[np.bool_], count: int = BATCHES) -> Floats:
     """Return the share of requests above a threshold in each batch."""
-    means: Floats = _cut(above).mean(axis=1)
+    means: Floats = _cut(above, count).mean(axis=1)
     return means
 
 
-def _cut(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the values in BATCHES rows of consecutive requests. The last few are left out."""
-    size = len(values) // BATCHES
-    return values[: size * BATCHES].reshape(BATCHES, size)
+def _cut(values: NDArray[Any], count: int = BATCHES) -> NDArray[Any]:
+    """Return the values in rows of consecutive requests. The last few are left out."""
+    size = len(values) // count
+    return values[: size * count].reshape(count, size)
 
 
 def _limit(may_be: Callable[[float], bool]) -> float:

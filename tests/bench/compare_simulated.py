@@ -10,13 +10,15 @@ traces synth chat-beside-documents` makes them. For each seed the trace is playe
 
 False verdicts are those about chats' p99 of a and b. A true change is b with every latency 10 %
 longer, or c, whose mean change of p99 is printed, too. Two traces: b and c are of the next seed.
+Shorter runs are stretches of the long ones, and there are more of them.
 
-    python tests/bench/compare_simulated.py [--pairs 100] [--requests 2000] [--setting 2304]
+    python tests/bench/compare_simulated.py [--pairs 100] [--requests 30000] [--lengths 2000 30000]
 """
 
 import argparse
 import sys
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from arena_policies import FOREBAY
 from arena_score import CHAT_MOST
 from compare_verdicts import CHANGE, SHARE, verdict
 from guard import CHUNK, play_rows
+from numpy.typing import NDArray
 
 from forebay.analysis.statistics.quantiles import Floats, order_statistic
 from forebay.replay.engine.config import EngineConfig
@@ -55,56 +58,100 @@ def jittered(rows: list[TraceRequest], seed: int) -> list[TraceRequest]:
     )
 
 
-def ttft_s(rows: list[TraceRequest], engine: EngineConfig) -> dict[str, float]:
-    """Return the seconds to the first token of each answered chat, by its id."""
-    return {
-        outcome.request.id: outcome.ttft_s
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds to the first token of the answered chats of a run, by their place in the trace."""
+
+    places: NDArray[np.int64]
+    seconds: Floats
+
+    def stretch(self, first: int, length: int) -> "Times":
+        inside = (self.places >= first) & (self.places < first + length)
+        return Times(self.places[inside], self.seconds[inside])
+
+    def beside(self, other: "Times") -> tuple[Floats, Floats]:
+        """Return the times of the requests that both runs answered, in the order of the trace."""
+        return (
+            self.seconds[np.isin(self.places, other.places)],
+            other.seconds[np.isin(other.places, self.places)],
+        )
+
+
+def played(rows: list[TraceRequest], places: dict[str, int], engine: EngineConfig) -> Times:
+    found = sorted(
+        (places[outcome.request.id], outcome.ttft_s)
         for outcome in play_rows(rows, FOREBAY, engine, ENGINES)
         if outcome.request.input_tokens <= CHAT_MOST and outcome.ttft_s is not None
-    }
+    )
+    return Times(np.array([place for place, _ in found]), np.array([time for _, time in found]))
 
 
-def of_both(a: dict[str, float], b: dict[str, float]) -> tuple[Floats, Floats]:
-    """Return the times of the requests that both runs answered, in the order of the trace."""
-    names = [name for name in a if name in b]
-    return np.array([a[name] for name in names]), np.array([b[name] for name in names])
+def runs_of(seed: int, requests: int, setting: int) -> tuple[Times, Times, Times]:
+    rows = trace(seed, requests)
+    moved, places = jittered(rows, seed), {row.id: place for place, row in enumerate(rows)}
+    other = replace(ENGINE, long_prefill_token_threshold=setting)
+    return (
+        played(rows, places, ENGINE),
+        played(moved, places, ENGINE),
+        played(moved, places, other),
+    )
+
+
+@dataclass(slots=True)
+class Counts:
+    """Verdicts on pairs of runs of one length, and the change of p99 by the other setting."""
+
+    pairs: int = 0
+    false: int = 0
+    scaled: int = 0
+    changed: int = 0
+    ratios: list[float] = field(default_factory=list)
+
+    def add(self, runs: Sequence[Times], *, paired: bool) -> None:
+        first, second, third = runs
+        a, b = first.beside(second) if paired else (first.seconds, second.seconds)
+        of_a, c = first.beside(third) if paired else (first.seconds, third.seconds)
+        self.pairs += 1
+        self.false += verdict(a, b, paired=paired) in ("a", "b")
+        self.scaled += verdict(a, CHANGE * b, paired=paired) == "a"
+        self.changed += verdict(of_a, c, paired=paired) == "a"
+        before, after = (order_statistic(np.sort(values), SHARE) for values in (of_a, c))
+        self.ratios.append(after / before)
+
+    def line(self, kind: str, length: int) -> str:
+        cells = (f"{count} of {self.pairs}" for count in (self.false, self.scaled, self.changed))
+        change = float(np.median(self.ratios)) - 1.0
+        return f"| {kind} | {length:,} | {' | '.join(cells)} (p99 {100.0 * change:+.0f} %) |"
+
+
+def table(runs: Sequence[tuple[Times, Times, Times]], length: int, requests: int) -> Iterator[str]:
+    """Compare the stretches of this length; of two traces those of neighbouring seeds."""
+    for paired, kind in ((True, "one trace sent twice"), (False, "two traces")):
+        counts = Counts()
+        for number in range(len(runs) - 1):
+            first, (_, second, third) = runs[number][0], runs[number + (not paired)]
+            for start in range(0, requests - length + 1, length):
+                counts.add(
+                    [run.stretch(start, length) for run in (first, second, third)], paired=paired
+                )
+        yield counts.line(kind, length)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=100)
-    parser.add_argument("--requests", type=int, default=2_000)
+    parser.add_argument("--requests", type=int, default=30_000)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[2_000, 8_000, 30_000])
     parser.add_argument("--setting", type=int, default=2_304)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     given = parser.parse_args()
-    other = replace(ENGINE, long_prefill_token_threshold=given.setting)
-    runs = []
-    for seed in range(given.first, given.first + given.pairs + 1):
-        rows = trace(seed, given.requests)
-        moved = jittered(rows, seed)
-        runs.append((ttft_s(rows, ENGINE), ttft_s(moved, ENGINE), ttft_s(moved, other)))
+    seeds = range(given.first, given.first + given.pairs + 1)
+    runs = [runs_of(seed, given.requests, given.setting) for seed in seeds]
     print("| pairs | requests | false verdicts | 10 % longer p99 found | other setting found |")
     print("| --- | ---: | ---: | ---: | ---: |")
-    for paired, kind in ((True, "one trace sent twice"), (False, "two traces")):
-        false = scaled = changed = 0
-        ratios = []
-        for number in range(given.pairs):
-            first, (_, second, third) = runs[number][0], runs[number + (not paired)]
-            if paired:
-                (a, b), (of_a, c) = of_both(first, second), of_both(first, third)
-            else:
-                a, b, c = (np.array(list(times.values())) for times in (first, second, third))
-                of_a = a
-            false += verdict(a, b, paired=paired) in ("a", "b")
-            scaled += verdict(a, CHANGE * b, paired=paired) == "a"
-            changed += verdict(of_a, c, paired=paired) == "a"
-            p99 = [order_statistic(np.sort(values), SHARE) for values in (of_a, c)]
-            ratios.append(p99[1] / p99[0])
-        print(
-            f"| {kind} | {given.requests:,} | {false} of {given.pairs} | {scaled} of {given.pairs} "
-            f"| {changed} of {given.pairs} (p99 {np.median(ratios) - 1:+.0%}) |",
-            flush=True,
-        )
+    for length in given.lengths:
+        for line in table(runs, length, given.requests):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":
