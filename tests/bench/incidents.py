@@ -3,6 +3,19 @@
 Stages the incidents of `tests/support/incident_scenes.py`. The minutes are from the beginning of
 the incident to the first line of the log that names its cause. The live page and `forebay explain`
 show it from then on.
+
+Before: commit a435a73 played the same scenes on 2026-11-27, with its `doctor` asked every 15 s.
+
+    died, hangs                     named by log, page and doctor after 0.0 and 0.1 minutes
+    is_slow, prefix_caching_off,
+    short_of_cpu                    named by doctor alone, whenever it was asked
+    restarted_cold                  never (doctor: "keeps only 25% of the prefixes")
+    flood, small_kv_pool            never (doctor: 872 and 52 rejections, no tenant and no cause)
+    documents                       never (doctor after 0.8 minutes: rejections)
+    slow_clients                    never
+    slow_tokenizer                  not by its code; its simulated engine had no API server
+
+`explain --slowest` named none: "its prompt of 1,878 tokens, 0 cached, as predicted".
 """
 
 import argparse
