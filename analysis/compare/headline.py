@@ -140,7 +140,7 @@ def _ttft(comparison: Comparison, bucket: str, percentile: str, line: Comparison
 
 
 def _least_change(line: ComparisonRow) -> str:
-    """Say how large a change must be for these runs to show it."""
+    """Name the least change that these runs show, if their interval holds equality."""
     if line.interval is None or line.ratio is None or line.interval.clear:
         return ""
     least = line.interval.least_change(line.ratio)
