@@ -216,6 +216,12 @@ studies: .venv/dev
 	$(call STUDY,shared-document,shared-document) $(LLAMA)
 	$(call STUDY,flood,flood) $(LLAMA) --loads 0.5,1.5,3 --duration 60
 	$(call STUDY,needle,needle) $(PHI)
+	@for seed in 1 2; do ( \
+	  $(call STUDY,hol --fleet --seed $$seed,hol-fleet-$$seed) $(LLAMA) && \
+	  $(call STUDY,saturation --seed $$seed,saturation-$$seed) $(LLAMA) --requests 1000 && \
+	  $(call STUDY,shared-document --seed $$seed,shared-document-$$seed) $(LLAMA) && \
+	  $(call STUDY,flood --seed $$seed,flood-$$seed) $(LLAMA) --loads 0.5,1.5,3 --duration 60 \
+	  ) & both="$$both $$!"; done; for one in $$both; do wait $$one || exit 1; done
 	PYTHONPATH=tests/support $(BIN)/python tests/support/doc_studies.py $(STUDIES_OUT)
 
 study-h200: .venv/runtime

@@ -46,6 +46,7 @@ BLOCKS: Mapping[str, Maker] = {
     "targets of --map": reference.target_table,
     "vLLM versions": reference.version_table,
     **{name: partial(studies.block, name.removeprefix("study ")) for name in studies.blocks()},
+    **studies.TABLES,
 }
 
 

@@ -9,10 +9,11 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from doc_seeds import SEEDS, h200_table, rows_of, seeds_table
 from paths import RESULTS, ROOT
 
 from forebay.analysis.experiments.result import Column, cells_of, markdown_table
@@ -25,6 +26,7 @@ ORDER = (
     "shared-document", "flood", "needle",
 )  # fmt: skip
 BLOCK = re.compile(r"<!-- generated: study (?P<name>.+?) -->\n.*?<!-- end -->", re.DOTALL)
+TABLES = {"three seeds": lambda: seeds_table(results()), "a real H200": h200_table}
 DIGITS = 6  # significant digits that are kept
 ALL_ROWS_EQUAL = {"needle"}  # a simulated engine finds nothing; the sentence counts the prompts
 OWN_OPTIONS = re.compile(r" --(out \S+|force|time-scale \S+)")
@@ -190,6 +192,11 @@ def collect(folder: Path) -> None:
         if not source.exists():
             continue
         studies[name] = kept(json.loads(source.read_text(encoding="utf-8")))
+        for seed in SEEDS[1:]:
+            source = folder / f"{name}-{seed}" / "results.json"
+            if source.exists():
+                rows = kept(json.loads(source.read_text(encoding="utf-8")))["rows"]
+                studies[name].setdefault("seeds", {})[str(seed)] = rows_of(name, rows)
         shutil.copyfile(folder / name / "plot.svg", PLOTS / f"{name}.svg")
     lines = []
     for name in (study_name for study_name in ORDER if study_name in studies):
@@ -203,10 +210,12 @@ def collect(folder: Path) -> None:
 
 def renew_page() -> None:
     """Renew the blocks of the page."""
-    text = BLOCK.sub(
-        lambda m: f"<!-- generated: study {m['name']} -->\n\n{block(m['name'])}\n\n<!-- end -->",
-        PAGE.read_text(encoding="utf-8"),
-    )
+    text = PAGE.read_text(encoding="utf-8")
+    makers = {name: partial(block, name.removeprefix("study ")) for name in blocks()} | TABLES
+    for name, made in makers.items():
+        begin, end = f"<!-- generated: {name} -->", "<!-- end -->"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n\n{made()}\n\n{end}{rest.partition(end)[2]}"
     PAGE.write_text(text, encoding="utf-8")
 
 
