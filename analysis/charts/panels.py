@@ -138,17 +138,8 @@ def _draw(panel: Panel) -> list[str]:
     # SVG counts y downwards, so the vertical scale starts at the bottom.
     x = svg.Scale(x_low, x_high, svg.LEFT, svg.WIDTH - svg.RIGHT, log=panel.x.log)
     y = svg.Scale(y_low, y_high, bottom, svg.TOP + 14, log=panel.y.log)
-    drawn = []
     # Grid, tick labels and axis titles lie below the curves.
-    free = math.inf  # the labels right of here have been drawn
-    for tick in reversed(panel.x.ticks(x_low, x_high)):
-        at, label = x(tick), panel.x.label(tick)
-        drawn.append(svg.line(at, y.end, at, bottom, "grid"))
-        anchor = "end" if at > svg.WIDTH - svg.RIGHT - 16 else "middle"
-        right = at if anchor == "end" else at + len(label) * LETTER / 2
-        if right < free:
-            drawn.append(svg.text(at, bottom + 17, label, "tick", anchor))
-            free = right - len(label) * LETTER
+    drawn = _x_grid(panel, x, y.end, bottom)
     for tick in panel.y.ticks(y_low, y_high):
         drawn.append(svg.line(x.start, y(tick), x.end, y(tick), "grid"))
         drawn.append(svg.text(x.start - 8, y(tick) + 4, panel.y.label(tick), "tick", "end"))
@@ -171,6 +162,21 @@ def _draw(panel: Panel) -> list[str]:
         edge, away, end = (x.start, 1, "start") if panel.key_left else (x.end, -1, "end")
         drawn.append(svg.mark(number, edge + away * 12, row - 4, f"mark run{number % 6}", ""))
         drawn.append(svg.text(edge + away * 22, row, series.name, "key", end))
+    return drawn
+
+
+def _x_grid(panel: Panel, x: svg.Scale, top: float, bottom: float) -> list[str]:
+    """Return the vertical lines and their labels, as far as these do not lie on each other."""
+    drawn = []
+    free = math.inf  # the labels right of here have been drawn
+    for tick in reversed(panel.x.ticks(x.low, x.high)):
+        at, label = x(tick), panel.x.label(tick)
+        drawn.append(svg.line(at, top, at, bottom, "grid"))
+        anchor = "end" if at > svg.WIDTH - svg.RIGHT - 16 else "middle"
+        right = at if anchor == "end" else at + len(label) * LETTER / 2
+        if right < free:
+            drawn.append(svg.text(at, bottom + 17, label, "tick", anchor))
+            free = right - len(label) * LETTER
     return drawn
 
 

@@ -1,13 +1,15 @@
 """Prefill beside decode on the roofline, and memory in pages beside reservations."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from forebay.analysis.charts.panels import STYLE
+from forebay.analysis.charts.panels import STYLE, Axis, Panel, Series, count_label, document
 from forebay.analysis.experiments.result import Column, markdown_table
 from forebay.analysis.experiments.studies.phases import prefill_row, static_slots
 from forebay.proxy.cli import main
@@ -115,3 +117,27 @@ def test_a_table_is_markdown() -> None:
     columns = (Column("a", "way", "text"), Column("n", "tokens", "count"))
     made = markdown_table(columns, [{"a": "x", "n": 1200}, {"a": "y", "n": None}])
     assert made == "| way | tokens |\n| --- | --: |\n| x | 1,200 |\n| y | – |"
+
+
+def test_labels_and_notes_of_a_plot_keep_clear() -> None:
+    """Labels of the x axis do not lie on each other, nor the note on the curve."""
+    roof = [(1.0, 5e12), (174.0, 8.4e14), (2e5, 8.4e14)]
+    axis = Axis("max_model_len", count_label)
+    panel = Panel([Series("roof", [], roof)], axis, Axis("FLOP/s", count_label), (174.0, "ridge"))
+    root = ElementTree.fromstring(document(panel))
+    texts = [node for node in root.iter() if node.tag.endswith("text")]
+    (note,) = (node for node in texts if node.text == "ridge")
+    path = next(node.attrib["d"] for node in root.iter() if "curve" in node.attrib.get("class", ""))
+    top_of_roof = min(float(place.split()[1]) for place in path[1:].split("L"))
+    assert float(note.attrib["y"]) - 12 > top_of_roof
+    narrow = Panel([Series("a", [(2e3, 1.0), (1.28e5, 2.0)])], axis, Axis("b", count_label))
+    root = ElementTree.fromstring(document(narrow))
+    spans = []
+    for node in root.iter():
+        if node.tag.endswith("text") and "," in (node.text or ""):
+            width, at = 6.5 * len(node.text or ""), float(node.attrib["x"])
+            left = at - width if node.attrib["text-anchor"] == "end" else at - width / 2
+            spans.append((left, left + width))
+    spans.sort()
+    assert len(spans) > 3
+    assert all(right < left for (_, right), (left, _) in pairwise(spans))
