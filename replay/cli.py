@@ -67,15 +67,18 @@ class ReplayArguments(PacedTrafficOptions):
     ] = "trace"
     model: AskedModel = None
     endpoint: Endpoint = "completions"
-    think_s: Annotated[float, a_time("pause before the next one of a closed loop", "--think")] = 0.0
+    think_s: Annotated[float, a_time("pause between requests of a closed loop", "--think")] = 0.0
     turns: Annotated[
-        str, typer.Option(help="wait: for the answers they follow; trace: at their times")
+        str,
+        typer.Option(
+            help="when later turns leave: wait (after the answers before), or trace (as recorded)"
+        ),
     ] = "wait"
     history: Annotated[
-        str, typer.Option(help="of later turns: trace, or answers: what the server answered")
+        str, typer.Option(help="history of later turns: trace, or answers (the server's)")
     ] = "trace"
     lengths: Annotated[
-        str, typer.Option(help="of answers: exact (the trace's), or free: the model ends them")
+        str, typer.Option(help="length of answers: exact (the trace's), or free (the model's)")
     ] = "exact"
     keys: Annotated[
         Path | None, typer.Option(help="YAML file with an API key for each tenant of the trace")
@@ -105,8 +108,8 @@ class ReplayArguments(PacedTrafficOptions):
     salt: Annotated[
         str,
         typer.Option(
-            help="a new salt makes prompts that no cache has seen; with the same one, a second "
-            "replay hits what the first one left in the caches"
+            help="a new salt makes prompts that no cache has seen; an old salt meets the caches "
+            "of its last run"
         ),
     ] = ""
     max_model_len: Annotated[

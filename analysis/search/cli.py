@@ -66,12 +66,14 @@ class SearchArguments(TrafficOptions):
     ] = 0.99
     resolution: Annotated[
         float | None,
-        typer.Option(help="ratio of neighbouring loads, less 1; default: 0.02, for a URL 0.05"),
+        typer.Option(
+            help="distance of neighbouring loads, as a share; default: 0.02, for a URL 0.05"
+        ),
     ] = None
     requests: Annotated[
         int | None,
         typer.Option(
-            min=100, help="least requests of one part of a load; default: 2000, for a URL 250"
+            min=100, help="fewest requests of a part of a load; default: 2000, for a URL 250"
         ),
     ] = None
     parts: Annotated[int, typer.Option(min=1, help="most parts of a load")] = PARTS

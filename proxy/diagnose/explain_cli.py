@@ -54,7 +54,7 @@ def explain(
     slowest: Annotated[
         int | None,
         typer.Option(
-            min=1, max=MOST_SLOWEST, help="list so many requests, the slowest first token first"
+            min=1, max=MOST_SLOWEST, help="list this many requests, the slowest first token first"
         ),
     ] = None,
     rejected: Annotated[
@@ -66,7 +66,7 @@ def explain(
     ] = None,
     bucket: Annotated[str, typer.Option(help="list only this length bucket")] = "",
     since: Annotated[
-        float | None, a_time("list only requests that ended so long ago at most, e.g. 10m")
+        float | None, a_time("list only requests that ended within this time, e.g. 10m")
     ] = None,
     tenant: Annotated[
         str, typer.Option(help="the tenant that would send the request of --dry-run")

@@ -52,7 +52,7 @@ class ModelFlags(PlacementFlags):
     ] = None
     acceptance: Annotated[
         float | None,
-        typer.Option(help="Share of proposed tokens accepted after accepted ones, with the above."),
+        typer.Option(help="Share of proposed tokens that is accepted, after accepted ones."),
     ] = None
 
     def of_model(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class EngineFlags(ModelFlags):
     prefill_schedule_interval: Annotated[
         int,
         typer.Option(
-            help="While answers decode, prefill once in so many steps; acts from 0.33 on."
+            help="While answers decode, prefill once in this many steps; acts from 0.33 on."
         ),
     ] = 1
     async_scheduling: Annotated[

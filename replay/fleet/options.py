@@ -43,7 +43,7 @@ class UpOptions:
     ] = None
     config: Annotated[
         Path | None,
-        typer.Option(help="Proxy configuration whose keys are kept in the written one."),
+        typer.Option(help="Proxy configuration to extend."),
     ] = None
     folder: Folder = DIR
     host: Annotated[str, typer.Option(help="Address the servers listen on.")] = "127.0.0.1"
@@ -79,7 +79,7 @@ class UpOptions:
     ] = 30
     restarts: Annotated[
         int,
-        typer.Option(min=0, help="Restarts in a row of a server that dies, before it is given up."),
+        typer.Option(min=0, help="Restarts in a row before a server is given up."),
     ] = 5
     start_timeout: Annotated[
         float,

@@ -52,9 +52,7 @@ class SimulateArguments(PacedTrafficOptions):
     ] = 2
     pools: Annotated[
         str | None,
-        typer.Option(
-            help="PREFILL+DECODE engines that only do that, e.g. 1+3; default: all do both"
-        ),
+        typer.Option(help="PREFILL+DECODE engines, e.g. 1+3; default: each engine does both"),
     ] = None
     kv_link: Annotated[
         str,

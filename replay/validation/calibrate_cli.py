@@ -70,8 +70,8 @@ def calibrate_command(
     hold_out: Annotated[
         str,
         typer.Option(
-            help="Lines of POINTS to compare but not to fit, e.g. 3,5, besides those marked "
-            "held_out; of RUN and RESULTS the share of the last requests, e.g. 0.3."
+            help="Left out of the fit, and compared: lines of POINTS, e.g. 3,5, or the share of "
+            "the last requests, e.g. 0.3."
         ),
     ] = "",
     cross_validate: Annotated[

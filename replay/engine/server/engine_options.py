@@ -69,7 +69,9 @@ class EngineOptions:
     ] = 0
     sse_keep_alive_interval: Annotated[
         int,
-        typer.Option(help="Send a comment in a stream silent for so many simulated s; 0: never."),
+        typer.Option(
+            help="Simulated seconds of silence in a stream before a comment is sent; 0: never."
+        ),
     ] = 0
     enable_server_load_tracking: Annotated[
         bool, typer.Option("--enable-server-load-tracking", help="Count requests on /load.")
