@@ -124,9 +124,9 @@ class SparseLines:
 
 
 def reference() -> str:
-    """Return the table of all events, in Markdown."""
-    rows = [
-        f"| `{event.label}` | {logging.getLevelName(event.level).lower()} | {event.meaning} |"
-        for event in LogEvent
-    ]
-    return "\n".join(["| event | level | meaning |", "| --- | --- | --- |", *rows])
+    """Return all events by level, the most severe first, as lists in Markdown."""
+    parts = []
+    for level in (ERROR, WARNING, INFO):
+        parts.append(f"### {logging.getLevelName(level).capitalize()}")
+        parts.append("\n".join(f"- `{e.label}`: {e.meaning}" for e in LogEvent if e.level == level))
+    return "\n\n".join(parts)

@@ -112,14 +112,13 @@ def sections() -> Iterator[tuple[str, type[BaseModel]]]:
     return below("", Config)
 
 
-def config_table() -> str:
+def config_keys() -> str:
     """Every key of the configuration, its default and meaning; a * needs a restart."""
     parts = []
     for prefix, model in sections():
         about = meanings(model)
         rows = [
-            f"| `{prefix}{name}`{_star(prefix + name)} | {_default(field)} "
-            f"| {_escaped(about[name])} |"
+            f"- `{prefix}{name}`{_star(prefix + name)}{_default(field)}: {_escaped(about[name])}"
             for name, field in model.model_fields.items()
             if model_of(field.annotation) is None and name != "max_imbalance"
         ]
@@ -127,37 +126,39 @@ def config_table() -> str:
             continue
         heading = prefix.removesuffix(".") or "Single keys"
         opening = [(inspect.getdoc(model) or "").partition("\n\n")[0]] if prefix else []
-        parts += [f"## {heading}", *opening, "\n".join([*_HEAD, *rows])]
+        parts += [f"## {heading}", *opening, "\n".join(rows)]
     return "\n\n".join(parts)
 
 
 LONGEST_LIST = 8  # of paths; the page of HTTP has more
-_HEAD = ("| key | default | meaning |", "| --- | --- | --- |")
 
 
 def _default(field: Any) -> str:
+    """Return the default in brackets, "" for none."""
     if field.is_required():
-        return "required"
+        return " (required)"
     value = field.get_default(call_default_factory=True)
-    if value is None or value == "":
-        return "none"
+    if value is None or value == "" or value == () or value == {}:
+        return ""
+    if isinstance(value, tuple) and len(value) > LONGEST_LIST:
+        return " ([list](http.md#paths))"
+    return f" (`{_written(value, repr(field.annotation) + repr(field.metadata))}`)"
+
+
+def _written(value: Any, kind: str) -> str:
+    """Write a default as in a configuration file. `kind` names the type of the key."""
     if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
+        return str(value).lower()
     if isinstance(value, tuple):
-        if len(value) > LONGEST_LIST:
-            return "[list](http.md#paths)"
-        return "`" + ", ".join(map(str, value)) + "`" if value else "none"
-    if value == {}:
-        return "none"
-    kind = repr(field.annotation) + repr(field.metadata)
+        return ", ".join(map(str, value))
     if "size_bytes" in kind and isinstance(value, int):
         shift, unit = next(
             size for size in ((30, "GiB"), (20, "MiB"), (10, "KiB")) if value % (1 << size[0]) == 0
         )
-        return f"`{value >> shift}{unit}`"
+        return f"{value >> shift}{unit}"
     if "seconds" in kind and isinstance(value, float):
-        return f"`{value:g}s`" if value >= 1 or value == 0 else f"`{value * 1e3:g}ms`"
-    return f"`{value}`"
+        return f"{value:g}s" if value >= 1 or value == 0 else f"{value * 1e3:g}ms"
+    return str(value)
 
 
 def _star(key: str) -> str:
@@ -223,24 +224,21 @@ def error_table() -> str:
     return "\n".join(["| code | status | what to do |", "| --- | --- | --- |", *rows])
 
 
-def column_table() -> str:
-    """The columns of requests.parquet."""
+def columns() -> str:
+    """The columns of requests.parquet, with type and meaning."""
     about = meanings(Row)
-    rows = [
-        f"| `{name}` | {_kind(kind)} | {about[name]} |"
-        for name, kind in Row.__annotations__.items()
-    ]
-    return "\n".join(["| column | type | meaning |", "| --- | --- | --- |", *rows])
+    return "\n".join(
+        f"- `{name}` ({_kind(kind)}): {about[name]}" for name, kind in Row.__annotations__.items()
+    )
 
 
 def _kind(annotation: Any) -> str:
     return str(getattr(annotation, "__name__", annotation)).replace(" | None", "")
 
 
-def definition_table() -> str:
+def definitions() -> str:
     """The meaning of each measured quantity, as in run.json."""
-    rows = [f"| {name} | {_escaped(text)} |" for name, text in DEFINITIONS.items()]
-    return "\n".join(["| quantity | definition |", "| --- | --- |", *rows])
+    return "\n".join(f"- **{name}**: {_escaped(text)}" for name, text in DEFINITIONS.items())
 
 
 def tag_table() -> str:
