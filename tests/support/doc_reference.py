@@ -225,11 +225,12 @@ def error_table() -> str:
 
 
 def columns() -> str:
-    """The columns of requests.parquet, with type and meaning."""
+    """The columns of requests.parquet, with type and meaning; equal ones share a line."""
     about = meanings(Row)
-    return "\n".join(
-        f"- `{name}` ({_kind(kind)}): {about[name]}" for name, kind in Row.__annotations__.items()
-    )
+    names: dict[str, list[str]] = {}
+    for name, kind in Row.__annotations__.items():
+        names.setdefault(f"({_kind(kind)}): {about[name]}", []).append(f"`{name}`")
+    return "\n".join(f"- {', '.join(same)} {text}" for text, same in names.items())
 
 
 def _kind(annotation: Any) -> str:

@@ -1,4 +1,4 @@
-"""The results as Markdown: each workload's figures, rejections, and ours against the best peer.
+"""The results as Markdown: each workload's figures and rejections.
 
 Every number comes from `arena_results`; a router without figures is there with the reason.
 """
@@ -11,7 +11,7 @@ from statistics import fmean
 from arena_contenders import CONTENDERS
 from arena_courses import COURSES, CPU_COURSES
 from arena_plan import Record
-from arena_results import OURS, Comparison, Entry, Estimate, Group, comparisons, groups
+from arena_results import OURS, Comparison, Entry, Estimate, Group, groups
 
 from forebay.analysis.statistics.units import NEVER, NONE
 
@@ -21,7 +21,7 @@ HEADS = (
     "failed",
 )  # fmt: skip
 ON_THE_HTML_PAGE_ONLY = {
-    "p99.9", "worst stall", "document stall", "goodput /s", "imbalance", "ours",
+    "p99.9", "worst stall", "document stall", "goodput /s", "imbalance",
 }  # fmt: skip
 BEST_HEADS = (
     "workload", "figure", "ours", "our figure", "best peer", "its figure", "better by",
@@ -116,7 +116,6 @@ def tables(records: Sequence[Record]) -> str:
     for group, found in groups(records).items():
         entries = in_course_order(found)
         parts.append(f"## {title(group)}\n\n{circumstances(entries)}\n")
-        parts.append(against_best(comparisons(entries)))
         for workload in order_of(entries):
             of = ranked([one for one in entries if one.workload == workload])
             rows = [HEADS, *map(cells_of, of)]
@@ -150,14 +149,6 @@ def circumstances(entries: Sequence[Entry]) -> str:
         f"loop {speeds[0]:.0f} to {speeds[-1]:.0f} ms. Versions: "
         + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."
     )  # fmt: skip
-
-
-def against_best(found: Sequence[Comparison]) -> str:
-    """Ours against the best peer, one line a tail; goodput is on the HTML page."""
-    rows = [BEST_HEADS, *(best_cells(one) for one in found if one.figure != "goodput")]
-    if len(rows) == 1:
-        return ""
-    return f"### Forebay against the best peer\n\n{markdown(rows)}\n"
 
 
 def best_cells(one: Comparison) -> list[str]:
