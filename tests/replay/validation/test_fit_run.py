@@ -1,14 +1,13 @@
 """Fitting whole replays, and models and GPUs from files: against known answers."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import forebay
 from made_runs import SCHEMA
 
 from forebay.replay.clock.virtual_loop import run
@@ -116,29 +115,24 @@ def test_the_command_says_how_true_the_engine_is(tmp_path: Path) -> None:
     run(main())
     server = ("--model", "llama-3-8b", "--max-num-batched-tokens", "2048", "--max-num-seqs", "64")
     done = forebay(
-        str(other), *server, "--gpu", "h200", "--within", "0.01", "--json", of="validate"
+        "engine", "validate", str(other), *server, "--gpu", "h200", "--within", "0.01", "--json"
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert max(abs(line["error"]) for line in told["lines"]) < 0.01
     assert told["hit_ratio"]["measured"] == told["hit_ratio"]["simulated"] > 0
-    far = forebay(str(other), *server, "--gpu", "h200-nvl", "--within", "0.01", of="validate")
+    far = forebay(
+        "engine", "validate", str(other), *server, "--gpu", "h200-nvl", "--within", "0.01"
+    )
     assert far.returncode == 1
     assert "Furthest off: " in far.stdout
-    absent = forebay(str(tmp_path / "absent"), *server, "--gpu", "h200", of="validate")
+    absent = forebay("engine", "validate", str(tmp_path / "absent"), *server, "--gpu", "h200")
     assert (absent.returncode, absent.stdout) == (2, "")
     assert "absent: no such run; give a folder that `forebay replay --out` wrote" in absent.stderr
     path.unlink()
-    refused = forebay(str(other), *server, "--gpu", "h200", of="validate")
+    refused = forebay("engine", "validate", str(other), *server, "--gpu", "h200")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "give it as --trace" in refused.stderr
-
-
-def forebay(*words: str, of: str = "calibrate") -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "forebay.proxy", "engine", of, *words],
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
 
 
 def test_the_command_fits_runs_of_a_trace(tmp_path: Path) -> None:
@@ -162,7 +156,9 @@ def test_the_command_fits_runs_of_a_trace(tmp_path: Path) -> None:
     server = ("--max-num-batched-tokens", "2048", "--max-num-seqs", "64")
     fits = ("--trace", str(tmp_path / "trace.jsonl"))
     out = tmp_path / "fitted.json"
-    done = forebay(*runs, *model, *server, *fits, "--out", str(out), "--json")
+    done = forebay(
+        "engine", "calibrate", *runs, *model, *server, *fits, "--out", str(out), "--json"
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     written = read_calibration(out)
@@ -177,7 +173,7 @@ def test_the_command_fits_runs_of_a_trace(tmp_path: Path) -> None:
         ((*runs, *model, *fits, "--peak-share", "0.9"), "leave out --trace"),
         ((runs[0], *model, "--block-size", "32"), "give --trace as well"),
     ):
-        refused = forebay(*words)
+        refused = forebay("engine", "calibrate", *words)
         assert (refused.returncode, refused.stdout) == (2, "")
         assert says in refused.stderr
 
@@ -267,15 +263,14 @@ def test_prompts_of_text_hit_the_cache_too(kind: str) -> None:
 def test_the_servers_flags_are_those_of_the_simulated_engine(tmp_path: Path) -> None:
     """`validate` and `calibrate --trace` take every flag that decides how a server schedules."""
     for of in ("validate", "calibrate"):
-        shown = forebay("--help", of=of).stdout
+        shown = forebay("engine", of, "--help").stdout
         for flag in EngineFlags().values():
             words = flag.replace("_", "-")
             assert f"--{words} " in shown or f"--[no-]{words}" in shown
     write_trace(tmp_path / "trace.jsonl", iter(trace(4)))
     wrong = ("--vllm-version", "0.11", "--watermark", "0.5", "--model", "llama-3-8b")
-    told = forebay(
+    told = forebay("engine", "validate",
         str(tmp_path), *wrong, "--gpu", "h200", "--trace", str(tmp_path / "trace.jsonl"),
-        of="validate",
     )  # fmt: skip
     assert told.returncode == 2
     assert "--watermark: vLLM 0.11 has no such option" in told.stderr

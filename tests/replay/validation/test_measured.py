@@ -1,8 +1,6 @@
 """Results of other tools as measurements: read, compared, fitted, and refused where they lie."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import forebay
 
 from forebay.replay.engine.calibration.calibrate import kernel_table
 from forebay.replay.engine.config import EngineConfig
@@ -59,13 +58,6 @@ def lines_of(of: Sequence[Timed]) -> list[dict[str, Any]]:
          "cached_tokens": one.cached_tokens}
         for one in of
     ]  # fmt: skip
-
-
-def forebay(*words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "forebay.proxy", "engine", *words],
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
 
 
 def test_three_forms_of_results_say_the_same(tmp_path: Path) -> None:
@@ -129,17 +121,17 @@ def test_validate_reads_vllm_bench(tmp_path: Path) -> None:
     """Against the engine's own times it is exact, at the mean and at every quantile."""
     path = tmp_path / "bench.json"
     path.write_text(json.dumps(vllm_bench(served(12))))
-    done = forebay("validate", str(path), *MODEL, "--within", "0.01", "--json")
+    done = forebay("engine", "validate", str(path), *MODEL, "--within", "0.01", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     named = [(line["measure"], line["quantile"]) for line in told["lines"]]
     assert named == [(m, q) for m in ("ttft", "tpot", "e2e") for q in (None, 0.5, 0.9, 0.99)]
     assert all(line["low"] <= line["error"] + 1e-9 for line in told["lines"])
     assert told["hit_ratio"] == {"measured": None, "simulated": 0.0}
-    table = forebay("validate", str(path), *MODEL)
+    table = forebay("engine", "validate", str(path), *MODEL)
     assert "ttft mean" in table.stdout
     assert "measured not in the file, simulated 0.0%" in table.stdout
-    other = forebay("validate", str(path), "--model", "qwen2.5-14b", "--gpu", "h200")
+    other = forebay("engine", "validate", str(path), "--model", "qwen2.5-14b", "--gpu", "h200")
     assert (other.returncode, other.stdout) == (2, "")
     assert "is of meta-llama/Meta-Llama-3-8B-Instruct, --model is qwen2.5-14b" in other.stderr
 
@@ -148,7 +140,9 @@ def test_a_part_is_held_out_while_all_of_it_is_played(tmp_path: Path) -> None:
     path, out = tmp_path / "rows.jsonl", tmp_path / "cal.json"
     truth = served(30, gemm_compute=0.5)
     path.write_text("".join(json.dumps(row) + "\n" for row in lines_of(truth)))
-    done = forebay("calibrate", str(path), *MODEL, "--hold-out", "0.3", "--out", str(out), "--json")
+    done = forebay(
+        "engine", "calibrate", str(path), *MODEL, "--hold-out", "0.3", "--out", str(out), "--json"
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert {row["requests"] for row in told["points"]} == {9}
@@ -156,7 +150,7 @@ def test_a_part_is_held_out_while_all_of_it_is_played(tmp_path: Path) -> None:
     assert told["checked"].startswith("9 held-out requests: at most ")
     assert read_calibration(out).constants.gemm_compute == pytest.approx(0.5, rel=0.05)
     for wrong in ("1", "3,5"):
-        refused = forebay("calibrate", str(path), *MODEL, "--hold-out", wrong)
+        refused = forebay("engine", "calibrate", str(path), *MODEL, "--hold-out", wrong)
         assert (refused.returncode, refused.stdout) == (2, "")
         assert "of RUN or RESULTS give a share, e.g. 0.3; at most 0.9" in refused.stderr
 
@@ -166,7 +160,7 @@ def test_a_fit_that_leaves_physics_is_printed_and_not_written(tmp_path: Path) ->
     path, out = tmp_path / "rows.jsonl", tmp_path / "cal.json"
     fast = [replace(one, ttft_s=one.ttft_s / 3, e2e_s=one.e2e_s / 3) for one in served(16)]
     path.write_text("".join(json.dumps(row) + "\n" for row in lines_of(fast)))
-    done = forebay("calibrate", str(path), *MODEL, "--out", str(out))
+    done = forebay("engine", "calibrate", str(path), *MODEL, "--out", str(out))
     assert done.returncode == 2
     assert "ttft mean" in done.stdout
     assert "this fit is no calibration: " in done.stderr
@@ -216,8 +210,10 @@ def test_a_trace_gives_results_their_prompts(tmp_path: Path) -> None:
     path, trace = tmp_path / "rows.jsonl", tmp_path / "trace.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in lines_of(predict(asked, CONFIG))))
     write_trace(trace, iter(rows))
-    with_trace = forebay("validate", str(path), *MODEL, "--trace", str(trace), "--json")
+    with_trace = forebay("engine", "validate", str(path), *MODEL, "--trace", str(trace), "--json")
     hits = json.loads(with_trace.stdout)["hit_ratio"]
     assert hits["measured"] == hits["simulated"] > 0.4
-    alone = json.loads(forebay("validate", str(path), *MODEL, "--json").stdout)["hit_ratio"]
+    alone = json.loads(forebay("engine", "validate", str(path), *MODEL, "--json").stdout)[
+        "hit_ratio"
+    ]
     assert alone["simulated"] == 0.0 < alone["measured"]

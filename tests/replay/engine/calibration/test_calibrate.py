@@ -1,14 +1,13 @@
 """Calibrations: the shipped ones against published rows, the fit against known answers."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import forebay
 from made_runs import SCHEMA, answered
 
 from forebay.replay.clock.virtual_loop import run
@@ -344,13 +343,6 @@ def test_what_a_time_is_bound_by() -> None:
     assert bound_by(prefill, prefill.seconds * 1.5) == "compute"
 
 
-def forebay(*words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "forebay.proxy", "engine", *words],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-
-
 def test_calibrate_writes_what_the_engine_reads(tmp_path: Path) -> None:
     points, out, prior = tmp_path / "points.csv", tmp_path / "cal.json", tmp_path / "prior.json"
     prior.write_text(json.dumps(calibration_file_of("phi-3-mini-128k", "h200-nvl").as_json()))
@@ -364,7 +356,7 @@ def test_calibrate_writes_what_the_engine_reads(tmp_path: Path) -> None:
     )
     words = ("calibrate", str(points), "--model", "phi-3-mini", "--gpu", "h200-nvl", "--json",
              "--prior", str(prior))  # fmt: skip
-    done = forebay(*words, "--out", str(out))
+    done = forebay("engine", *words, "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "rejected line 9" in done.stderr
     data = json.loads(done.stdout)
@@ -379,7 +371,7 @@ def test_calibrate_writes_what_the_engine_reads(tmp_path: Path) -> None:
     assert read_calibration(out).fitted == tuple(data["fitted"])
     with pytest.raises(InputError, match="is for phi-3-mini-128k on h200-nvl, not for llama-3-8b"):
         EngineConfig("llama-3-8b", "h200-nvl", calibration=out)
-    again = forebay(*words, "--out", str(out))
+    again = forebay("engine", *words, "--out", str(out))
     assert (again.returncode, again.stdout) == (2, "")
     assert "exists" in again.stderr
 
@@ -387,7 +379,7 @@ def test_calibrate_writes_what_the_engine_reads(tmp_path: Path) -> None:
 def test_the_table_says_which_part_of_it_is_evidence(tmp_path: Path) -> None:
     points = tmp_path / "points.csv"
     points.write_text("kind,prompt_tokens,seconds\nttft,1024,0.04\nttft,8192,0.25\n")
-    done = forebay("calibrate", str(points), "--model", "llama-3-8b", "--gpu", "h200")
+    done = forebay("engine", "calibrate", str(points), "--model", "llama-3-8b", "--gpu", "h200")
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "as many constants as points: no evidence" in said
@@ -395,15 +387,18 @@ def test_the_table_says_which_part_of_it_is_evidence(tmp_path: Path) -> None:
 
 
 def test_help_shows_an_example() -> None:
-    assert "forebay engine calibrate points.csv --model" in forebay("calibrate", "--help").stdout
+    assert (
+        "forebay engine calibrate points.csv --model"
+        in forebay("engine", "calibrate", "--help").stdout
+    )
 
 
 def test_the_list_of_shipped_calibrations() -> None:
-    done = forebay("--list-calibrations", "--json")
+    done = forebay("engine", "--list-calibrations", "--json")
     assert {(one["model"], one["gpu"]) for one in json.loads(done.stdout)["calibrations"]} == {
         (one.model, one.gpu) for one in shipped()
     }
-    assert "any other" in forebay("--list-calibrations").stdout
+    assert "any other" in forebay("engine", "--list-calibrations").stdout
 
 
 def test_a_calibration_is_written_to_the_target_of_a_link(tmp_path: Path) -> None:
@@ -412,7 +407,7 @@ def test_a_calibration_is_written_to_the_target_of_a_link(tmp_path: Path) -> Non
     kept.write_text("{}")
     link.symlink_to(kept)
     words = ("--model", "llama-3-8b", "--gpu", "h200", "--out", str(link), "--force")
-    done = forebay("calibrate", str(points), *words)
+    done = forebay("engine", "calibrate", str(points), *words)
     assert done.returncode == 0, done.stderr
     assert link.is_symlink()
     assert read_calibration(kept).model == "llama-3-8b"
