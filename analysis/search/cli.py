@@ -240,8 +240,9 @@ class SearchArguments(TrafficOptions):
     def about(self, sha256: str, flags: ModelFlags) -> dict[str, Any]:
         """Return the settings that decide a trial's figures, to compare with an earlier search."""
         named = ("slo", "arrivals", "seed", "requests", "target", "gpus", "policy", "model",
-                 "endpoint", "time_scale", "buckets", "too_long", "drain_timeout")  # fmt: skip
-        options = {name: getattr(self, name) for name in named} | {"requests": self.part_rows}
+                 "endpoint", "time_scale", "buckets", "too_long")  # fmt: skip
+        options = {name: getattr(self, name) for name in named}
+        options |= {"requests": self.part_rows, "drain_timeout": self.drain_timeout_s}
         return {"trace_sha256": sha256, "config": str(self.config or ""), "parts": "20 targets",
                 **options, **flags.of_model()}  # fmt: skip
 
