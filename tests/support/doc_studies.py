@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -26,9 +26,9 @@ ORDER = (
     "shared-document", "flood", "needle",
 )  # fmt: skip
 BLOCK = re.compile(r"<!-- generated: study (?P<name>.+?) -->\n.*?<!-- end -->", re.DOTALL)
-TABLES = {"three seeds": lambda: seeds_table(results()), "a real H200": h200_table}
 DIGITS = 6  # significant digits that are kept
 ALL_ROWS_EQUAL = {"needle"}  # a simulated engine finds nothing; the sentence counts the prompts
+UNIT = re.compile(r"(?<=\d) (?=(?:[mµp]?s|/s|%) (?:\||$))", re.MULTILINE)
 OWN_OPTIONS = re.compile(r" --(out \S+|force|time-scale \S+)")
 
 
@@ -140,7 +140,12 @@ def block(name: str) -> str:
         f"> {data['sentence']}",
         "\n".join(f"- {note}" for note in data["notes"]),
     ]
-    return "\n\n".join(part for part in parts if part)
+    return whole_cells("\n\n".join(part for part in parts if part))
+
+
+def whole_cells(text: str) -> str:
+    """Keep a number and its unit on one line, in cells that end with both."""
+    return UNIT.sub("\N{NO-BREAK SPACE}", text)
 
 
 def beside_the_course(name: str, data: Mapping[str, Any]) -> str:
@@ -162,6 +167,12 @@ def results() -> dict[str, Any]:
     """The committed results of all studies by name."""
     studies: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
     return studies
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "three seeds": lambda: whole_cells(seeds_table(results())),
+    "a real H200": lambda: whole_cells(h200_table()),
+}
 
 
 def kept(study: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,7 +222,10 @@ def collect(folder: Path) -> None:
 def renew_page() -> None:
     """Renew the blocks of the page."""
     text = PAGE.read_text(encoding="utf-8")
-    makers = {name: partial(block, name.removeprefix("study ")) for name in blocks()} | TABLES
+    makers: dict[str, Callable[[], str]] = {
+        **{name: partial(block, name.removeprefix("study ")) for name in blocks()},
+        **TABLES,
+    }
     for name, made in makers.items():
         begin, end = f"<!-- generated: {name} -->", "<!-- end -->"
         before, _, rest = text.partition(begin)

@@ -364,6 +364,5 @@ def _plot(rows: list[dict[str, Any]], names: Sequence[str]) -> str:
     panels = [Panel(of("goodput_per_s"), x, goodput, key_left=True)]
     for key, title in (("ttft_p99_s", "TTFT p99"), ("ttft_p50_s", "TTFT p50")):
         if any(series.points for series in of(key)):
-            shown = [series for series in of(key) if series.points]
-            panels.append(Panel(shown, x, Axis(f"{title} of answered requests")))
+            panels.append(Panel(of(key), x, Axis(f"{title} of answered requests"), keyed=False))
     return document(*panels)
