@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+import doc_cli as cli
 import doc_reference as reference
 import doc_results as results
 import doc_studies as studies
@@ -34,7 +35,7 @@ BLOCKS: Mapping[str, Maker] = {
     "live before and now": results.since_correction,
     "tests/bench/routers/bench_routers.py --write-docs": results.all_runs,
     "decisions": decisions,
-    "commands": reference.cli_pages,
+    "commands": cli.cli_pages,
     "configuration keys": reference.config_keys,
     "error codes": reference.error_table,
     "log events": events.reference,

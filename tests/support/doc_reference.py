@@ -4,19 +4,14 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
-from io import StringIO
 from typing import Any
 
-import typer
 from paths import ROOT
 from pydantic import BaseModel
 
-from forebay.proxy.cli import COMMANDS, main
 from forebay.proxy.config.diff import NEEDS_RESTART
 from forebay.proxy.config.schema import Config
 from forebay.replay.engine.vllm_versions import ENDED, RULES, SINCE, VllmRelease
@@ -254,120 +249,6 @@ def trace_table() -> str:
     lines = (jsonl.__doc__ or "").splitlines()
     rows = [line for line in lines if line.startswith("|")]
     return "\n".join(["| key | type | meaning |", *rows[1:]])
-
-
-@cache
-def cli_pages() -> str:
-    """The help of every command and subcommand. Options that several share are described once."""
-    helps = {words: _help(*words) for words in _commands()}
-    shared = _shared_options(helps)
-    parts = ["## Options of several commands"]
-    for title, options in shared.items():
-        parts += [f"### {title}", "```text\n" + "\n".join(options.values()) + "\n```"]
-    for words, text in helps.items():
-        parts += [
-            f"##{'#' * (len(words) - 1)} forebay {' '.join(words)}",
-            _own(words, text, shared),
-        ]
-    return "\n\n".join(parts)
-
-
-Words = tuple[str, ...]
-Shared = dict[str, dict[str, str]]  # by title, then by the option's words on one line
-OPTION = re.compile(r"^  (?:-|TRACE <|trace <).*\n(?: {8,}\S.*\n)*", re.MULTILINE)
-EVERYWHERE = re.compile(
-    r"  (?:--help|--quiet|--json\s+print (?:the result as JSON|JSON|data)\b)", re.IGNORECASE
-)
-"""Options that the beginning of the page describes."""
-EMPTY_GROUP = re.compile(r"^[A-Z][\w ]*:\n(?=\n|\Z)", re.MULTILINE)
-PLAIN_USAGE = re.compile(
-    r"^Usage: forebay [a-z -]+ \[OPTIONS\](?: COMMAND \[ARGS\]\.\.\.| [^\s{[]*[{[][^\s]*)?\n\n"
-)
-"""Usage that the list of arguments repeats: at most one argument."""
-SUBCOMMANDS = re.compile(r"^Commands:\n(?:  .*\n)*", re.MULTILINE)
-LEAST_SAVED = 8  # words; a shorter text is repeated in each command
-SECTIONS = {
-    "engine": "The simulated server", "experiment": "Experiments", "fleet": "Fleet",
-    "report": "Reports", "replay": "Traffic and targets", "traces": "Traces", "kv": "KV cache",
-}  # fmt: skip
-"""The title of the section for options of a command's family; the first match decides."""
-
-
-def _commands() -> Iterator[Words]:
-    for word in COMMANDS:
-        yield (word,)
-        for name in getattr(command_named(word), "commands", {}):
-            yield word, name
-
-
-def _shared_options(helps: dict[Words, str]) -> Shared:
-    """Return the options that several commands describe alike, by the title of their section."""
-    holders: dict[str, list[Words]] = {}
-    shown: dict[str, str] = {}
-    for words, text in helps.items():
-        for option in OPTION.findall(f"{text}\n"):
-            if not EVERYWHERE.match(option):
-                key = " ".join(option.split())
-                holders.setdefault(key, []).append(words)
-                shown[key] = option.rstrip()
-    by_title: Shared = {}
-    for key, commands in holders.items():
-        saved = (len(commands) - 1) * (len(key.split()) - 1)
-        if saved >= LEAST_SAVED and _title(commands):
-            by_title.setdefault(_title(commands), {})[key] = shown[key]
-    return by_title
-
-
-def _title(holders: Sequence[Words]) -> str:
-    """Return the title of the section for options of these commands, "" for no section."""
-    families = {words[0] for words in holders}
-    return next((title for word, title in SECTIONS.items() if word in families), "")
-
-
-def _own(words: Words, text: str, shared: Shared) -> str:
-    """Return the help of a command without shared options, and the names of those."""
-    found: dict[str, list[str]] = {}
-
-    def kept(match: re.Match[str]) -> str:
-        option = " ".join(match[0].split())
-        for title, options in shared.items():
-            if option in options:
-                found.setdefault(title, []).append(option)
-                return ""
-        return "" if EVERYWHERE.match(match[0]) else match[0]
-
-    text = f"{text}\n"
-    if len(words) == 1:  # its subcommands have sections
-        text = SUBCOMMANDS.sub("", text)
-    own = EMPTY_GROUP.sub("", OPTION.sub(kept, text))
-    own = re.sub(r"\n{3,}", "\n\n", PLAIN_USAGE.sub("", own)).strip("\n")
-    also = [_also(title, options, shared[title]) for title, options in found.items()]
-    return "\n\n".join([f"```text\n{own}\n```", *(["Also " + " ".join(also)] if also else [])])
-
-
-def _also(title: str, options: Sequence[str], section: Iterable[str]) -> str:
-    """Name the options that a command has of a section."""
-    missing = [option for option in section if option not in options]
-    text = ", ".join(map(_name, options))
-    if len(missing) < len(options):
-        text = " but ".join(["all", *[", ".join(map(_name, missing))][: len(missing)]])
-    return f"[{title}](#{title.lower().replace(' ', '-')}): {text}."
-
-
-def _name(option: str) -> str:
-    return f"`{re.split(r' <|, --| [A-Za-z]', option)[0]}`"
-
-
-def command_named(word: str) -> Any:
-    """The Typer command of a word."""
-    module, attribute = COMMANDS[word][0].split(":")
-    return typer.main.get_command(getattr(import_module(module), attribute))
-
-
-def _help(*words: str) -> str:
-    with redirect_stdout(StringIO()) as printed:
-        main([*words, "--help"])
-    return printed.getvalue().strip()
 
 
 def format_table() -> str:
