@@ -8,7 +8,7 @@ from typing import Any
 
 import doc_studies as studies
 import pytest
-from doc_reference import command_named
+from doc_cli import command_named
 from paths import ROOT
 
 from forebay.proxy.cli import COMMANDS, main
