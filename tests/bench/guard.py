@@ -20,13 +20,17 @@ requests serves the rest fast.
     python tests/bench/guard.py --models         play the router models again, too, and keep theirs
     python tests/bench/guard.py --only rag       the cells whose name contains this
     python tests/bench/guard.py --quick          only short cells, as CI does
+    python tests/bench/guard.py --seeds 6        the page's figures, in results/decisions.json
+
+With --seeds, of the router models only those are played that are the best in a figure of the cell
+in the committed table, for which all models were played. Their figures are kept, too.
 """
 
 import argparse
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -56,12 +60,14 @@ from guard_table import (
     write,
 )
 from guard_workloads import KINDS, rows_at_capacity
+from paths import RESULTS
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 
 TABLE = Path(__file__).with_name("guard.json")
+SEEDED = RESULTS / "decisions.json"  # the figures of more seeds
 LOADS = (0.8, 1.0, 1.5, 2.0)  # times capacity
 SEEDS = 3
 QUICK = 400  # requests of a short cell
@@ -180,11 +186,27 @@ def best_model(played: dict[str, Figures]) -> tuple[Figures, list[str]]:
     return best, names
 
 
-def entry_of(cell: Cell, with_models: bool) -> Entry:
+def entry_of(cell: Cell, models: Collection[str]) -> Entry:
     entry: Entry = {"now": play(cell, FOREBAY)}
-    if with_models:
-        entry["models"], entry["by"] = best_model({name: play(cell, name) for name in MODELS})
+    if models:
+        entry["models"], entry["by"] = best_model({name: play(cell, name) for name in models})
     return entry
+
+
+def play_seeds(cells: Sequence[Cell], jobs: int, with_models: bool) -> None:
+    """Play Forebay and, where they are missing, the best models, and keep each result at once."""
+    known, table = read(TABLE), read(SEEDED)
+    models = [
+        sorted(set(known[cell.name]["by"]))
+        if with_models or table.get(cell.name, {}).get("seeds") != cell.seeds
+        else []
+        for cell in cells
+    ]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for cell, entry in zip(cells, pool.map(entry_of, cells, models), strict=True):
+            table[cell.name] = {**table.get(cell.name, {}), "seeds": cell.seeds, **entry}
+            print(shown(cell.name, table[cell.name]), flush=True)
+            write(SEEDED, table, [cell.name for cell in all_cells()])
 
 
 def counted(options: argparse.Namespace) -> Table:
@@ -214,6 +236,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="keep the figures of today")
     parser.add_argument("--models", action="store_true", help="play the router models, too")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seeds", type=int, metavar="N", help="play N seeds of each long cell")
     options = parser.parse_args()
     cells = [
         cell
@@ -222,11 +245,15 @@ def main() -> None:
     ]
     if not cells:
         parser.error(f"--only {options.only}: no cell has that in its name")
+    if options.seeds:
+        long = [replace(cell, seeds=options.seeds) for cell in cells if not cell.requests]
+        play_seeds(long, options.jobs, options.models)
+        return
     table = read(TABLE)
     instructions = counted(options)  # first: if they cannot be counted, no minutes are lost
-    with_models = [options.models or cell.name not in table for cell in cells]
+    models = [list(MODELS) * (options.models or cell.name not in table) for cell in cells]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        entries = pool.map(entry_of, cells, with_models, chunksize=4)
+        entries = pool.map(entry_of, cells, models, chunksize=4)
         played = {cell.name: entry for cell, entry in zip(cells, entries, strict=True)}
     if not options.only:
         played |= sums(cells, played)

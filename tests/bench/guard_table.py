@@ -128,7 +128,9 @@ def shown(name: str, entry: Entry) -> str:
     for figure, value in enumerate(entry["now"]):
         if value is None:
             continue
-        line = f"    {names(name)[figure]} {value}, {entry['best'][figure]} at best"
+        line = f"    {names(name)[figure]} {value}"
+        if "best" in entry:
+            line += f", {entry['best'][figure]} at best"
         if "models" in entry:
             model = entry["models"][figure]
             ratio = gain(figure, model, value)
