@@ -21,7 +21,7 @@ from forebay.proxy.core.model import (
     ServiceClass,
     Tenant,
 )
-from forebay.proxy.core.policy.admission import ReturnTimes
+from forebay.proxy.core.policy.admission import RETURN_SHARE, ReturnTimes
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.kv_budget import Holding, Holdings, OutputLengths
 from forebay.proxy.core.state.queue import BucketQueue, DueQueue, QueuedRequest
@@ -39,13 +39,17 @@ class TestReturnTimes:
     def one(self, number: int, tenant: str = "") -> Request:
         return Request(str(number), 1_000, identity=number, tenant=tenant)
 
-    def test_new_requests_leave_a_fifth_of_the_wait_once_a_client_has_come_back(self) -> None:
+    def book(self, times: ReturnTimes, now: float) -> None:
+        """Book until ten seconds later."""
+        times.book(self.one(9), CHAT.name, 1.0, 10.0 * RETURN_SHARE, 1, now)
+
+    def test_new_requests_leave_half_of_the_wait_while_a_client_is_booked(self) -> None:
         times = self.times()
-        times.note(self.one(1), 5.0, 0.0)
-        assert times.limits(CHAT, self.one(2), 1.0) == CHAT
-        times.arrived(self.one(1), 5.0)
-        assert times.limits(CHAT, self.one(2), 5.0).max_wait_s == 0.8 * CHAT.max_wait_s
-        assert times.limits(CHAT, self.one(2), 65.0) == CHAT  # nobody came back for a minute
+        assert times.limits(CHAT, self.one(2), 0.0) == CHAT
+        self.book(times, 0.0)
+        assert times.limits(CHAT, self.one(2), 9.9).max_wait_s == 0.5 * CHAT.max_wait_s
+        assert times.limits(DOCUMENT, self.one(2), 9.9) == DOCUMENT  # none of these was rejected
+        assert times.limits(CHAT, self.one(2), 10.0) == CHAT
 
     @pytest.mark.parametrize(
         ("at", "tenant", "known"),
@@ -61,8 +65,7 @@ class TestReturnTimes:
         self, at: float, tenant: str, known: bool
     ) -> None:
         times = self.times()
-        times.note(self.one(9), at, 0.0)
-        times.arrived(self.one(9), at)  # places are kept from now on
+        self.book(times, at)  # places are kept from now on
         times.note(self.one(1, "a"), 5.0, 0.0)
         assert times.is_back(self.one(1, tenant), at) == known
         assert (times.limits(CHAT, self.one(1, tenant), at) == CHAT) == known
@@ -98,10 +101,10 @@ class TestReturnTimes:
         ]
         again, new = (Request("x", 4_000, identity=n) for n in (rejected[0].request.identity, 99))
         at = rejected[0].retry_after_s
-        assert shaper.preview(new, at).max_wait_s == CHAT.max_wait_s  # nobody came back so far
+        limits = [shaper.preview(one, at).max_wait_s for one in (again, new)]
+        assert limits == [CHAT.max_wait_s, 0.5 * CHAT.max_wait_s]
         shaper.arrive(again, at)
-        limits = [shaper.preview(one, at).max_wait_s for one in (rejected[1].request, new)]
-        assert limits == [CHAT.max_wait_s, 0.8 * CHAT.max_wait_s]
+        assert shaper.preview(again, at).max_wait_s == 0.5 * CHAT.max_wait_s  # its place is used
 
 
 class TestQuotas:
