@@ -154,7 +154,8 @@ def main() -> None:
         options.commit: partial(earlier_policy, engine, names),
         "today": partial(new_policy, FOREBAY, plain, engine, names),
     }
-    print("| traffic | policy | in time, % | goodput, /s | E2E p50, s |\n| --- | --- | --- | --- | --- |")
+    print("| traffic | policy | in time, % | goodput, /s | E2E p50, s |")
+    print("| --- | --- | --- | --- | --- |")
     with earlier_source(options.commit):
         for name, listed in traffic(options.data, options.seeds):
             for policy, make in policies.items():
