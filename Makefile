@@ -195,7 +195,7 @@ docs-tools: .docs-tools/ready
 	.docs-tools/bin/pip install -q --disable-pip-version-check --no-deps --no-compile -r $<
 	@touch $@
 
-# All studies in virtual time, some minutes, and the page docs/research/studies.md made from them.
+# All studies in virtual time, two minutes on two cores, and the page docs/research/studies.md made from them.
 # The first three run as the course did: whole prompts, synchronous scheduling. And on real GPUs with
 # a comparison of vLLM alone and behind Forebay.
 .PHONY: studies study-h200
