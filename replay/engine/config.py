@@ -1,13 +1,15 @@
 """The checked options of one simulated engine, named and set by default as in `vllm serve`."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.hardware.memory import pool_blocks
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.placement import (
+    TEXT,
+    check_convert,
     check_links,
     check_precision,
     rank_of,
@@ -51,6 +53,7 @@ class EngineConfig:
         speculative_config: JSON, as vLLM's option. None: no speculative decoding.
         acceptance: probability that a proposed token is accepted if all before it were.
         quantization: fp8, awq or gptq, for a model whose configuration states 16 bits.
+        convert: embed or classify for a server that pools prompts and generates no text.
     """
 
     model: str | ModelSpec = "llama-3-8b"
@@ -83,6 +86,7 @@ class EngineConfig:
     async_scheduling: bool | None = None
     api_server_count: int = 1
     renderer_num_workers: int = 1
+    convert: str = TEXT
     enable_request_id_headers: bool = False
     seed: int | None = None
     calibration: Path | Calibration | None = None
@@ -136,6 +140,7 @@ class EngineConfig:
             raise InputError(
                 f"--scheduling-policy {self.scheduling_policy}: give {' or '.join(POLICIES)}"
             )
+        check_convert(self.convert, self.speculation is not None)
         self._check_lengths()
         self.step_constants()
 
@@ -145,8 +150,9 @@ class EngineConfig:
 
     def timing(self) -> StepTimeModel:
         """Return the step-time model, which engines of equal options share."""
+        rank = self.rank_spec
         return step_time_model(
-            self.rank_spec,
+            rank if self.convert == TEXT else replace(rank, vocab=1),  # pooling needs no head
             self.gpu_spec,
             self.step_constants(),
             self.asynchronous,
@@ -289,7 +295,8 @@ class EngineConfig:
     def limits(self) -> SchedulerLimits:
         speculation = self.speculation
         return SchedulerLimits(
-            max_model_len=self.context,
+            # A pooled prompt has the whole context: no token of output follows.
+            max_model_len=self.context + (self.convert != TEXT),
             max_num_batched_tokens=self.batched_tokens,
             max_num_seqs=self.seqs,
             long_prefill_token_threshold=self.long_prefill_token_threshold,

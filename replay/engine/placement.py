@@ -1,4 +1,4 @@
-"""How a model is placed on GPUs: tensor parallelism, and the precision of weights and KV cache.
+"""How a model is placed on GPUs: tensor parallelism, precision of weights and KV cache, pooling.
 
 Each function takes a whole model and returns what one GPU computes, or says in one line why vLLM
 would not start: the option, its value and the remedy.
@@ -14,6 +14,9 @@ from forebay.replay.engine.hardware.specs import GpuFeatures, GpuSpec, ModelSpec
 from forebay.traces.errors import InputError
 
 TP = "--tensor-parallel-size"
+TEXT = "none"
+CONVERSIONS = (TEXT, "embed", "classify")
+"""Values of --convert: the server generates text, or pools prompts."""
 _GROUP = 128
 """Weights that share a scale in most AWQ and GPTQ checkpoints."""
 _INT4_BITS = 4 + (16 + 4) / _GROUP
@@ -29,6 +32,17 @@ def check_kv_dtype(name: str) -> None:
     """Raise InputError for a --kv-cache-dtype that is not known."""
     if name not in KV_VALUE_BYTES:
         raise InputError(f"--kv-cache-dtype {name}: give one of {', '.join(KV_VALUE_BYTES)}")
+
+
+def check_convert(name: str, speculates: bool) -> None:
+    """Raise InputError for a --convert that is not known, or that cannot draft tokens."""
+    if name not in CONVERSIONS:
+        raise InputError(f"--convert {name}: give one of {', '.join(CONVERSIONS)}")
+    if name != TEXT and speculates:
+        raise InputError(
+            f"--convert {name}: a server that pools prompts drafts no tokens; leave "
+            "--speculative-config out"
+        )
 
 
 def check_parallel(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,20 +23,9 @@ from forebay.replay.engine.server.answers import (
     Ending,
     WholeAnswer,
     ending_of,
-    whole_answer,
 )
 from forebay.replay.engine.server.api_errors import EngineApiError, unavailable
-from forebay.replay.engine.server.dialects.messages import (
-    MessageChunks,
-    message_error,
-    read_messages,
-    whole_message,
-)
-from forebay.replay.engine.server.dialects.responses import (
-    ResponseChunks,
-    read_responses,
-    whole_response,
-)
+from forebay.replay.engine.server.dialects.apis import Api
 from forebay.replay.engine.server.dialects.several import (
     ChoiceChunks,
     choices_of,
@@ -44,7 +33,7 @@ from forebay.replay.engine.server.dialects.several import (
     prompt_tokens_of,
 )
 from forebay.replay.engine.server.options import ServerOptions
-from forebay.replay.engine.server.protocol import Call, check_length, read_call, read_json
+from forebay.replay.engine.server.protocol import Call, check_length, read_json
 from forebay.replay.engine.server.streams import Collected, TokenStream
 from forebay.replay.engine.tokenizer import Generation, OutputBlocks
 
@@ -53,24 +42,8 @@ JSON = {**HEADERS, "Content-Type": "application/json"}
 EVENTS = {**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
 MAX_ID_BYTES = 512  # longest X-Request-Id of a client: a longer id is cut
 
-
-@dataclass(frozen=True, slots=True)
-class Api:
-    """One generation endpoint: how a body is read, and how answers are named and written."""
-
-    kind: str
-    read: Callable[..., Call]
-    chunks: type[Chunks] = Chunks
-    whole: Callable[[WholeAnswer], bytes] = whole_answer
-    error: Callable[[EngineApiError], bytes] = EngineApiError.body
-
-
-APIS = {
-    "/v1/chat/completions": Api("chatcmpl", partial(read_call, chat=True)),
-    "/v1/completions": Api("cmpl", partial(read_call, chat=False)),
-    "/v1/messages": Api("chatcmpl", read_messages, MessageChunks, whole_message, message_error),
-    "/v1/responses": Api("resp", read_responses, ResponseChunks, whole_response),
-}
+Answering = Callable[[web.Request, dict[str, Any], float], Awaitable[web.StreamResponse]]
+"""Answer a request, from its body and its arrival in simulated seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,21 +80,30 @@ class Generator:
 
     async def serve(self, http: web.Request, api: Api) -> web.StreamResponse:
         """Answer a request to this endpoint."""
+        return await self.respond(http, partial(self._generate, api), api.error)
+
+    async def respond(
+        self,
+        http: web.Request,
+        answer: Answering,
+        error_body: Callable[[EngineApiError], bytes] = EngineApiError.body,
+    ) -> web.StreamResponse:
+        """Answer a request that the engine computes, from its body and arrival, or an error."""
         self.load += 1
         arrival_s = self._loop.now()
         try:
             if self.fault is not None and self.fault.reject:
                 raise unavailable(Unavailable.QUEUE_FULL)
             body = read_json(await http.read(), http.content_type)
-            return await self._generate(http, api, body, arrival_s)
+            return await answer(http, body, arrival_s)
         except EngineApiError as error:
             headers = self.with_request_id(http, JSON)
-            return web.Response(body=api.error(error), status=error.status, headers=headers)
+            return web.Response(body=error_body(error), status=error.status, headers=headers)
         finally:
             self.load -= 1
 
     async def _generate(
-        self, http: web.Request, api: Api, body: dict[str, Any], arrival_s: float
+        self, api: Api, http: web.Request, body: dict[str, Any], arrival_s: float
     ) -> web.StreamResponse:
         # Read the request and decide its answer.
         loop, config = self._loop, self._config
@@ -138,7 +120,7 @@ class Generator:
         text = AnswerText(generation, call, ending)
         # Open the stream, or a place that collects the tokens.
         sink: Collected | TokenStream
-        answer_id = self._answer_id(http, call, api.kind)
+        answer_id = self.answer_id(http, call.request_id, api.kind)
         created = int(time.time())
         if call.stream:
             response = web.StreamResponse(headers=self.with_request_id(http, EVENTS))
@@ -203,7 +185,7 @@ class Generator:
             check_length(prompt, self._config.context)
         if why := loop.unavailable():
             raise unavailable(why)
-        named = self._answer_id(http, call, api.kind), int(time.time())
+        named = self.answer_id(http, call.request_id, api.kind), int(time.time())
         response = web.StreamResponse(headers=self.with_request_id(http, EVENTS))
         if call.stream:
             await response.prepare(http)
@@ -336,9 +318,8 @@ class Generator:
     ) -> EngineRequest:
         config, prompt = self._config, call.prompt
         content = OutputBlocks(prompt, generation, config.block_size, call.cache_salt)
-        self._engine_ids += 1  # two concurrent requests may have the same client id
         request = EngineRequest(
-            str(self._engine_ids),
+            self.engine_id(),
             prompt.tokens,
             ending.tokens,
             prompt.block_hashes(config.block_size, call.cache_salt),
@@ -353,6 +334,11 @@ class Generator:
         if isinstance(sink, TokenStream):
             sink.request = request
         return request
+
+    def engine_id(self) -> str:
+        """Return a new id: two concurrent requests may have the same client id."""
+        self._engine_ids += 1
+        return str(self._engine_ids)
 
     def _stream(
         self, http: web.Request, call: Call, chunks: Chunks, text: AnswerText
@@ -375,10 +361,11 @@ class Generator:
         self._loop.die()
         stream.fail(Unavailable.ENGINE_DEAD)
 
-    def _answer_id(self, http: web.Request, call: Call, kind: str) -> str:
+    def answer_id(self, http: web.Request, request_id: str | None, kind: str) -> str:
+        """Return the id of an answer: the client's, in a header or the body, or a new one."""
         if kind == "resp":
-            return call.request_id or f"resp_{self._random.getrandbits(128):032x}"
-        name = http.headers.get("X-Request-Id", "")[:MAX_ID_BYTES] or call.request_id
+            return request_id or f"resp_{self._random.getrandbits(128):032x}"
+        name = http.headers.get("X-Request-Id", "")[:MAX_ID_BYTES] or request_id
         return f"{kind}-{name or f'{self._random.getrandbits(64):016x}'}"
 
     def with_request_id(self, http: web.Request, headers: dict[str, str]) -> dict[str, str]:

@@ -12,10 +12,13 @@ from aiohttp import web
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.loop.core_loop import EngineLoop
 from forebay.replay.engine.loop.metrics import EngineMetrics
+from forebay.replay.engine.placement import TEXT
 from forebay.replay.engine.server.api_errors import EngineApiError, bad_value, invalid
+from forebay.replay.engine.server.dialects.apis import APIS
 from forebay.replay.engine.server.exposition import Exposition
-from forebay.replay.engine.server.generation import APIS, HEADERS, JSON, Generator
+from forebay.replay.engine.server.generation import HEADERS, JSON, Generator
 from forebay.replay.engine.server.options import ServerOptions
+from forebay.replay.engine.server.pooling.pooler import Pooler
 from forebay.replay.engine.server.protocol import check_model, read_json, read_tokenize
 from forebay.replay.engine.tokenizer import decode_ids
 
@@ -65,8 +68,9 @@ def make_app(
         ("/metrics", pages.metrics),
         ("/kv_event_sources", pages.kv_event_sources),
     ]
+    generating = [(path, partial(generator.serve, api=api)) for path, api in APIS.items()]
     writes: list[tuple[str, Handler]] = [
-        *((path, partial(generator.serve, api=api)) for path, api in APIS.items()),
+        *(generating if config.convert == TEXT else Pooler(config, loop, generator).paths()),
         ("/ping", pages.health),
         ("/tokenize", pages.tokenize),
         ("/detokenize", pages.detokenize),
