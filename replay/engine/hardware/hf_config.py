@@ -78,6 +78,7 @@ def _shape(
         weight_bytes=size,
         sliding_layers=sliding,
         sliding_window=window,
+        long_window=_has_long_window(fields, layers, longest),
         chunked=chunk > 0,
         latent=latent.rank + latent.rope if latent else 0,
         weights_source=source,
@@ -177,19 +178,32 @@ def _sliding(fields: Fields, layers: int, longest: int) -> tuple[int, int]:
     if types is not None:
         _check_types(fields, types, layers)
     window = fields.whole("sliding_window")
-    if not window or window >= longest or fields.get("use_sliding_window") is False:
+    if not window or window >= longest:
         return 0, 0
-    if types is not None:
-        number = types.count("sliding_attention")
-    elif fields.get("use_sliding_window") and fields.get("max_window_layers") is not None:
-        number = layers - min(layers, fields.whole("max_window_layers") or 0)
-    else:
-        every = fields.whole("sliding_window_pattern", "_sliding_window_pattern")
-        every = every or _PATTERNS.get(fields.model_type)
-        number = layers - layers // every if every else layers
+    number = _window_layers(fields, layers)
     if fields.model_type in _ATTEND_ONE_MORE:
         window += 1
     return (window, number) if number else (0, 0)
+
+
+def _window_layers(fields: Fields, layers: int) -> int:
+    """Return the number of layers that have the window in `sliding_window`."""
+    if fields.get("use_sliding_window") is False:
+        return 0
+    types = fields.listed("layer_types")
+    if types is not None:
+        return types.count("sliding_attention")
+    if fields.get("use_sliding_window") and fields.get("max_window_layers") is not None:
+        return layers - min(layers, fields.whole("max_window_layers") or 0)
+    every = fields.whole("sliding_window_pattern", "_sliding_window_pattern")
+    every = every or _PATTERNS.get(fields.model_type)
+    return layers - layers // every if every else layers
+
+
+def _has_long_window(fields: Fields, layers: int, longest: int) -> bool:
+    """Return True if all layers have a window that is not shorter than the context."""
+    window = fields.whole("sliding_window") or 0
+    return window >= longest and _window_layers(fields, layers) == layers
 
 
 def _chunked(fields: Fields, layers: int) -> int:

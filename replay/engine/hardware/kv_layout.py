@@ -37,6 +37,7 @@ class ModelShape:
         max_model_len: longest context, tokens.
         sliding_layers: number of layers that keep only a window of the context.
         sliding_window: tokens of that window.
+        long_window: all layers have a window that is not shorter than the context.
         chunked: the window starts at multiples of its length (Llama 4), and not at any token.
         latent: cached numbers for each token and layer of multi-head latent attention (MLA). 0:
             not MLA.
@@ -57,6 +58,7 @@ class ModelShape:
     weight_bytes: int
     sliding_layers: int = 0
     sliding_window: int = 0
+    long_window: bool = field(default=False, compare=False)
     chunked: bool = False
     latent: int = 0
     weights_source: str = "published parameter count"
@@ -126,6 +128,7 @@ class KvLayout:
         window_tokens: most tokens a sliding layer holds: window - 1, or the chunk, and
             max_num_batched_tokens of each step in flight.
         chunked: a window starts at the start of a block.
+        spare_blocks: blocks that a request reserves beyond its tokens.
     """
 
     layers: int
@@ -136,6 +139,7 @@ class KvLayout:
     sliding_groups: int
     window_tokens: int
     chunked: bool = False
+    spare_blocks: int = 0
 
     @property
     def bytes_per_token(self) -> int:
@@ -158,9 +162,10 @@ class KvLayout:
     def request_blocks(self, tokens: int) -> int:
         """Return the blocks of one request of `tokens`.
 
-        A window needs one more unless it is a chunk, because it may start inside a block.
+        A window needs one more unless it is a chunk, because it may start inside a block. vLLM
+        reserves it for a window of any length.
         """
-        blocks = self.full_groups * math.ceil(tokens / self.block_size)
+        blocks = self.spare_blocks + self.full_groups * math.ceil(tokens / self.block_size)
         if self.sliding_groups:
             held = math.ceil(min(tokens, self.window_tokens) / self.block_size)
             held += not self.chunked
@@ -201,4 +206,5 @@ def kv_layout(shape: ModelShape, options: KvOptions) -> KvLayout:
         window_tokens=max(0, shape.sliding_window - (not shape.chunked))
         + options.steps_in_flight * options.max_num_batched_tokens,
         chunked=shape.chunked,
+        spare_blocks=int(shape.long_window),
     )

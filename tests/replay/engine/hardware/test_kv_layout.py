@@ -50,3 +50,16 @@ def test_the_window_of_cohere_does_not_count_the_token_itself(tmp_path: Path) ->
     changed = {"model_type": "cohere2", "sliding_window": 4096}
     shape = read_shape(write(tmp_path, **changed))
     assert (shape.sliding_layers, shape.sliding_window) == (24, 4097)
+
+
+def test_a_window_that_is_not_shorter_than_the_context_reserves_a_block_more(
+    tmp_path: Path,
+) -> None:
+    """As in vLLM, which keeps the layer's kind whatever the length of its window."""
+    options = KvOptions(max_num_batched_tokens=2048)
+    plain = kv_layout(read_shape(write(tmp_path)), options)
+    long = kv_layout(read_shape(write(tmp_path, sliding_window=262_144)), options)
+    assert long.request_blocks(131_072) == plain.request_blocks(131_072) + 1
+    assert (long.block_bytes, long.one_kind) == (plain.block_bytes, True)
+    unused = read_shape(write(tmp_path, sliding_window=262_144, use_sliding_window=False))
+    assert kv_layout(unused, options) == plain
