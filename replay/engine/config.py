@@ -294,6 +294,7 @@ class EngineConfig:
 
     def limits(self) -> SchedulerLimits:
         speculation = self.speculation
+        heads = speculation is not None and speculation.drops_block
         return SchedulerLimits(
             # A pooled prompt has the whole context: no token of output follows.
             max_model_len=self.context + (self.convert != TEXT),
@@ -324,7 +325,8 @@ class EngineConfig:
             proposed_tokens=speculation.tokens if speculation else 0,
             lookahead_tokens=speculation.lookahead if speculation else 0,
             draft_slots=speculation.slots if speculation else 0,
-            drops_hit_block=speculation is not None and speculation.drops_block,
+            drops_hit_block=heads and self.release.drops_hit_block,
+            hash_lookahead=int(heads and not self.release.drops_hit_block),
         )
 
     def num_blocks(self) -> int:

@@ -50,6 +50,7 @@ class EngineCore:
         self.scheduler = self._new_scheduler()
         self.prompt_tokens = 0  # prompts of requests that produced their first token
         self.generation_tokens = 0
+        self._caches_new = self.speculation is not None and config.release.caches_new_tokens
         self.drafted = [0] * (1 + self.limits.proposed_tokens)  # proposals by accepted tokens
         self.steps = 0
         self.busy_s = 0.0
@@ -179,6 +180,8 @@ class EngineCore:
             request.computed -= rejected
             request.drafts = self.limits.proposed_tokens
             tokens = request.tokens = request.tokens + count
+            if self._caches_new:
+                self.scheduler.cache_new(request)
             self.generation_tokens += count
             produced = tokens - request.prompt_tokens
             if produced == 1:

@@ -58,6 +58,7 @@ class SchedulerLimits:
     lookahead_tokens: int = 0  # KV slots that the draft needs beyond the scheduled tokens
     draft_slots: int = 0  # places in the budget of a step that each request leaves to the draft
     drops_hit_block: bool = False  # a prefix hit loses its last block, as heads need its states
+    hash_lookahead: int = 0  # tokens behind a block that its hash covers
 
 
 @dataclass(slots=True)
@@ -345,8 +346,15 @@ class Scheduler:
             if missing > pool.free_blocks:
                 return False
             blocks += pool.allocate(missing)
-        self._register(request, min(end, request.tokens) // block_size)
+        known = request.tokens - self.limits.hash_lookahead
+        self._register(request, min(end, known) // block_size)
         return True
+
+    def cache_new(self, request: EngineRequest) -> None:
+        """Enter the blocks that the tokens of the last step filled in the prefix cache."""
+        if request.blocks:  # it was not preempted meanwhile
+            known = min(request.computed, request.tokens - 1)
+            self._register(request, known // self._block_size)
 
     def _register(self, request: EngineRequest, full: int) -> None:
         """Enter the request's first `full` blocks in the prefix cache."""

@@ -30,6 +30,10 @@ class VllmRelease:
             request that it had passed over. Otherwise it misses the next in RUNNING.
         passes_self_preempted: under priority, a request that preempts itself does not end the
             pass over RUNNING.
+        caches_new_tokens: with speculative decoding, a block that new tokens fill enters the
+            prefix cache when they arrive. Otherwise the next step that extends it enters it.
+        drops_hit_block: a prefix hit loses its last block under EAGLE and MTP, whose heads need the
+            token after it. Otherwise the hash of a block covers that token.
         paces_prefills: a single engine obeys prefill_schedule_interval. Otherwise only the ranks
             of a data-parallel deployment do, which is not simulated.
         counts_every_lookup: every look at the head of the queue counts in prefix_cache_queries
@@ -49,6 +53,8 @@ class VllmRelease:
     cap_spares_lone_request: bool
     minds_skipped_victims: bool
     passes_self_preempted: bool
+    caches_new_tokens: bool
+    drops_hit_block: bool
     paces_prefills: bool
     counts_every_lookup: bool
     whole_prompts_overtake: bool
@@ -99,6 +105,7 @@ RULES = {
     "minds_skipped_victims": "0.29",
     "keeps_steps_in_flight": "0.26",
     "passes_self_preempted": "0.33",
+    "caches_new_tokens": "0.33",
     "paces_prefills": "0.33",
 }
 """First of the versions below that has each rule."""
@@ -107,6 +114,7 @@ ENDED = {
     "counts_every_lookup": "0.29",
     "stretches_yarn": "0.32",
     "whole_prompts_overtake": "0.13",
+    "drops_hit_block": "0.33",
 }
 """First of the versions below that no longer has each rule."""
 

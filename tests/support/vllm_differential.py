@@ -152,6 +152,7 @@ class Ours:
         self.core = new_core(config)
         self.requests: dict[str, EngineRequest] = {}
         self._block_size = config.block_size
+        self._lookahead = config.limits().hash_lookahead
         self._plans: list[Scheduled] = []
         schedule = self.core.scheduler.schedule
 
@@ -162,11 +163,11 @@ class Ours:
         self.core.scheduler.schedule = recorded  # type: ignore[method-assign]
 
     def add(self, ask: Asked) -> None:
-        words, size = ask.prompt + ask.output, self._block_size
+        words, size, lookahead = ask.prompt + ask.output, self._block_size, self._lookahead
         seed = xxh3_64_intdigest((ask.salt or "").encode())
 
         def extend(before: int, index: int) -> int:
-            block = words[index * size : (index + 1) * size]
+            block = words[index * size : (index + 1) * size + lookahead]
             return xxh3_64_intdigest(str(block).encode(), before if index else seed)
 
         request = EngineRequest(
@@ -179,7 +180,7 @@ class Ours:
             max_tokens=ask.max_tokens,
             extend=extend,
         )
-        if full := len(ask.prompt) // size:
+        if full := (len(ask.prompt) - lookahead) // size:
             request.hash_at(full - 1)
         self.requests[ask.name] = request
         self.core.add(request)
@@ -247,7 +248,7 @@ class Theirs:
         self.prefix = [0, 0]
         self._queue: deque[tuple[Any, set[str]]] = deque()
         self._current: tuple[Any, set[str]] | None = None
-        self._hasher = block_hasher(size)
+        self._hasher = block_hasher(size, getattr(vllm_config, "num_hash_lookahead_tokens", 0))
         self._speculation = config.speculation
 
     def add(self, ask: Asked) -> None:
@@ -382,12 +383,13 @@ class Theirs:
         self.scheduler.update_draft_token_ids(DraftTokenIds(names, proposals))
 
 
-def block_hasher(size: int) -> Any:
+def block_hasher(size: int, lookahead: int) -> Any:
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 
     init_none_hash(sha256)
-    return get_request_block_hasher(size, sha256)
+    # vLLM 0.32 and older hash a block alone.
+    return get_request_block_hasher(size, sha256, *([lookahead] if lookahead else ()))
 
 
 def vllm_config_of(config: EngineConfig, model: Any) -> Any:

@@ -6,6 +6,7 @@ import pytest
 
 from forebay.replay.engine.async_engine import AsyncScheduler
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.hardware.specs import H100_SXM
 from forebay.replay.engine.kv_cache import BlockPool
 from forebay.replay.engine.request import EngineRequest
@@ -224,3 +225,39 @@ class TestInterval:
         engine.add(EngineRequest("same", 33, 9, list(hashes)))
         engine.add(EngineRequest("longer", 34, 9, list(hashes)))
         assert step(engine) == {"first": 1, "same": 1}
+
+
+def with_a_head(version: str, blocks: int) -> EngineCore:
+    head = '{"method": "eagle", "num_speculative_tokens": 2}'
+    given = {"speculative_config": head, "acceptance": 1.0, "async_scheduling": False}
+    return EngineCore(limited(version, blocks, **given))
+
+
+@pytest.mark.parametrize(("version", "hit"), [("0.32", BLOCK), ("0.33", 2 * BLOCK)])
+def test_a_head_lost_the_last_block_of_a_hit_until_0_33(version: str, hit: int) -> None:
+    """From 0.33 on a block's hash covers the next token, so its states are those of the head."""
+    engine = with_a_head(version, 20)
+    for name in ("first", "same"):
+        request = EngineRequest(name, 2 * BLOCK + 1, 1, [1, 2])
+        engine.add(request)
+        engine.step(0.0)
+    assert request.cached_tokens == hit
+
+
+@pytest.mark.parametrize(("version", "cached"), [("0.32", 0), ("0.33", 1)])
+def test_a_block_that_accepted_tokens_fill_is_cached_when_they_arrive(
+    version: str, cached: int
+) -> None:
+    engine = with_a_head(version, 20)
+    engine.add(EngineRequest("a", BLOCK - 2, 30))
+    engine.step(0.0)  # the prompt, and token 15
+    engine.step(0.0)  # three further tokens: block 0 is full
+    assert sum(engine.pool.hash_of(block) is not None for block in range(1, 21)) == cached
+
+
+@pytest.mark.parametrize(("version", "cached"), [("0.32", 1), ("0.33", 0)])
+def test_a_block_waits_for_the_token_that_its_hash_covers(version: str, cached: int) -> None:
+    engine = with_a_head(version, 20)
+    engine.add(EngineRequest("a", BLOCK, 30))
+    engine.start_step(0.0)
+    assert sum(engine.pool.hash_of(block) is not None for block in range(1, 21)) == cached
