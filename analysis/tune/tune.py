@@ -213,7 +213,7 @@ def serve_words(engine: EngineConfig) -> Iterator[str]:
     plain = {option.name: option.default for option in fields(EngineConfig)}
     yield from ("vllm", "serve", engine.model_name)
     for flag in fields(EngineFlags):
-        value, word = getattr(engine, flag.name), flag.name.replace("_", "-")
+        value, word = getattr(engine, flag.name, None), flag.name.replace("_", "-")
         if (
             flag.name in ("vllm_version", "acceptance")
             or value is None

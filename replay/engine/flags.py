@@ -6,6 +6,19 @@ from typing import Annotated, Any
 import typer
 
 from forebay.replay.engine.vllm_versions import NEWEST, RELEASES
+from forebay.traces.errors import InputError
+
+NOT_SIMULATED = {
+    "data_parallel_size": "ranks of a dense model are servers of their own: leave it out and count "
+    "them as servers (--gpus of simulate and tune); ranks that share experts are not simulated",
+    "pipeline_parallel_size": "stages are not simulated; leave it out, or give "
+    "--tensor-parallel-size",
+    "enable_expert_parallel": "experts that are whole on each GPU are not simulated; leave it out: "
+    "--tensor-parallel-size divides every expert",
+    "enable_lora": "adapters are not simulated: leave it out, and lower --gpu-memory-utilization "
+    "by the share of memory that --max-loras adapters of --max-lora-rank take",
+}
+"""vLLM's flags that are rejected by name, with the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +43,24 @@ class PlacementFlags:
         str | None,
         typer.Option(help="auto (16 bits, or the checkpoint's) or fp8; default: auto."),
     ] = None
+
+    data_parallel_size: Annotated[
+        int | None, typer.Option("--data-parallel-size", "-dp", hidden=True)
+    ] = None
+    pipeline_parallel_size: Annotated[
+        int | None, typer.Option("--pipeline-parallel-size", "-pp", hidden=True)
+    ] = None
+    enable_expert_parallel: Annotated[
+        bool, typer.Option("--enable-expert-parallel", "-ep", hidden=True)
+    ] = False
+    enable_lora: Annotated[bool, typer.Option("--enable-lora", hidden=True)] = False
+
+    def __post_init__(self) -> None:
+        for name, remedy in NOT_SIMULATED.items():
+            value = getattr(self, name)
+            if value is True or (value or 1) != 1:
+                flag = "--" + name.replace("_", "-")
+                raise InputError(f"{flag}{'' if value is True else f' {value}'}: {remedy}")
 
     def placement(self) -> dict[str, Any]:
         """Return the given flags and their values, as arguments of `EngineConfig`."""
@@ -62,7 +93,11 @@ class ModelFlags(PlacementFlags):
 
 def _given(flags: PlacementFlags, kind: type[PlacementFlags]) -> dict[str, Any]:
     values = {flag.name: getattr(flags, flag.name) for flag in fields(kind)}
-    return {name: value for name, value in values.items() if value is not None}
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and name not in NOT_SIMULATED
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from forebay.proxy.cli import main
+from forebay.replay.engine.flags import PlacementFlags
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
@@ -26,6 +27,10 @@ SHEET = {"name": "card", "peak_flops": 9.895e14, "bandwidth": 4.8e12, "memory_gi
         ("--model llama-3-8b --gpu {folder}/terabytes.json", ("bandwidth", "4.8", "bytes/s")),
         ("--model llama-3-8b --gpu {folder}/mib.json", ("memory_gib", "143155")),
         ("--model {folder}/fp5/config.json", ("fp5", "hf_quant_config.json")),
+        ("--model llama-3-8b --data-parallel-size 2", ("--data-parallel-size 2", "as servers")),
+        ("--model llama-3-8b -pp 2", ("--pipeline-parallel-size 2", "--tensor-parallel-size")),
+        ("--model llama-3-8b --enable-expert-parallel", ("--enable-expert-parallel", "leave it")),
+        ("--model llama-3-8b --enable-lora", ("--enable-lora", "--gpu-memory-utilization")),
     ],
 )
 def test_one_line_names_key_value_and_remedy(
@@ -47,3 +52,29 @@ def test_one_line_names_key_value_and_remedy(
     (line,) = told.err.strip().splitlines()
     for word in says:
         assert word.lower() in line.lower(), line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "simulate {trace} --gpus 2",
+        "size --users 9 --document-tokens 9000",
+        "tune {trace}",
+        "kv",
+        "search {trace} --target http://x",
+    ],
+)
+def test_every_command_that_simulates_rejects_ranks_by_name(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("")
+    for flag in ("--data-parallel-size 2", "--enable-lora"):
+        assert main([*words.format(trace=trace).split(), *flag.split()]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert f"{flag}: " in line
+        assert "leave it out" in line
+
+
+def test_a_single_rank_is_the_default() -> None:
+    assert PlacementFlags(data_parallel_size=1, pipeline_parallel_size=1).placement() == {}
