@@ -49,6 +49,9 @@ class TuneArguments(PacedTrafficOptions):
     ] = "warm_or_least_work"
     model: EngineModel = "Llama-3-8B"
     gpu: EngineGpu = "H200"
+    calibration: Annotated[
+        Path | None, typer.Option(help="step-time constants, as `engine calibrate -o` writes them")
+    ] = None
     requests: Annotated[int, typer.Option(min=100, help="most requests, from the first")] = 2000
     jobs: Jobs = None
     as_json: AsJson = False
@@ -64,7 +67,9 @@ def tune_command(arguments: TuneArguments, flags: EngineFlags) -> None:
     from forebay.replay.sim.scenario import Scenario
     from forebay.replay.sim.workload import SimWorkload
 
-    engine = EngineConfig(arguments.model, arguments.gpu, **flags.values())
+    engine = EngineConfig(
+        arguments.model, arguments.gpu, calibration=arguments.calibration, **flags.values()
+    )
     servers, left = divmod(arguments.gpus, engine.tensor_parallel_size)
     if left:
         raise InputError(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from forebay.analysis.tune.cli import summary_of
 from forebay.analysis.tune.tune import AXES, TuneFigures, Tuner, serve_words
 from forebay.proxy.cli import main
+from forebay.replay.engine.calibration.calibrate import kernel_table
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.timing.step_constants import CalibrationFile
 from forebay.replay.plan.slo import Slo
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.sweep import SweepCase
@@ -99,3 +102,19 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "In the proxy's file, give each backend long_prefill_token_threshold: " in shown
     assert main([*words, "--gpus", "3", "--tp", "2"]) == 2
     assert "not a multiple of --tensor-parallel-size 2" in capsys.readouterr().err
+
+
+def test_a_calibration_is_of_the_gpu_that_is_tuned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, file = tmp_path / "trace.jsonl", tmp_path / "cal.json"
+    write_trace(trace, [TraceRequest(f"c{at}", at * 1.0, 160, 40) for at in range(100)])
+    slow = replace(kernel_table(), step_s=0.5)
+    written = CalibrationFile("llama-3-8b", "h200-sxm", "2026-11-27", "a test", "", slow)
+    file.write_text(json.dumps(written.as_json()))
+    words = ["tune", str(trace), "--calibration", str(file), "--slo", "tpot=100ms", "--jobs", "1"]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["start"]["attainment"] == 0.0  # its steps take half a second
+    assert main([*words, "--gpu", "h100"]) == 2
+    assert "is for llama-3-8b on h200-sxm" in capsys.readouterr().err
