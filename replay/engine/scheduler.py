@@ -346,15 +346,15 @@ class Scheduler:
             if missing > pool.free_blocks:
                 return False
             blocks += pool.allocate(missing)
-        known = request.tokens - self.limits.hash_lookahead
-        self._register(request, min(end, known) // block_size)
+        hashed_tokens = request.tokens - self.limits.hash_lookahead
+        self._register(request, min(end, hashed_tokens) // block_size)
         return True
 
     def cache_new(self, request: EngineRequest) -> None:
         """Enter the blocks that the tokens of the last step filled in the prefix cache."""
         if request.blocks:  # it was not preempted meanwhile
-            known = min(request.computed, request.tokens - 1)
-            self._register(request, known // self._block_size)
+            hashed_tokens = min(request.computed, request.tokens - 1)
+            self._register(request, hashed_tokens // self._block_size)
 
     def _register(self, request: EngineRequest, full: int) -> None:
         """Enter the request's first `full` blocks in the prefix cache."""

@@ -30,8 +30,8 @@ class VllmRelease:
             request that it had passed over. Otherwise it misses the next in RUNNING.
         passes_self_preempted: under priority, a request that preempts itself does not end the
             pass over RUNNING.
-        caches_new_tokens: with speculative decoding, a block that new tokens fill enters the
-            prefix cache when they arrive. Otherwise the next step that extends it enters it.
+        caches_new_tokens: a block that new tokens fill enters the prefix cache when they arrive,
+            under speculative decoding. Otherwise the request's next step enters it.
         drops_hit_block: a prefix hit loses its last block under EAGLE and MTP, whose heads need the
             token after it. Otherwise the hash of a block covers that token.
         paces_prefills: a single engine obeys prefill_schedule_interval. Otherwise only the ranks
