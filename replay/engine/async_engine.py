@@ -25,7 +25,7 @@ class AsyncScheduler(Scheduler):
         if request.placeholders:  # 0: it was preempted, and its prefill includes the tokens
             request.placeholders -= count + rejected
             request.computed -= rejected
-            self._register(request, (request.computed - request.placeholders) // self._block_size)
+            self.register(request, (request.computed - request.placeholders) // self._block_size)
 
     def finish(self, requests: list[EngineRequest]) -> None:
         for request in requests:

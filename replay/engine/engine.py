@@ -180,8 +180,9 @@ class EngineCore:
             request.computed -= rejected
             request.drafts = self.limits.proposed_tokens
             tokens = request.tokens = request.tokens + count
-            if self._caches_new:
-                self.scheduler.cache_new(request)
+            if self._caches_new and request.blocks:
+                full = min(request.computed, tokens - 1) // self.limits.block_size
+                self.scheduler.register(request, full)
             self.generation_tokens += count
             produced = tokens - request.prompt_tokens
             if produced == 1:

@@ -338,25 +338,16 @@ class Scheduler:
     def _extend(self, request: EngineRequest, end: int) -> bool:
         """Allocate blocks up to token `end` and register full blocks. False if too few are free."""
         blocks, block_size, pool = request.blocks, self._block_size, self.pool
-        slots = end
-        if self._lookahead:
-            slots = min(end + self._lookahead, self.limits.max_model_len)
+        slots = min(end + self._lookahead, self.limits.max_model_len) if self._lookahead else end
         missing = -(-slots // block_size) - len(blocks)
         if missing > 0:
             if missing > pool.free_blocks:
                 return False
             blocks += pool.allocate(missing)
-        hashed_tokens = request.tokens - self.limits.hash_lookahead
-        self._register(request, min(end, hashed_tokens) // block_size)
+        self.register(request, min(end, request.tokens - self.limits.hash_lookahead) // block_size)
         return True
 
-    def cache_new(self, request: EngineRequest) -> None:
-        """Enter the blocks that the tokens of the last step filled in the prefix cache."""
-        if request.blocks:  # it was not preempted meanwhile
-            hashed_tokens = min(request.computed, request.tokens - 1)
-            self._register(request, hashed_tokens // self._block_size)
-
-    def _register(self, request: EngineRequest, full: int) -> None:
+    def register(self, request: EngineRequest, full: int) -> None:
         """Enter the request's first `full` blocks in the prefix cache."""
         if self.limits.enable_prefix_caching and full > request.registered:
             for index in range(request.registered, full):
