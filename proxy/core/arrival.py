@@ -213,7 +213,8 @@ class NewRequests:
         """Route a new request."""
         dispatcher, request = self._dispatcher, waiting.request
         # Prefer backends that can meet the limits, then an idle backend that was not priced.
-        limits = dispatcher.return_times.limits(bucket, request, now)
+        shared = dispatcher.forecast.gate.beside_others(now)
+        limits = dispatcher.return_times.limits(bucket, request, now, shared)
         hopeful = [
             o
             for o in options

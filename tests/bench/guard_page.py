@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks/decisions.md, made from guard.json (make docs-figures)."""
+"""The tables of docs/benchmarks/decisions.md, from results/decisions.json (make docs-figures)."""
 
 import re
 from collections.abc import Iterator
@@ -6,12 +6,25 @@ from pathlib import Path
 
 from guard_table import FIGURES, NEAR, Entry, Table, gain, read
 
-TABLE = Path(__file__).with_name("guard.json")
+TABLE = Path(__file__).with_name("results") / "decisions.json"
 CELL = re.compile(r"(?P<kind>.+) (?P<load>[\d.]+)x on (?P<engines>\d+)(?P<flag> flag)?")
 HEADS = ("in time", "goodput", "chats' p99", "documents' p99", "E2E p50")
 assert len(HEADS) == len(FIGURES)
 LISTED = (0, 1, 4)  # places of the figures whose every worse cell is shown
 LOADS = ("0.8", "1", "1.5", "2")
+# Why a model can be better, by traffic: rows of "Where a model is better" in docs/research/parts.md.
+CAUSES = {
+    "rag": "balance",
+    "conversation": "decoding",
+    "unshared 120k": "reserved servers",
+    "popular documents": "admission",
+    "multi-turn": "balance",
+    "fan-out": "decoding",
+    "handbook": "decoding",
+    "agents": "sessions",
+    "reasoning": "balance",
+    "chats": "balance",
+}
 
 Cells = dict[re.Match[str], Entry]
 
@@ -38,8 +51,8 @@ def _in_time(cells: Cells) -> Iterator[str]:
 
 
 def _worse(cells: Cells) -> Iterator[str]:
-    yield "| figure | traffic | load and engines: Forebay, best model |"
-    yield "| --- | --- | --- |"
+    yield "| figure | traffic | cause | load and engines: Forebay, best model |"
+    yield "| --- | --- | --- | --- |"
     for place in LISTED:
         rows: dict[str, list[str]] = {}
         for found, entry in cells.items():
@@ -49,7 +62,7 @@ def _worse(cells: Cells) -> Iterator[str]:
                 text = f"{found['load']}x on {found['engines']}{flag}: {values}"
                 rows.setdefault(found["kind"], []).append(text)
         for kind, listed in rows.items():
-            yield f"| {HEADS[place]} | {kind} | {'; '.join(listed)} |"
+            yield f"| {HEADS[place]} | {kind} | {CAUSES[kind]} | {'; '.join(listed)} |"
 
 
 def _cells(table: Table) -> Iterator[tuple[re.Match[str], Entry]]:

@@ -9,6 +9,7 @@ refused request counts as an infinite TTFT and as a missed target.
     python tests/bench/policies.py                          # all workloads and policies, 5 seeds
     python tests/bench/policies.py "chat beside" --seeds 2  # those whose name has this in it
     python tests/bench/policies.py --highest-load [--chunk 2048]  # and --write-docs afterwards
+    python tests/bench/policies.py --ablation --slo --interval 2  # with vLLM's own order and cadence
 
 What was played is kept in --out by the source that played it; a second run plays only what is
 missing. Workloads of public traces need --data (see CONTRIBUTING.md).
@@ -31,7 +32,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import numpy as np
-from arena_ablations import WITHOUT, show
+from arena_ablations import WITHOUT, show, slo_order
 from arena_floor import floor_s, prefill_on
 from arena_highest import (
     HIGHEST_LOADS,
@@ -57,6 +58,7 @@ from arena_score import (
 from arena_workloads import LOADS, Load, rows_of
 from paths import BENCHMARKS, RESULTS, ROOT, SHARED
 
+from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet
 from forebay.replay.sim.scenario import ALL_KNOWING, POLICIES
@@ -74,11 +76,37 @@ CORE = ("proxy/core", "proxy/config/schema.py")
 
 
 @dataclass(frozen=True, slots=True)
+class Options:
+    """Options of all engines: `chunk` is --long-prefill-token-threshold, 0: off.
+
+    Attributes:
+        interval: --prefill-schedule-interval.
+        slo: they order their waiting requests by SloQueue.
+    """
+
+    chunk: int = 0
+    interval: int = 1
+    slo: bool = False
+
+    @property
+    def name(self) -> str:
+        name = f"-{self.chunk}" if self.chunk else ""
+        return name + f"-interval{self.interval}" * (self.interval > 1) + "-slo" * self.slo
+
+    def of(self, engine: EngineConfig) -> EngineConfig:
+        return replace(
+            engine,
+            long_prefill_token_threshold=self.chunk,
+            prefill_schedule_interval=self.interval,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     load: str
     policy: str
     seed: int
-    chunk: int
+    engine: Options
     data: Path
     file: Path
 
@@ -88,16 +116,19 @@ def play(cells: Sequence[Cell]) -> None:
     load = next(one for one in LOADS if one.name == cells[0].load)
     rows = rows_of(load, cells[0].seed, cells[0].data)
     for cell in cells:
-        listed = [replace(e, long_prefill_token_threshold=cell.chunk) for e in load.engines]
+        listed = [cell.engine.of(e) for e in load.engines]
         engine = listed[0]  # of a mixed fleet, the fastest
         if cell.policy == FLOOR:
             part = of_floor(floor_s(rows, prefill_on(engine)), rows, cell.seed)
         elif cell.policy == POSSIBLE:
             part = possible_of(rows, cell.seed)
         else:
-            engines = {f"gpu{number}": served_engine(e) for number, e in enumerate(listed)}
-            with new_policy(cell.policy, load, engine, list(engines)) as policy:
-                part = of_outcomes(Fleet(policy, engines).run(rows), cell.seed)
+            names = [f"gpu{number}" for number in range(len(listed))]
+            order = cell.engine.slo
+            with slo_order(order), new_policy(cell.policy, load, engine, names) as policy:
+                new = [served_engine(e, exact=order) for e in listed]
+                fleet = Fleet(policy, dict(zip(names, new, strict=True)))
+                part = of_outcomes(fleet.run(rows), cell.seed)
         unfinished = cell.file.with_suffix(f".{os.getpid()}.npz")
         np.savez(unfinished, **{name: getattr(part, name) for name in Played.__slots__})
         unfinished.rename(cell.file)
@@ -116,7 +147,7 @@ def cells(
     loads: Sequence[Load],
     policies: Sequence[str],
     seeds: int,
-    chunk: int,
+    engine: Options,
     data: Path,
     out: Path,
 ) -> dict[tuple[str, str], list[Cell]]:
@@ -130,9 +161,9 @@ def cells(
         for policy in policies:
             by = made_by.get(policy, core)
             name = re.sub(r"[^a-z0-9.]+", "_", f"{load.name}-{policy}".lower())
-            name += f"-{chunk}" if chunk else ""
+            name += engine.name
             found[load.name, policy] = [
-                Cell(load.name, policy, seed, chunk, data, out / f"{name}-{seed}-{by}.npz")
+                Cell(load.name, policy, seed, engine, data, out / f"{name}-{seed}-{by}.npz")
                 for seed in range(seeds)
             ]
     return found
@@ -287,6 +318,10 @@ def main() -> None:
     parser.add_argument("--policy", action="append", help="only these [default: all]")
     parser.add_argument("--chunk", type=int, default=0, metavar="TOKENS",
         help="of the engines: --long-prefill-token-threshold [default: 0, off]")  # fmt: skip
+    parser.add_argument("--interval", type=int, default=1, metavar="N",
+        help="of the engines: --prefill-schedule-interval [default: 1, off]")  # fmt: skip
+    parser.add_argument("--slo", action="store_true",
+        help="the engines order waiting requests by their targets, as vllm#53571")  # fmt: skip
     parser.add_argument("--ablation", action="store_true", help="Forebay without one part each")
     parser.add_argument("--highest-load", action="store_true",
         help="the highest load with 99 %% in time, of each policy; into --results")  # fmt: skip
@@ -317,7 +352,8 @@ def main() -> None:
         policies = [FOREBAY, *(options.policy or WITHOUT)]
         loads = [x for x in loads if x.kind != "sessions"]  # they need another configuration
     options.out.mkdir(parents=True, exist_ok=True)
-    played = cells(loads, policies, options.seeds, options.chunk, options.data, options.out)
+    engine = Options(options.chunk, options.interval, options.slo)
+    played = cells(loads, policies, options.seeds, engine, options.data, options.out)
     todo = [cell for listed in played.values() for cell in listed if not cell.file.exists()]
     together: dict[tuple[str, int], list[Cell]] = {}
     for cell in todo:

@@ -39,17 +39,24 @@ class TestReturnTimes:
     def one(self, number: int, tenant: str = "") -> Request:
         return Request(str(number), 1_000, identity=number, tenant=tenant)
 
-    def book(self, times: ReturnTimes, now: float) -> None:
-        """Book until ten seconds later."""
-        times.book(self.one(9), CHAT.name, 1.0, 10.0 * RETURN_SHARE, 1, now)
-
-    def test_new_requests_leave_half_of_the_wait_while_a_client_is_booked(self) -> None:
+    def test_new_requests_leave_a_fifth_of_the_wait_once_a_client_has_come_back(self) -> None:
         times = self.times()
-        assert times.limits(CHAT, self.one(2), 0.0) == CHAT
-        self.book(times, 0.0)
-        assert times.limits(CHAT, self.one(2), 9.9).max_wait_s == 0.5 * CHAT.max_wait_s
-        assert times.limits(DOCUMENT, self.one(2), 9.9) == DOCUMENT  # none of these was rejected
-        assert times.limits(CHAT, self.one(2), 10.0) == CHAT
+        times.note(self.one(1), 5.0, 0.0)
+        assert times.limits(CHAT, self.one(2), 1.0, False) == CHAT
+        times.arrived(self.one(1), 5.0)
+        assert times.limits(CHAT, self.one(2), 5.0, False).max_wait_s == 0.8 * CHAT.max_wait_s
+        assert times.limits(CHAT, self.one(2), 65.0, False) == CHAT  # nobody came back for a minute
+
+    def test_new_documents_fill_half_of_the_queue_in_lasting_overload(self) -> None:
+        times, new = self.times(), self.one(2)
+        for bucket in (CHAT, DOCUMENT):
+            times.book(self.one(9), bucket.name, 1.0, 20.0 * RETURN_SHARE, 1, 0.0)
+        assert times.limits(DOCUMENT, new, 4.9, False).max_wait_s == 0.5 * DOCUMENT.max_wait_s
+        assert times.limits(DOCUMENT, new, 5.0, False) == DOCUMENT  # the last is due in 15 s
+        assert times.limits(DOCUMENT, new, 4.9, True) == DOCUMENT
+        assert times.limits(CHAT, new, 4.9, False) == CHAT
+        times.note(new, 4.0, 0.0)
+        assert times.limits(DOCUMENT, new, 4.9, False) == DOCUMENT  # it comes back
 
     @pytest.mark.parametrize(
         ("at", "tenant", "known"),
@@ -65,10 +72,11 @@ class TestReturnTimes:
         self, at: float, tenant: str, known: bool
     ) -> None:
         times = self.times()
-        self.book(times, at)  # places are kept from now on
+        times.note(self.one(9), at, 0.0)
+        times.arrived(self.one(9), at)  # places are kept from now on
         times.note(self.one(1, "a"), 5.0, 0.0)
         assert times.is_back(self.one(1, tenant), at) == known
-        assert (times.limits(CHAT, self.one(1, tenant), at) == CHAT) == known
+        assert (times.limits(CHAT, self.one(1, tenant), at, False) == CHAT) == known
 
     def test_a_place_is_used_once(self) -> None:
         times = self.times()
@@ -101,10 +109,10 @@ class TestReturnTimes:
         ]
         again, new = (Request("x", 4_000, identity=n) for n in (rejected[0].request.identity, 99))
         at = rejected[0].retry_after_s
-        limits = [shaper.preview(one, at).max_wait_s for one in (again, new)]
-        assert limits == [CHAT.max_wait_s, 0.5 * CHAT.max_wait_s]
+        assert shaper.preview(new, at).max_wait_s == CHAT.max_wait_s  # nobody came back so far
         shaper.arrive(again, at)
-        assert shaper.preview(again, at).max_wait_s == 0.5 * CHAT.max_wait_s  # its place is used
+        limits = [shaper.preview(one, at).max_wait_s for one in (rejected[1].request, new)]
+        assert limits == [CHAT.max_wait_s, 0.8 * CHAT.max_wait_s]
 
 
 class TestQuotas:
