@@ -12,7 +12,7 @@ HEADS = ("in time", "goodput", "chats' p99", "documents' p99", "E2E p50")
 assert len(HEADS) == len(FIGURES)
 LISTED = (0, 1, 4)  # places of the figures whose every worse cell is shown
 LOADS = ("0.8", "1", "1.5", "2")
-# Why a model can be better, by traffic: rows of "Where a model is better" in docs/research/parts.md.
+# Why a model can be better, by traffic: "Where a model is better" in docs/research/parts.md.
 CAUSES = {
     "rag": "balance",
     "conversation": "decoding",

@@ -9,7 +9,7 @@ refused request counts as an infinite TTFT and as a missed target.
     python tests/bench/policies.py                          # all workloads and policies, 5 seeds
     python tests/bench/policies.py "chat beside" --seeds 2  # those whose name has this in it
     python tests/bench/policies.py --highest-load [--chunk 2048]  # and --write-docs afterwards
-    python tests/bench/policies.py --ablation --slo --interval 2  # with vLLM's own order and cadence
+    python tests/bench/policies.py --ablation --slo --interval 2  # vLLM's order, cadence
 
 What was played is kept in --out by the source that played it; a second run plays only what is
 missing. Workloads of public traces need --data (see CONTRIBUTING.md).

@@ -177,8 +177,9 @@ class ReturnTimes:
 
     Without memory a policy rejects a request that comes back as often as a new request. So it is
     recognised by its prompt and tenant. While clients do come back, new requests may fill the queue
-    up to 1 - RETURN_SHARE of `max_wait` only. If clients are booked for longer than half of it, in
-    lasting overload, to that half: a longer queue serves no more, only later.
+    up to 1 - RETURN_SHARE of `max_wait` only. In lasting overload (clients are booked for longer
+    than half of it) documents fill only that half: a longer queue serves no more, only later. But
+    the shares of several active tenants come from the whole queue.
     """
 
     def __init__(self, buckets: Mapping[str, Bucket]) -> None:
@@ -228,21 +229,16 @@ class ReturnTimes:
         return at <= now < at + RETRY_MOST_S
 
     def limits(self, bucket: Bucket, request: Request, now: float, shared: bool) -> Bucket:
-        """Return the bucket with the `max_wait` that applies to a request when it arrives.
-
-        Args:
-            shared: several tenants are active, whose shares come from the whole queue.
-        """
-        share = 1.0
-        if now < self._came_back_at.get(request.model, -inf) + RETRY_MOST_S:
-            share -= RETURN_SHARE
-        half_s, booked_until = MAJORITY * bucket.max_wait_s, self._booked_until
-        if bucket.max_wait_s > self._hasty_s and not shared:
-            if booked_until.get((request.model, bucket.name), -inf) > now + half_s:
-                share = MAJORITY
-        if share == 1.0 or self.is_back(request, now):
+        """Return the bucket with the `max_wait` on arrival. `shared`: several tenants are active."""
+        came_back_at = self._came_back_at.get(request.model, -inf)
+        until = self._booked_until.get((request.model, bucket.name), -inf)
+        left = 1.0 - RETURN_SHARE if now < came_back_at + RETRY_MOST_S else 1.0
+        half_s = MAJORITY * bucket.max_wait_s
+        if now + half_s < until and self._hasty_s < bucket.max_wait_s and not shared:
+            left = MAJORITY
+        if left == 1.0 or self.is_back(request, now):
             return bucket
-        return replace(bucket, max_wait_s=share * bucket.max_wait_s)
+        return replace(bucket, max_wait_s=left * bucket.max_wait_s)
 
     def arrived(self, request: Request, now: float) -> None:
         """Note an arrival. Call it after `limits`."""
