@@ -285,12 +285,10 @@ class EngineConfig:
         """Return max_num_seqs: as given, or the default for the GPU."""
         if self.max_num_seqs:
             return self.max_num_seqs
-        _tokens, seqs = self._batch_defaults()
-        return min(seqs, self.batched_tokens)
+        return min(self._batch_defaults()[1], self.batched_tokens)
 
     def _batch_defaults(self) -> tuple[int, int]:
-        gpu = self.gpu_spec
-        return self.release.batch_defaults(gpu.memory_gib, gpu.name)
+        return self.release.batch_defaults(self.gpu_spec.memory_gib, self.gpu_spec.name)
 
     def limits(self) -> SchedulerLimits:
         speculation = self.speculation
