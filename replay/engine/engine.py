@@ -176,6 +176,7 @@ class EngineCore:
         if self._aborted:
             outputs = [request for request in outputs if not request.aborted]
         for request in outputs:
+            # Take its tokens.
             count, rejected = self._yield(step, request) if step.drafted else (1, 0)
             request.computed -= rejected
             request.drafts = self.limits.proposed_tokens
@@ -184,6 +185,7 @@ class EngineCore:
                 full = min(request.computed, tokens - 1) // self.limits.block_size
                 self.scheduler.register(request, full)
             self.generation_tokens += count
+            # Its first token ends the prompt, its last the request.
             produced = tokens - request.prompt_tokens
             if produced == 1:
                 self.prompt_tokens += request.prompt_tokens

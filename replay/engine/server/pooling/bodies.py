@@ -156,6 +156,7 @@ def _scored(
     top_n: int | None = None,
 ) -> ScoreCall:
     """Return the pairs of two lists of texts. `top_n` says that it is a reranking."""
+    # The two lists must go together.
     _check_model(body, served_name)
     first, second = texts
     if len(first) > 1 and len(first) != len(second):
@@ -163,8 +164,9 @@ def _scored(
     for name, part in (("text", first), ("text_pair", second)):
         if not part:
             raise bad_value(f"At least one {name} element must be given")
+    # A classifier reads both texts of a pair as one prompt. Embeddings need each text once.
     ones, others = ([encode_text(text) for text in part] for part in (first, second))
-    if convert == "classify":  # the model reads both texts of a pair as one prompt
+    if convert == "classify":
         each = ones * len(others) if len(ones) == 1 else ones
         joined = [Prompt(a.data + b.data) for a, b in zip(each, others, strict=True)]
         prompts = _fitting(joined, body, context)
@@ -174,6 +176,7 @@ def _scored(
         ones, others = list(prompts[: len(ones)]), list(prompts[len(ones) :])
         each = ones * len(others) if len(ones) == 1 else ones
         pairs = tuple(zip(each, others, strict=True))
+    # A reranking repeats the documents.
     documents = () if top_n is None else tuple(second)
     return ScoreCall(
         prompts=prompts,
