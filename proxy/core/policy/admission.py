@@ -229,7 +229,7 @@ class ReturnTimes:
         return at <= now < at + RETRY_MOST_S
 
     def limits(self, bucket: Bucket, request: Request, now: float, shared: bool) -> Bucket:
-        """Return the bucket with the `max_wait` on arrival, `shared` by several active tenants or not."""
+        """Return the bucket with its `max_wait` on arrival. `shared`: by several active tenants."""
         came_back_at = self._came_back_at.get(request.model, -inf)
         until = self._booked_until.get((request.model, bucket.name), -inf)
         left = 1.0 - RETURN_SHARE if now < came_back_at + RETRY_MOST_S else 1.0
