@@ -177,14 +177,14 @@ class ReturnTimes:
 
     Without memory a policy rejects a request that comes back as often as a new request. So it is
     recognised by its prompt and tenant. While clients do come back, new requests may fill the queue
-    up to 1 - RETURN_SHARE of `max_wait` only. In lasting overload (clients are booked for longer
-    than half of it) documents fill only that half: a longer queue serves no more, only later. But
-    the shares of several active tenants come from the whole queue.
+    up to 1 - RETURN_SHARE of `max_wait` only. Overload lasts if clients are booked for longer than
+    half of `max_wait`. Then new documents may fill only that half: a longer queue serves no more
+    requests, and all of them later. Several active tenants need the whole queue for fair shares.
     """
 
     def __init__(self, buckets: Mapping[str, Bucket]) -> None:
         self._booked_until: dict[tuple[str, str], float] = {}  # by model and bucket
-        self._hasty_s = min(bucket.max_wait_s for bucket in buckets.values())
+        self._least_max_wait_s = min(bucket.max_wait_s for bucket in buckets.values())
         self._due_back: dict[tuple[str, int], float] = {}  # in order of rejection
         self._came_back_at: dict[str, float] = {}  # by model
 
@@ -228,17 +228,25 @@ class ReturnTimes:
         at = self._due_back.get((request.tenant, request.identity), inf)
         return at <= now < at + RETRY_MOST_S
 
-    def limits(self, bucket: Bucket, request: Request, now: float, shared: bool) -> Bucket:
-        """Return the bucket with its `max_wait` on arrival. `shared`: by several active tenants."""
-        came_back_at = self._came_back_at.get(request.model, -inf)
-        until = self._booked_until.get((request.model, bucket.name), -inf)
-        left = 1.0 - RETURN_SHARE if now < came_back_at + RETRY_MOST_S else 1.0
-        half_s = MAJORITY * bucket.max_wait_s
-        if now + half_s < until and self._hasty_s < bucket.max_wait_s and not shared:
-            left = MAJORITY
+    def limits(self, bucket: Bucket, request: Request, now: float, *, shared: bool) -> Bucket:
+        """Return the bucket with the `max_wait` that applies to a request when it arrives.
+
+        Args:
+            shared: several tenants are active.
+        """
+        left = self._left_for_new(bucket, request.model, now, shared=shared)
         if left == 1.0 or self.is_back(request, now):
             return bucket
         return replace(bucket, max_wait_s=left * bucket.max_wait_s)
+
+    def _left_for_new(self, bucket: Bucket, model: str, now: float, *, shared: bool) -> float:
+        """Return the share of `max_wait` up to which new requests may fill the queue."""
+        booked_s = self._booked_until.get((model, bucket.name), -inf) - now
+        patient = bucket.max_wait_s > self._least_max_wait_s
+        if booked_s > MAJORITY * bucket.max_wait_s and patient and not shared:
+            return MAJORITY
+        back_lately = now < self._came_back_at.get(model, -inf) + RETRY_MOST_S
+        return 1.0 - RETURN_SHARE if back_lately else 1.0
 
     def arrived(self, request: Request, now: float) -> None:
         """Note an arrival. Call it after `limits`."""

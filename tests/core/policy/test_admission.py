@@ -42,21 +42,25 @@ class TestReturnTimes:
     def test_new_requests_leave_a_fifth_of_the_wait_once_a_client_has_come_back(self) -> None:
         times = self.times()
         times.note(self.one(1), 5.0, 0.0)
-        assert times.limits(CHAT, self.one(2), 1.0, False) == CHAT
+        assert times.limits(CHAT, self.one(2), 1.0, shared=False) == CHAT
         times.arrived(self.one(1), 5.0)
-        assert times.limits(CHAT, self.one(2), 5.0, False).max_wait_s == 0.8 * CHAT.max_wait_s
-        assert times.limits(CHAT, self.one(2), 65.0, False) == CHAT  # nobody came back for a minute
+        assert (
+            times.limits(CHAT, self.one(2), 5.0, shared=False).max_wait_s == 0.8 * CHAT.max_wait_s
+        )
+        assert times.limits(CHAT, self.one(2), 65.0, shared=False) == CHAT  # nobody came back
 
     def test_new_documents_fill_half_of_the_queue_in_lasting_overload(self) -> None:
         times, new = self.times(), self.one(2)
         for bucket in (CHAT, DOCUMENT):
             times.book(self.one(9), bucket.name, 1.0, 20.0 * RETURN_SHARE, 1, 0.0)
-        assert times.limits(DOCUMENT, new, 4.9, False).max_wait_s == 0.5 * DOCUMENT.max_wait_s
-        assert times.limits(DOCUMENT, new, 5.0, False) == DOCUMENT  # the last is due in 15 s
-        assert times.limits(DOCUMENT, new, 4.9, True) == DOCUMENT
-        assert times.limits(CHAT, new, 4.9, False) == CHAT
+        assert (
+            times.limits(DOCUMENT, new, 4.9, shared=False).max_wait_s == 0.5 * DOCUMENT.max_wait_s
+        )
+        assert times.limits(DOCUMENT, new, 5.0, shared=False) == DOCUMENT  # the last is due in 15 s
+        assert times.limits(DOCUMENT, new, 4.9, shared=True) == DOCUMENT
+        assert times.limits(CHAT, new, 4.9, shared=False) == CHAT
         times.note(new, 4.0, 0.0)
-        assert times.limits(DOCUMENT, new, 4.9, False) == DOCUMENT  # it comes back
+        assert times.limits(DOCUMENT, new, 4.9, shared=False) == DOCUMENT  # it comes back
 
     @pytest.mark.parametrize(
         ("at", "tenant", "known"),
@@ -76,7 +80,7 @@ class TestReturnTimes:
         times.arrived(self.one(9), at)  # places are kept from now on
         times.note(self.one(1, "a"), 5.0, 0.0)
         assert times.is_back(self.one(1, tenant), at) == known
-        assert (times.limits(CHAT, self.one(1, tenant), at, False) == CHAT) == known
+        assert (times.limits(CHAT, self.one(1, tenant), at, shared=False) == CHAT) == known
 
     def test_a_place_is_used_once(self) -> None:
         times = self.times()
