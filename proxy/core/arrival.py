@@ -214,7 +214,10 @@ class NewRequests:
         dispatcher, request = self._dispatcher, waiting.request
         # Prefer backends that can meet the limits, then an idle backend that was not priced.
         shared = dispatcher.forecast.gate.beside_others(now)
-        limits = dispatcher.return_times.limits(bucket, request, now, shared=shared)
+        queued_s = dispatcher.queues.queued_s(bucket.name, request.model, now)
+        limits = dispatcher.return_times.limits(
+            bucket, request, now, queued_s=queued_s, shared=shared
+        )
         hopeful = [
             o
             for o in options

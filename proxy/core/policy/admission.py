@@ -177,9 +177,12 @@ class ReturnTimes:
 
     Without memory a policy rejects a request that comes back as often as a new request. So it is
     recognised by its prompt and tenant. While clients do come back, new requests may fill the queue
-    up to 1 - RETURN_SHARE of `max_wait` only. Overload lasts if clients are booked for longer than
-    half of `max_wait`. Then new documents may fill only that half: a longer queue serves no more
-    requests, and all of them later. Several active tenants need the whole queue for fair shares.
+    up to 1 - RETURN_SHARE of `max_wait` only.
+
+    A queue that was not empty for longer than half of `max_wait` is no burst: it stands (CoDel,
+    Nichols and Jacobson 2012), serves no more requests than a short one, and all of them later. So
+    new documents may fill only half of it. Several active tenants need all of it for fair shares,
+    and the wait of chats is short anyway.
     """
 
     def __init__(self, buckets: Mapping[str, Bucket]) -> None:
@@ -228,22 +231,26 @@ class ReturnTimes:
         at = self._due_back.get((request.tenant, request.identity), inf)
         return at <= now < at + RETRY_MOST_S
 
-    def limits(self, bucket: Bucket, request: Request, now: float, *, shared: bool) -> Bucket:
+    def limits(
+        self, bucket: Bucket, request: Request, now: float, *, queued_s: float, shared: bool
+    ) -> Bucket:
         """Return the bucket with the `max_wait` that applies to a request when it arrives.
 
         Args:
+            queued_s: for how long requests of the bucket and model have waited without a break.
             shared: several tenants are active.
         """
-        left = self._left_for_new(bucket, request.model, now, shared=shared)
+        left = self._left_for_new(bucket, request.model, now, queued_s=queued_s, shared=shared)
         if left == 1.0 or self.is_back(request, now):
             return bucket
         return replace(bucket, max_wait_s=left * bucket.max_wait_s)
 
-    def _left_for_new(self, bucket: Bucket, model: str, now: float, *, shared: bool) -> float:
+    def _left_for_new(
+        self, bucket: Bucket, model: str, now: float, *, queued_s: float, shared: bool
+    ) -> float:
         """Return the share of `max_wait` up to which new requests may fill the queue."""
-        booked_s = self._booked_until.get((model, bucket.name), -inf) - now
-        patient = bucket.max_wait_s > self._least_max_wait_s
-        if booked_s > MAJORITY * bucket.max_wait_s and patient and not shared:
+        lasts = queued_s > MAJORITY * bucket.max_wait_s
+        if lasts and bucket.max_wait_s > self._least_max_wait_s and not shared:
             return MAJORITY
         back_lately = now < self._came_back_at.get(model, -inf) + RETRY_MOST_S
         return 1.0 - RETURN_SHARE if back_lately else 1.0

@@ -34,6 +34,7 @@ class FleetQueues:
         self.backends: dict[str, Backend] = {}
         self.count = dict.fromkeys(buckets, 0)
         self.of_model: Counter[tuple[str, str]] = Counter()
+        self._queued_since: dict[tuple[str, str], float] = {}
         self._heads: list[QueuedRequest] | None = None  # as found last, until a queue changes
 
     def enter(self, waiting: QueuedRequest, backend: Backend) -> None:
@@ -42,7 +43,10 @@ class FleetQueues:
         self.waiting[waiting.request.id] = waiting
         self.backends[backend.name] = backend
         self.count[waiting.bucket] += 1
-        self.of_model[waiting.bucket, waiting.request.model] += 1
+        key = waiting.bucket, waiting.request.model
+        if not self.of_model[key]:
+            self._queued_since[key] = waiting.arrived_at
+        self.of_model[key] += 1
         self._heads = None
 
     def leave(self, waiting: QueuedRequest, backend: Backend) -> None:
@@ -55,8 +59,12 @@ class FleetQueues:
         key = waiting.bucket, waiting.request.model
         self.of_model[key] -= 1
         if not self.of_model[key]:
-            del self.of_model[key]
+            del self.of_model[key], self._queued_since[key]
         self._heads = None
+
+    def queued_s(self, bucket: str, model: str, now: float) -> float:
+        """Return for how long such requests have waited without a break."""
+        return now - self._queued_since.get((bucket, model), now)
 
     def rebucket(self, buckets: Iterable[str]) -> None:
         """Change the buckets while no request waits."""

@@ -21,7 +21,7 @@ from forebay.proxy.core.model import (
     ServiceClass,
     Tenant,
 )
-from forebay.proxy.core.policy.admission import RETURN_SHARE, ReturnTimes
+from forebay.proxy.core.policy.admission import ReturnTimes
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.kv_budget import Holding, Holdings, OutputLengths
 from forebay.proxy.core.state.queue import BucketQueue, DueQueue, QueuedRequest
@@ -39,28 +39,29 @@ class TestReturnTimes:
     def one(self, number: int, tenant: str = "") -> Request:
         return Request(str(number), 1_000, identity=number, tenant=tenant)
 
+    def most_s(
+        self, times: ReturnTimes, bucket: Bucket, now: float, queued_s: float = 0.0
+    ) -> float:
+        """Return the longest wait of a new request."""
+        return times.limits(bucket, self.one(2), now, queued_s=queued_s, shared=False).max_wait_s
+
     def test_new_requests_leave_a_fifth_of_the_wait_once_a_client_has_come_back(self) -> None:
         times = self.times()
         times.note(self.one(1), 5.0, 0.0)
-        assert times.limits(CHAT, self.one(2), 1.0, shared=False) == CHAT
+        assert self.most_s(times, CHAT, 1.0) == CHAT.max_wait_s
         times.arrived(self.one(1), 5.0)
-        assert (
-            times.limits(CHAT, self.one(2), 5.0, shared=False).max_wait_s == 0.8 * CHAT.max_wait_s
-        )
-        assert times.limits(CHAT, self.one(2), 65.0, shared=False) == CHAT  # nobody came back
+        assert self.most_s(times, CHAT, 5.0) == 0.8 * CHAT.max_wait_s
+        assert self.most_s(times, CHAT, 65.0) == CHAT.max_wait_s  # nobody came back for a minute
 
-    def test_new_documents_fill_half_of_the_queue_in_lasting_overload(self) -> None:
+    def test_new_documents_fill_half_of_a_queue_that_stands(self) -> None:
         times, new = self.times(), self.one(2)
-        for bucket in (CHAT, DOCUMENT):
-            times.book(self.one(9), bucket.name, 1.0, 20.0 * RETURN_SHARE, 1, 0.0)
-        assert (
-            times.limits(DOCUMENT, new, 4.9, shared=False).max_wait_s == 0.5 * DOCUMENT.max_wait_s
-        )
-        assert times.limits(DOCUMENT, new, 5.0, shared=False) == DOCUMENT  # the last is due in 15 s
-        assert times.limits(DOCUMENT, new, 4.9, shared=True) == DOCUMENT
-        assert times.limits(CHAT, new, 4.9, shared=False) == CHAT
+        half_s = 0.5 * DOCUMENT.max_wait_s
+        assert self.most_s(times, DOCUMENT, 20.0, queued_s=half_s) == DOCUMENT.max_wait_s  # a burst
+        assert self.most_s(times, DOCUMENT, 20.0, queued_s=half_s + 0.1) == half_s
+        assert self.most_s(times, CHAT, 20.0, queued_s=half_s + 0.1) == CHAT.max_wait_s
+        assert times.limits(DOCUMENT, new, 20.0, queued_s=20.0, shared=True) == DOCUMENT
         times.note(new, 4.0, 0.0)
-        assert times.limits(DOCUMENT, new, 4.9, shared=False) == DOCUMENT  # it comes back
+        assert times.limits(DOCUMENT, new, 4.9, queued_s=20.0, shared=False) == DOCUMENT  # is back
 
     @pytest.mark.parametrize(
         ("at", "tenant", "known"),
@@ -80,7 +81,9 @@ class TestReturnTimes:
         times.arrived(self.one(9), at)  # places are kept from now on
         times.note(self.one(1, "a"), 5.0, 0.0)
         assert times.is_back(self.one(1, tenant), at) == known
-        assert (times.limits(CHAT, self.one(1, tenant), at, shared=False) == CHAT) == known
+        assert (
+            times.limits(CHAT, self.one(1, tenant), at, queued_s=0.0, shared=False) == CHAT
+        ) == known
 
     def test_a_place_is_used_once(self) -> None:
         times = self.times()

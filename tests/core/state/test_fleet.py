@@ -62,3 +62,20 @@ def test_as_many_backends_are_kept_clear_as_chats_need(
     shaper.backends["gpu0"].worked["chat"].add(worked_s, 0.0)
     taken = [sent(shaper.arrive(Request(f"d{n}", 100_000, 20), 0.01)) for n in range(20)]
     assert len({name for names in taken for name in names}) == backends - clear
+
+
+def test_a_queue_stands_from_its_first_request_until_none_waits() -> None:
+    shaper = a_fleet(1)
+    queues = shaper._dispatcher.queues
+    for number in range(4):
+        shaper.arrive(Request(f"d{number}", 100_000, 20), 0.1 * number)
+    since = min(waiting.arrived_at for waiting in queues.waiting.values())
+    assert queues.queued_s("document", "", 5.0) == 5.0 - since
+    assert queues.queued_s("chat", "", 5.0) == 0.0
+    first, *others = queues.waiting
+    shaper.cancel(first, 5.0)
+    assert queues.queued_s("document", "", 5.0) == 5.0 - since  # others wait
+    assert others
+    for name in others:
+        shaper.cancel(name, 6.0)
+    assert queues.queued_s("document", "", 7.0) == 0.0
