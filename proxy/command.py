@@ -9,7 +9,7 @@ from typer._click.exceptions import ClickException  # Typer bundles Click, and e
 
 from forebay.proxy.config.redaction import without_user_info
 from forebay.traces.command_line.help_text import PlainTyper
-from forebay.traces.command_line.messages import be_quiet, printable_lines
+from forebay.traces.command_line.messages import be_quiet, is_quiet, printable_lines
 from forebay.traces.command_line.plain_words import plain_words
 from forebay.traces.errors import InputError
 
@@ -22,6 +22,7 @@ def new_app(**options: Any) -> PlainTyper:
 def run_command(app: typer.Typer, word: str, words: Sequence[str]) -> int:
     """Run `app` with `words`, and return the exit status."""
     command = typer.main.get_command(app)
+    quiet_before = is_quiet()  # `--quiet` is for this command only
     be_quiet(False)
     try:
         status = command.main(list(words), prog_name=f"forebay {word}", standalone_mode=False)
@@ -39,6 +40,8 @@ def run_command(app: typer.Typer, word: str, words: Sequence[str]) -> int:
         if isinstance(error.__context__, BrokenPipeError):  # Click ends the program itself
             raise error.__context__ from None
         raise
+    finally:
+        be_quiet(quiet_before)
     return status if isinstance(status, int) else 0
 
 

@@ -14,6 +14,7 @@ import typer
 
 from forebay.proxy.cli import COMMANDS, main
 from forebay.proxy.completion import candidates
+from forebay.traces.command_line.messages import talk
 
 WIDTH = 80
 
@@ -100,6 +101,8 @@ def test_quiet_leaves_out_all_but_results_warnings_and_errors(
     assert capsys.readouterr().out.startswith("{")
     assert main(["traces", "describe", "nowhere.jsonl", "--quiet"]) == 2
     assert "nowhere.jsonl" in capsys.readouterr().err
+    talk("a message")
+    assert capsys.readouterr().err == "a message\n"  # --quiet ends with its command
 
 
 WRITE_FILES = {"completion", "runs export"}

@@ -237,7 +237,8 @@ class ReturnTimes:
         """Return the bucket with the `max_wait` that applies to a request when it arrives.
 
         Args:
-            queued_s: for how long requests of the bucket and model have waited without a break.
+            queued_s: seconds for which requests of its bucket and model have waited without a
+                break.
             shared: several tenants are active.
         """
         left = self._left_for_new(bucket, request.model, now, queued_s=queued_s, shared=shared)
