@@ -138,10 +138,12 @@ def refusal(fit: Fit) -> str | None:
     """Return why the constants are no physics, or None: a constant stopped at its bound."""
     for name in fit.at_bound:
         allowed, value = CONSTANTS[name], getattr(fit.constants, name)
+        error = fit.relative_errors[name]
+        unsure = error is not None and error > MOST_ERROR  # it may as well be a little above zero
         high = value >= allowed.high * 0.999
         if allowed.unit == "share" and high:
             why = "would exceed the GPU's peak: cached prompts, or another GPU or precision?"
-        elif allowed.unit != "share" and not high:
+        elif allowed.unit != "share" and not high and not unsure:
             why = "would be negative: the measured server is faster than the model without it"
         else:
             continue  # a slow server is possible

@@ -12,6 +12,7 @@ from made_runs import SCHEMA, answered
 
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.calibration.calibrate import CalibrationResult, calibrate, kernel_table
+from forebay.replay.engine.calibration.fit import Fit, refusal
 from forebay.replay.engine.calibration.points import Point, Points, read_points
 from forebay.replay.engine.calibration.workloads import point_steps, predicted_s
 from forebay.replay.engine.config import EngineConfig
@@ -411,3 +412,14 @@ def test_a_calibration_is_written_to_the_target_of_a_link(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert link.is_symlink()
     assert read_calibration(kept).model == "llama-3-8b"
+
+
+@pytest.mark.parametrize(("error", "refused"), [(0.1, True), (None, True), (50.0, False)])
+def test_a_constant_near_zero_is_refused_only_if_it_is_certain(
+    error: float | None, refused: bool
+) -> None:
+    """A server that tokenizes in no time that could be measured is possible."""
+    name, low = "tokenize_token_s", 1e-8
+    constants = replace(kernel_table(), tokenize_token_s=low)
+    why = refusal(Fit(constants, (name,), {name: error}, (name,), {}, 0.1))
+    assert (why is not None and why.startswith(f"{name} would be negative")) is refused
