@@ -13,6 +13,7 @@ from aiohttp import web
 
 from forebay.proxy.http1.client.backend_errors import UpstreamFault
 from forebay.proxy.http1.client.connection import UpstreamResponse
+from forebay.proxy.http1.client.patience import ended_by_limit
 
 try:
     from fcntl import ioctl
@@ -67,12 +68,7 @@ class Limit:
     ) -> None:
         task, self._task = self._task, None
         del self._limits[self]
-        if (
-            self.expired
-            and task is not None
-            and task.uncancel() <= self._cancelling  # otherwise another caller cancelled it too
-            and kind is asyncio.CancelledError
-        ):
+        if self.expired and task is not None and ended_by_limit(task, self._cancelling, kind):
             raise TimeoutError from error
 
     def end(self) -> None:

@@ -125,7 +125,7 @@ class Counts:
 
 
 def table(runs: Sequence[tuple[Times, Times, Times]], length: int, requests: int) -> Iterator[str]:
-    """Compare the stretches of this length; of two traces those of neighbouring seeds."""
+    """Compare the stretches of this length. Two traces are neighbouring seeds."""
     for paired, kind in ((True, "one trace sent twice"), (False, "two traces")):
         counts = Counts()
         for number in range(len(runs) - 1):

@@ -41,7 +41,7 @@ RATES = (0.005, 0.01, 0.0125)  # sessions a second
 
 
 class PinnedSessions:
-    """A route that keeps each session on its first engine; sub-agents are sessions, too."""
+    """A route that keeps each session on its first engine. Sub-agents are sessions, too."""
 
     def __init__(self) -> None:
         self._home: dict[str, str] = {}

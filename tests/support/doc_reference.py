@@ -220,7 +220,7 @@ def error_table() -> str:
 
 
 def columns() -> str:
-    """The columns of requests.parquet, with type and meaning; equal ones share a line."""
+    """The columns of requests.parquet, with type and meaning. Equal columns share a line."""
     about = meanings(Row)
     names: dict[str, list[str]] = {}
     for name, kind in Row.__annotations__.items():

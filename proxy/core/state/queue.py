@@ -15,7 +15,7 @@ from forebay.proxy.core.state.kv_budget import Holdings
 NONE_EXCLUDED: frozenset[str] = frozenset()
 
 FlowKey = tuple[int, str, int]  # rank among all tenants, tenant, rank among its own requests
-Place = tuple[float, float, int]  # that of a flow among others, the least first
+Place = tuple[float, float, int]  # of a flow among others, the least first
 
 
 class QueuedRequest:

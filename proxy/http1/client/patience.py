@@ -6,6 +6,18 @@ from types import TracebackType
 SLICES = 4  # of a limit; an event loop that is late by half a slice has stood still
 
 
+def ended_by_limit(
+    task: asyncio.Task[object], cancelling: int, kind: type[BaseException] | None
+) -> bool:
+    """Take back a limit's cancellation of a task. True if it alone ended the block.
+
+    Args:
+        cancelling: the task's count of cancellations before the block.
+        kind: the exception that ended the block.
+    """
+    return task.uncancel() <= cancelling and kind is asyncio.CancelledError
+
+
 class Patience:
     """Ends a `with` block by TimeoutError after `seconds`.
 
@@ -46,11 +58,7 @@ class Patience:
         traceback: TracebackType | None,
     ) -> None:
         self._timer.cancel()
-        if (
-            self._expired
-            and self._task.uncancel() <= self._cancelling  # else another caller cancelled it too
-            and kind is asyncio.CancelledError
-        ):
+        if self._expired and ended_by_limit(self._task, self._cancelling, kind):
             raise TimeoutError from error
 
     def _wait(self) -> None:
