@@ -300,7 +300,7 @@ def show(result: "SearchResult", folder: Path | None, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(data.decode())
         return
-    # A terminal gets the table, the answer, and what it means for users.
+    # Print the table, the answer, and the number of users that the answer stands for.
     from rich.console import Console
 
     from forebay.analysis.search.curve import curve_table

@@ -147,7 +147,7 @@ def _show(result: "Tuned", slos: "tuple[Slo, ...]", requests: int, *, as_json: b
         }
         sys.stdout.write(orjson.dumps(data, option=orjson.OPT_INDENT_2).decode() + "\n")
         return
-    # A reader gets the gains first, then what to change.
+    # Print the gains first, then the flags to change.
     _print(result, slos, requests)
     print(f"\n{result.servers} server{'s' * (result.servers > 1)}, each:\n  {line}")
     if result.engine.long_prefill_token_threshold:

@@ -62,7 +62,7 @@ class Backends:
         say: Say,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        # What requests have shown of the backends.
+        # State that requests have taught this proxy about the backends.
         self._config = config
         self._tls = tls
         self._driver = driver

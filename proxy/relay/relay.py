@@ -107,7 +107,9 @@ class Relay:
                             raise  # it may be up again soon
                         if rejected.action.reason != "no_backend_available":
                             raise  # the others are busy: the client may come back
-                        return failure.result()  # no other backend: the first one's response stands
+                        return (
+                            failure.result()
+                        )  # no other backend: the first backend's response stands
                     shaped.record.sent(send, self._clock())
 
     async def _send(

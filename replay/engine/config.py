@@ -92,7 +92,7 @@ class EngineConfig:
     calibration: Path | Calibration | None = None
 
     def __post_init__(self) -> None:
-        # First names, and what the GPU and this version of vLLM cannot do.
+        # Check names first, then the limits of the GPU and of this version of vLLM.
         gpu = self.gpu_spec  # report an unknown name first
         _ = self.rank_spec
         check_precision(self.model_spec, gpu, self.kv_cache_dtype)
@@ -353,7 +353,7 @@ class EngineConfig:
                 )
 
     def _check_lengths(self) -> None:
-        # The context, within what the model was trained for.
+        # The context must not exceed the length that the model was trained for.
         longest = self.model_spec.max_model_len
         if self.context > longest:
             raise InputError(

@@ -65,7 +65,7 @@ def validate_command(
     measured = read_measured(runs, trace)
     check_model(runs, config)
     simulated = predict(measured, config)
-    # Compare the times of both, and judge the one that is furthest off.
+    # Compare measured and simulated times, and judge the time that is furthest off.
     lines = compared(measured, simulated)
     hits = {"measured": hit_ratio(measured), "simulated": hit_ratio(simulated)}
     worst = max(lines, key=lambda line: abs(line.error))

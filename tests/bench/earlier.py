@@ -85,15 +85,16 @@ class Earlier:
         return float(self._shaper.wake_at())
 
     def _translated(self, actions: Sequence[Any]) -> list[Action]:
-        found: list[Action] = []
-        for one in actions:
-            request, times = self._requests[one.request.id], (one.bucket, one.queued_s)
-            if hasattr(one, "backend"):
-                predicted = one.predicted_ttft_s, one.matched_tokens
-                found.append(Send(request, one.backend, *times, *predicted))
+        translated: list[Action] = []
+        for theirs in actions:
+            request = self._requests[theirs.request.id]
+            times = theirs.bucket, theirs.queued_s
+            if hasattr(theirs, "backend"):
+                predicted = theirs.predicted_ttft_s, theirs.matched_tokens
+                translated.append(Send(request, theirs.backend, *times, *predicted))
             else:
-                found.append(Reject(request, one.reason, *times, one.retry_after_s))
-        return found
+                translated.append(Reject(request, theirs.reason, *times, theirs.retry_after_s))
+        return translated
 
 
 @contextmanager
@@ -133,7 +134,7 @@ def traffic(data: Path, seeds: int) -> Iterator[tuple[str, list[Rows]]]:
         rows = [rows_at_capacity(name, 2, seed) for seed in range(seeds)]
         yield (
             f"{name} (made)",
-            [[replace(row, arrival_s=row.arrival_s / LOAD) for row in one] for one in rows],
+            [[replace(row, arrival_s=row.arrival_s / LOAD) for row in trace] for trace in rows],
         )
     if (data / "traces").is_dir():
         for load in (load for load in LOADS if load.data and load.kind != "mixed"):

@@ -113,7 +113,7 @@ QWEN_1_5B = LLAMA_2_7B | {
 MODELS = {"7b": LLAMA_2_7B, "13b": LLAMA_2_13B, "70b": LLAMA_2_70B, "1.5b": QWEN_1_5B}
 
 PRINTED = (
-    # row, command, what it prints, and what the row says of it
+    # row, command, figures that it prints, and the same figures as the row has them
     (3, "kv --model phi-3-mini --gpu h200-nvl --lengths 1024,4096,32768,65536,128000",
      ("0.38", "1.50", "12.00", "24.00", "46.88"), "0.38, 1.50, 12.00, 24.00, 46.88 GiB"),
     (9, "kv --model phi-3-mini --gpu h200-nvl", ("MHA, 32 layers, 384 KiB per token",), "384 KiB"),
@@ -158,11 +158,11 @@ def test_a_cheap_command_prints_the_figures_of_its_row(
 def test_the_page_of_studies_has_every_study_in_the_order_of_the_course() -> None:
     text = studies.PAGE.read_text(encoding="utf-8")
     assert studies.BLOCK.findall(text) == list(studies.ORDER)
-    assert list(studies.results()) == [one for one in studies.ORDER if one in studies.results()]
+    assert list(studies.results()) == [name for name in studies.ORDER if name in studies.results()]
 
 
 @pytest.mark.parametrize("name", studies.results())
-def test_a_block_is_what_the_results_say(name: str) -> None:
+def test_a_block_equals_the_results(name: str) -> None:
     made = f"<!-- generated: study {name} -->\n\n{studies.block(name)}\n\n<!-- end -->"
     assert made in studies.PAGE.read_text(encoding="utf-8"), "make studies"
     assert (studies.PLOTS / f"{name}.svg").read_text(encoding="utf-8").startswith("<svg")

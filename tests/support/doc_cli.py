@@ -48,7 +48,8 @@ SECTIONS = {
     "engine": "The simulated server", "experiment": "Experiments", "fleet": "Fleet",
     "report": "Reports", "replay": "Traffic and targets", "traces": "Traces", "kv": "KV cache",
 }  # fmt: skip
-"""The title of the section for options of a command's family; the first match decides."""
+"""Title of the section that has the shared options of a family of commands. The first match
+decides."""
 
 
 def _commands() -> Iterator[Words]:

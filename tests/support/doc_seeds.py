@@ -114,7 +114,7 @@ def _value(figure: Seeded, study: Mapping[str, Any], seed: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one run has of the chats and documents of t4.jsonl, in seconds and shares."""
+    """Times (s) and shares of the chats and documents of t4.jsonl, in a single run."""
 
     chat_p50_s: float
     chat_p99_s: float

@@ -56,7 +56,7 @@ EngineModel = Annotated[str, typer.Option(help="model of the engines")]
 EngineGpu = Annotated[str, typer.Option(help="GPU of the engines")]
 ReplaceRun = Annotated[bool, typer.Option("--force", help="replace the run in --out")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="processes; default: all cores")]
-# Of a service that requests are sent to.
+# Options about the service that gets the requests.
 ApiKey = Annotated[
     str | None, typer.Option(envvar="FOREBAY_API_KEY", help="sent as a bearer token")
 ]

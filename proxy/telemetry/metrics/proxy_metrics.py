@@ -120,7 +120,7 @@ class ProxyMetrics:
             "upstream_errors", "Failures of a backend, by kind", "backend", "kind"
         )
         self.retries = counter("retries", "Requests retried after this backend failed", "backend")
-        # What each backend was sent, and how long it took.
+        # The work of each backend, and its duration.
         self.prompt_tokens = counter(
             "prompt_tokens", "Prompt tokens, as the backend counts", "backend"
         )

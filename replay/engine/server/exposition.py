@@ -160,7 +160,7 @@ class Exposition:
             ),
         ):
             yield self._several(CounterMetricFamily, name, text, label, values)
-        # vLLM leaves the engine out of this one's labels.
+        # vLLM leaves the engine out of the labels of this metric.
         rejected = CounterMetricFamily(
             "vllm:admission_rejections",
             "Number of admission attempts rejected by a queue limit, by reason.",
