@@ -32,7 +32,6 @@ BLOCKS: Mapping[str, Maker] = {
     "result tables": results.tables,
     "results in words": results.words,
     "against no router": results.against_direct,
-    "live before and now": results.since_correction,
     "tests/bench/routers/bench_routers.py --write-docs": results.all_runs,
     "decisions": decisions,
     "commands": cli.cli_pages,

@@ -44,13 +44,6 @@ WORKLOADS = {
     "shared documents": "shared documents, 80 %",
     "shared documents, chunked": "shared documents, 80 %, with the flag",
 }
-BEFORE = {
-    "documents": ("0.52 s, 8.0 s", "10.7 s, 15.6 s", "100 %, 90 %"),
-    "documents, chunked": ("0.63 s, 0.63 s", "10.7 s, 14.5 s", "100 %, 100 %"),
-    "shared documents": ("1.3 s, 3.9 s", "6.2 s, 5.9 s", "99.8 %, 97 %"),
-    "shared documents, chunked": ("0.32 s, 12.6 s", "5.9 s, 17.3 s", "100 %, 91 %"),
-}
-"""Forebay and the best other router in the simulator of 2026-11-24, five seeds."""
 BUCKETS = ("chat", "document")
 COMPARABLE = 0.6
 """Of Forebay's share in time. A router with fewer answered only part of the requests, or most of
@@ -92,11 +85,6 @@ class Results:
         names = [name for name in OTHERS if self.comparable(workload, name)]
         values = [self.p99_s(workload, name, bucket) for name in names]
         return min((value for value in values if value is not None), default=None)
-
-    def best_share(self, workload: str) -> float | None:
-        """The greatest share of requests within target that another router reaches."""
-        values = [self.mean(workload, name, "attainment") for name in OTHERS]
-        return max((value for value in values if value is not None), default=None)
 
     def dates(self) -> str:
         days = sorted(record["date"][:10] for record in self.records)
@@ -352,24 +340,6 @@ def against_direct() -> str:
         shares = (pair.mean(workload, router, "attainment") for router in (OURS, "direct"))
         cells.append(", ".join(map(percent, shares)))
         rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join(rows)
-
-
-def since_correction() -> str:
-    """The live results before the simulator was corrected, and today's."""
-    heads = ["traffic", "", "chats' p99", "documents' p99", "in time"]
-    rows = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
-    for workload, label in WORKLOADS.items():
-        rows.append(f"| {label} | before | " + " | ".join(BEFORE[workload]) + " |")
-        pairs = [(_p99(workload, OURS, b), _best(workload, b)) for b in BUCKETS]
-        cells = [f"{seconds(ours)}, {seconds(best)}" for ours, best in pairs]
-        share, best_share = (
-            results().mean(workload, OURS, "attainment"),
-            results().best_share(workload),
-        )
-        rows.append(
-            "| | now | " + " | ".join([*cells, f"{percent(share)}, {percent(best_share)}"]) + " |"
-        )
     return "\n".join(rows)
 
 

@@ -42,43 +42,40 @@ PAGE = DOCS / "neighbours.md"
 INTRODUCTION = """\
 # A good client beside abuse
 
-Written by `make bench-neighbours`: {when}. Proxy, two backends and abuse are processes of their
-own, on loopback. The good client starts a short stream every 25 ms, with documents every 0.2 s, for
-{seconds:g} s. The proxy has a processor of its own. Abuse comes from other machines, so its process
-has the lowest priority.
+Written by `make bench-neighbours`: {when}. The good client starts a short stream every 25 ms for
+{seconds:g} s, or a document every 0.2 s. Proxy, two backends and abuse are processes of their own,
+on loopback. The proxy has a processor of its own. The abuse has the lowest priority, as if it came
+from other machines.
 
-- *Served*: of the good client's requests. *p99*: to the first byte of an answer, ms.
-- *Direct*: p99 of a control at the same time, which asks the same backends without the proxy.
-  It shows the part that shared processors and backends cause.
+- *Served*: share of the good client's requests. *p99*: its time to the first byte of an answer, ms.
+- *Direct*: p99 of a control that asks the same backends at the same time, without the proxy. It
+  shows the part that shared processors and backends cause.
 - *RSS*: highest, MiB. *Lag*: upper end of the highest bucket of `forebay_event_loop_lag_seconds`,
   in ms.
 - *SIGTERM*: seconds to the end of the process while the abuse goes on; `drain` is 2 s.
 
-Compare each scene with `undisturbed`, `undisturbed_documents`, or for scenes of the engine
-`undisturbed_engine`. For `classes`, `priorities` and `embeddings_flood` compare with `busy`: a
-tenant of equal weight asks for more than the engines can compute, and the good client waits for
-that tenant's share. For `text_without_usage` it is `within_quota`, whose tenant has the same quota
-and reports its usage. For `large_max_tokens` it is `busy_streams`: the same 64 streams of 200
-tokens a second each, without a `max_tokens`. They take half of the proxy's processor, most of it in
-the system calls that read and write each token. So p99 grows to 23 to 64 ms and more where others
-use the machine: `--workers` shares that work.
+Compare a scene with the scene without its abuse:
+
+- `classes`, `priorities`, `embeddings_flood` with `busy`: a tenant of equal weight asks for more
+  than the engines can compute, and the good client waits for that tenant's share.
+- `text_without_usage` with `within_quota`, whose tenant has the same quota and reports its usage.
+- `large_max_tokens` with `busy_streams`: the same 64 streams of 200 tokens a second, without a
+  `max_tokens`. They take half of the proxy's processor. `--workers` shares that work.
+- `signals_to_parent_and_workers` with `undisturbed_workers`: two workers on the one processor. RSS
+  is the parent's.
+- All others with `undisturbed`, `undisturbed_documents`, or for scenes of the engine
+  `undisturbed_engine`.
+
 {above}
 
-In `large_bodies` the longest turn of the event loop takes 10 ms of processor time, and one in a
-hundred takes over 4.6 ms. A request passes six turns or so. A body of 15 MB is parsed in pieces,
-but single calls remain: `jiter` takes 2.5 ms for it, `orjson` 19 ms (30 ms if all of it is escaped
-quotes), and each holds the interpreter. Freeing its memory takes 2 ms.
-
-`large_max_tokens`, `busy_streams`, `slow_uploads`, `escaped_quotes`, `large_bodies` and
-`servers_1000` were measured apart from the others, on a quiet machine: `undisturbed` was 8 there,
-`undisturbed_engine` 10.
-
-The hundred clients of `slow_images` and `slow_grammars` begin one after the other. If all ask at
-the same moment, every ten seconds, p99 is 65 ms, the proxy's time for a hundred requests. In
-`big_answers_not_read` the backends write 1.8 GB in the first seconds, which *direct* shows.
-
-`signals_to_parent_and_workers` has two workers on the one processor, as `undisturbed_workers` has.
-RSS is then the parent's.
+- `large_bodies`: a body of 15 MB is parsed in pieces, but single calls hold the interpreter:
+  `jiter` takes 2.5 ms for it, `orjson` 19 ms (30 ms if all of it is escaped quotes).
+- `large_max_tokens`, `busy_streams`, `slow_uploads`, `escaped_quotes`, `large_bodies` and
+  `servers_1000` were measured apart from the others, on a quiet machine: `undisturbed` was 8 there,
+  `undisturbed_engine` 10.
+- The hundred clients of `slow_images` and `slow_grammars` begin one after the other. If all ask at
+  the same moment, p99 is 65 ms, the proxy's time for a hundred requests.
+- In `big_answers_not_read` the backends write 1.8 GB in the first seconds, which *direct* shows.
 
 `tests/faults/test_neighbours.py` plays the scenes that pause at small scale.
 

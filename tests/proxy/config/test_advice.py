@@ -32,7 +32,7 @@ def test_each_backend_without_the_flag_has_a_line() -> None:
     lines = advised(backends=[{"url": "http://h:1"}, chunked, {"url": "http://h:3"}])
     assert list(lines) == ["gpu0", "gpu2"]
     assert lines["gpu0"] == (
-        "gpu0: long prompts are computed whole, so every chat behind one waits for it (8 s behind "
+        "gpu0: long prompts are computed whole, so every chat behind one waits for it (9 s behind "
         "120,000 tokens of an 8B model on an H200): start vLLM with "
         "--long-prefill-token-threshold 2048 and set long_prefill_token_threshold: 2048"
     )
