@@ -60,7 +60,7 @@ check-format:
 	$(BIN)/ruff format --check .
 
 bench: .venv/runtime
-	$(BIN)/forebay bench all --out runs/bench --force
+	$(BIN)/python tests/bench/round_robin.py all --out runs/bench --force
 
 bench-sim: compiled
 	$(BIN)/python tests/bench/sim_speed.py

@@ -1,6 +1,6 @@
 """Read runs: compare them, report them, and the studies that make and need them.
 
-On top: `cli` has the commands `report` and `compare`, `bench` measures the figures in the README.
+On top: `cli` has the commands `report` and `compare`.
 The rooms, each of which may import the rooms above it and all other packages:
 
 - `statistics` and `charts`: numbers and drawings that know nothing of runs.

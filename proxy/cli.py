@@ -61,7 +61,6 @@ COMMANDS = {
         "GPUs needed for a number of users, by simulation",
     ),
     "tune": ("forebay.analysis.tune.cli:app", "the vLLM flags that serve a trace best"),
-    "bench": ("forebay.analysis.bench:app", "the measurements that the README quotes"),
     "completion": ("forebay.proxy.completion:app", "a completion script for bash, zsh or fish"),
 }
 

@@ -80,14 +80,11 @@ def bad(tmp_path: Path) -> dict[str, str]:
         ("engine --model llama-3-8b --gpu abacus", "abacus"),
         ("report {run} -o {out.html}", "run"),
         ("compare {new} {new}", "new"),
-        ("bench nothing", "nothing"),
         ("demo --out {run} --time-scale fast", "--time-scale"),
         *((f"demo --out {{new}} --time-scale {n}", "--time-scale") for n in NO_PACE),
-        *((f"bench documents --out {{new}} --time-scale {n}", "--time-scale") for n in NO_PACE),
         ("demo --out {new} --gpu abacus", "abacus"),
         ("demo --out {good.jsonl} --duration 5", "--out: {good.jsonl} cannot be made"),
         ("demo --out {good.jsonl}/x --duration 5 --force", "--out: {good.jsonl}/x cannot be made"),
-        ("bench documents --out {good.jsonl}/x", "cannot be made (Not a directory)"),
         ("explain X --admin http://[::1", "--admin http://[::1: give a URL"),
         ("explain X --admin http://[::1]:x", "give a URL"),
         ("explain X --admin http://", "give a URL"),
@@ -173,17 +170,6 @@ def test_a_password_in_a_url_is_not_repeated(capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr().err
     assert "secretpw" not in said
     assert "ftp://***@h:1" in said
-
-
-def test_bench_says_in_one_line_why_a_server_did_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def fails(*_: object, **__: object) -> None:
-        raise ServerFailed("no URL within 60 s")
-
-    monkeypatch.setattr("forebay.analysis.demo.side_by_side.side_by_side", fails)
-    assert main(["bench", "documents", "--seeds", "1", "--out", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == "forebay bench: no URL within 60 s\n"
 
 
 def test_skip_bad_counts_the_rows(bad: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:

@@ -165,8 +165,6 @@ MISTAKES = [
     ("demo --duration 0", "--duration 0: give more than 0 seconds"),
     ("demo --duration soon", "give a time such as 90, 3m or 500ms"),
     ("demo --model gpt --out y", "no such model"),
-    ("bench", "Missing argument 'name'"),
-    ("bench nothing", "give one of mooncake"),
     ("completion", "Missing argument 'shell'"),
 ]
 

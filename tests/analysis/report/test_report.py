@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from made_runs import SLOS, answered, refused, write_pair, write_run
 
-from forebay.analysis.bench import cases
 from forebay.analysis.charts import svg
 from forebay.analysis.cli import compare_app, report_app
 from forebay.analysis.compare.figures import figures
@@ -358,8 +357,6 @@ class TestPlots:
         assert run.number("schedule_lag_ms", "p99") == 0.6
         assert run.shown("schedule_lag_ms", "p99") is None
         assert "p50 0.1 ms, max 2 ms" in provenance_section([run])
-        shown = cases(tmp_path)["documents"].show(run)
-        assert shown["chat TTFT p99 s"] is None
 
     def test_failures_draw_a_dotted_line(self, tmp_path: Path) -> None:
         rows = [answered(i, "chat", float(i), 1.0 + i) for i in range(100)]

@@ -1,4 +1,7 @@
-"""`forebay bench`: repeat the published measurements of the proxy against round-robin.
+"""Repeat the published measurements of the proxy against round-robin.
+
+    make bench
+    python tests/bench/round_robin.py documents --seeds 3 --out runs/bench
 
 Each measurement runs once per seed on the same simulated engines. The table shows the median and
 the range. Load is relative to capacity: the requests per second that the engines complete when
@@ -6,31 +9,22 @@ the whole trace is queued from the start (`replay/sim/capacity.py`). So 80 % and
 for every trace.
 """
 
+import argparse
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import orjson
 
-from forebay.proxy.command import new_app
-from forebay.traces.command_line.options import EngineGpu, EngineModel
+from forebay.analysis.demo.processes import ServerFailed
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
 if TYPE_CHECKING:
     from forebay.analysis.runs.run import RunData
-
-EXAMPLE = """Repeat the published measurements: the proxy against round-robin on the same engines.
-
-Example:
-
-  forebay bench documents --seeds 3 --out runs/bench
-"""
-
-app = new_app(help=EXAMPLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,46 +170,60 @@ def at_load(
     return [replace(row, arrival_s=(row.arrival_s - first_s) / speed) for row in trace], capacity
 
 
-@app.command(help=EXAMPLE)
-def bench(
-    name: Annotated[
-        str, typer.Argument(help="mooncake, documents, unshared, virtual, overload, flood, all")
-    ],
-    out: Annotated[Path, typer.Option(help="folder for the runs")] = Path("runs/bench"),
-    seeds: Annotated[int, typer.Option(min=1, help="runs of each measurement")] = 3,
-    time_scale: Annotated[float, typer.Option(help="simulated seconds per wall second")] = 2.0,
-    model: EngineModel = "Llama-3-8B",
-    gpu: EngineGpu = "H200",
-    mooncake: Annotated[
-        Path, typer.Option(help="Mooncake's trace, as `traces fetch mooncake-synthetic` writes it")
-    ] = Path("synthetic_trace.jsonl"),
-    force: Annotated[bool, typer.Option("--force", help="replace earlier runs in --out")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
-) -> None:
-    measurements = cases(mooncake)
-    if name != "all" and name not in measurements:
-        raise typer.BadParameter(f"{name!r} is unknown; give one of {', '.join(measurements)}, all")
-    results = {}
-    if name == "all" and not mooncake.exists():
-        fetch = "run `forebay traces fetch mooncake-synthetic`, or name it with --mooncake"
-        print(f"mooncake: skipped, no file {mooncake}; {fetch}", file=sys.stderr)
-        del measurements["mooncake"]
-    for case in measurements.values():
-        if name in (case.name, "all"):
-            results[case.name] = _measure(case, out, seeds, time_scale, model, gpu, force)
-            if not as_json:
-                _print(case, results[case.name], model, gpu, time_scale)
-    if as_json:
-        import orjson
+def main(words: Sequence[str]) -> int:
+    """Run the named measurements, and return the exit status."""
+    names = [*cases(Path()), "all"]
+    parser = argparse.ArgumentParser(description="The proxy against round-robin.")
+    parser.add_argument("name", choices=names)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for the runs")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each measurement")
+    parser.add_argument(
+        "--time-scale", type=float, default=2.0, help="simulated seconds per wall second"
+    )
+    parser.add_argument("--model", default="Llama-3-8B", help="model of the engines")
+    parser.add_argument("--gpu", default="H200", help="GPU of the engines")
+    parser.add_argument(
+        "--mooncake", type=Path, default=Path("synthetic_trace.jsonl"),
+        help="Mooncake's trace, as `traces fetch mooncake-synthetic` writes it",
+    )  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="replace earlier runs in --out")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    try:
+        return _run(parser.parse_args(words))
+    except (InputError, ServerFailed) as error:
+        print(f"round_robin: {error}", file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
 
+
+def _run(options: argparse.Namespace) -> int:
+    measurements = cases(options.mooncake)
+    if options.name == "all" and not options.mooncake.exists():
+        fetch = "run `forebay traces fetch mooncake-synthetic`, or name it with --mooncake"
+        print(f"mooncake: skipped, no file {options.mooncake}; {fetch}", file=sys.stderr)
+        del measurements["mooncake"]
+    results = {}
+    for case in measurements.values():
+        if options.name not in (case.name, "all"):
+            continue
+        found = _measure(
+            case, options.out, options.seeds, options.time_scale, options.model, options.gpu,
+            options.force,
+        )  # fmt: skip
+        if found is None:
+            return 130
+        results[case.name] = found
+        if not options.json:
+            _print(case, found, options.model, options.gpu, options.time_scale)
+    if options.json:
         sys.stdout.write(orjson.dumps(results, option=orjson.OPT_INDENT_2).decode() + "\n")
+    return 0
 
 
 def _measure(
     case: Measurement, out: Path, seeds: int, time_scale: float, model: str, gpu: str, force: bool
-) -> list[dict[str, Any]]:
-    """One entry per seed, with the figures of both sides."""
-    from forebay.analysis.demo.processes import Engines, ServerFailed
+) -> list[dict[str, Any]] | None:
+    """One entry per seed, with the figures of both sides. None if it was interrupted."""
+    from forebay.analysis.demo.processes import Engines
     from forebay.analysis.demo.side_by_side import DIRECT, PROXIED, side_by_side
     from forebay.analysis.runs.load import load_run
     from forebay.replay.plan.options import ReplayOptions
@@ -232,18 +240,14 @@ def _measure(
             trace=trace, targets=(), out=folder, seed=seed, salt=str(seed),
             too_long="truncate", force=force,
         )  # fmt: skip
-        try:
-            sides = run_on_fast_loop(
-                lambda stop, trace=trace, folder=folder, base=base: side_by_side(  # type: ignore[misc]
-                    trace, folder, fleet, base, stop=stop
-                )
+        sides = run_on_fast_loop(
+            lambda stop, trace=trace, folder=folder, base=base: side_by_side(  # type: ignore[misc]
+                trace, folder, fleet, base, stop=stop
             )
-        except ServerFailed as error:
-            print(f"forebay bench: {error}", file=sys.stderr)
-            raise typer.Exit(1) from error
+        )
         # A run that was cut short would show false figures.
         if sides.proxied is None or sides.proxied.interrupted:
-            raise typer.Exit(130)
+            return None
         results.append(
             {
                 "seed": seed,
@@ -322,3 +326,7 @@ def _spread(values: Sequence[float | None]) -> str:
         return "-"
     middle = statistics.median(numbers)
     return f"{middle:.3g} ({min(numbers):.3g} to {max(numbers):.3g})"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
