@@ -4,12 +4,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.traces.command_line.messages import talk
+from forebay.traces.command_line.messages import print_json, talk
 from forebay.traces.command_line.options import takes_options
 from forebay.traces.errors import InputError
 
@@ -260,7 +260,7 @@ def _show(
             for said, comparison in zip(words, compared, strict=True)
         ]
         data = entries[0] if len(entries) == 1 else {"comparisons": entries}
-        _print_json(data if failures is None else {**data, "failures": failures})
+        print_json(data if failures is None else {**data, "failures": failures})
         return
     from rich.console import Console
 
@@ -311,7 +311,7 @@ def report(
     page = build_report(loaded, _slos(slo, loaded), min_beyond, title, price)
     write_report(page, out, force)
     if form == "json":
-        _print_json({"path": str(out), "headline": page.summary, "warnings": page.warnings})
+        print_json({"path": str(out), "headline": page.summary, "warnings": page.warnings})
         return
     talk(page.summary)
     for warning in page.warnings:
@@ -360,9 +360,3 @@ def _slos(text: str | None, runs: "Sequence[RunData]") -> "tuple[Slo, ...]":
     # A bucket without requests may still have a target.
     names = [name for run in runs for name in (*run.planned_buckets(), *run.buckets())]
     return parse_slos(text, list(dict.fromkeys(names)))
-
-
-def _print_json(data: dict[str, Any]) -> None:
-    import orjson
-
-    sys.stdout.write(orjson.dumps(data, option=orjson.OPT_INDENT_2).decode() + "\n")

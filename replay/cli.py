@@ -18,6 +18,7 @@ from forebay.replay.results.verdict import FAILED
 from forebay.replay.runner import Summary, replay
 from forebay.replay.send.fast_loop import run_on_fast_loop
 from forebay.traces.buckets import parse_buckets
+from forebay.traces.command_line.messages import print_json
 from forebay.traces.command_line.options import (
     BUCKETS,
     ApiKey,
@@ -190,9 +191,7 @@ def replay_command(arguments: ReplayArguments) -> None:
 
 def show(summary: Summary, *, as_json: bool) -> None:
     if as_json:
-        import orjson
-
-        sys.stdout.write(orjson.dumps(summary.values, option=orjson.OPT_INDENT_2).decode() + "\n")
+        print_json(summary.values)
         return
     from rich.console import Console
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
-from forebay.traces.command_line.messages import talk
+from forebay.traces.command_line.messages import print_json, talk
 from forebay.traces.command_line.options import EngineGpu, EngineModel, a_time
 
 if TYPE_CHECKING:
@@ -94,9 +94,7 @@ def demo(
     if not preview:
         results |= _live(rows, fleet, out, seed=seed, force=force, show=not as_json)
     if as_json:
-        import orjson
-
-        sys.stdout.write(orjson.dumps(results, option=orjson.OPT_INDENT_2).decode() + "\n")
+        print_json(results)
 
 
 def _preview(rows: "list[TraceRequest]", fleet: "Engines", *, show: bool) -> list[dict[str, Any]]:

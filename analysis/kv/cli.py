@@ -1,13 +1,13 @@
 """The command `forebay kv`: parse, call, print."""
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forebay.analysis.kv.options import KvArguments
 from forebay.proxy.command import new_app
+from forebay.traces.command_line.messages import print_json
 from forebay.traces.command_line.options import takes_options
 from forebay.traces.errors import InputError
 
@@ -71,7 +71,7 @@ def kv(
     parsed_lengths = planning.parse_lengths(lengths, plan.max_model_len)
     planning.check_fits(plan, arguments.max_model_len)
     if as_json:
-        _print_json(plan_as_json(plan, parsed_lengths))
+        print_json(plan_as_json(plan, parsed_lengths))
         return
     from rich.console import Console
 
@@ -106,7 +106,7 @@ def verify(
     )
     near = check.within(tolerance / 100)
     if as_json:
-        _print_json({**check.as_json(), "tolerance": tolerance / 100, "within": near})
+        print_json({**check.as_json(), "tolerance": tolerance / 100, "within": near})
     else:
         _print_check(check, tolerance, near)
     if not near:
@@ -119,9 +119,3 @@ def _print_check(check: "CacheCheck", tolerance: float, near: bool) -> None:
     from forebay.analysis.kv.verify_table import print_check
 
     print_check(check, tolerance, near, Console(highlight=False))
-
-
-def _print_json(data: dict[str, Any]) -> None:
-    import orjson
-
-    sys.stdout.write(orjson.dumps(data, option=orjson.OPT_INDENT_2).decode() + "\n")

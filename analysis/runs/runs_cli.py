@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from forebay.proxy.command import new_app
+from forebay.traces.command_line.messages import print_json, talk
 from forebay.traces.command_line.options import AsJson, Force, Output
 from forebay.traces.errors import InputError
 
@@ -71,7 +72,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     from forebay.analysis.runs.exporters import SENT, exporters
-    from forebay.traces.whole_file import json_bytes, refuse_existing, whole_file
+    from forebay.traces.whole_file import refuse_existing, whole_file
 
     formats = exporters()
     if format_name not in formats:
@@ -89,8 +90,7 @@ def export(
         with whole_file(output) as file:
             formats[format_name](run, file, tag)
     if as_json:
-        sys.stdout.buffer.write(json_bytes(result))
-        sys.stdout.buffer.flush()
+        print_json(result)
 
 
 @app.command(help=MERGE)
@@ -101,13 +101,10 @@ def merge(
     as_json: AsJson = False,
 ) -> None:
     from forebay.analysis.runs.merge_runs import merge_runs
-    from forebay.traces.command_line.messages import talk
-    from forebay.traces.whole_file import json_bytes
 
     merged = merge_runs(runs, out, force=force)
     if as_json:
-        sys.stdout.buffer.write(json_bytes(dict(merged.summary)))
-        sys.stdout.buffer.flush()
+        print_json(dict(merged.summary))
     how = "sent at once: rates add up" if merged.at_once else "one after the other: mean rates"
     talk(f"{merged.summary['requests']:,} requests of {len(runs)} runs, {how}; kept in {out}")
 
@@ -122,12 +119,10 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     from forebay.analysis.score.score import score_run
-    from forebay.traces.whole_file import json_bytes
 
     result = score_run(run, references)
     if as_json:
-        sys.stdout.buffer.write(json_bytes(result))
-        sys.stdout.buffer.flush()
+        print_json(result)
     else:
         _show(result)
     for warning in result["warnings"]:

@@ -10,6 +10,7 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.replay.engine.flags import EngineFlags
+from forebay.traces.command_line.messages import print_json
 from forebay.traces.command_line.options import (
     AsJson,
     EngineGpu,
@@ -132,8 +133,6 @@ def _show(result: "Tuned", slos: "tuple[Slo, ...]", requests: int, *, as_json: b
     # The command that starts such a server, for both forms.
     line = shlex.join(serve_words(result.engine))
     if as_json:
-        import orjson
-
         data = {
             "requests": requests,
             "slos": [str(slo) for slo in slos],
@@ -145,7 +144,7 @@ def _show(result: "Tuned", slos: "tuple[Slo, ...]", requests: int, *, as_json: b
             "simulated": result.simulated,
             "command": line,
         }
-        sys.stdout.write(orjson.dumps(data, option=orjson.OPT_INDENT_2).decode() + "\n")
+        print_json(data)
         return
     # Print the gains first, then the flags to change.
     _print(result, slos, requests)

@@ -7,13 +7,14 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from forebay.proxy.command import new_app
 from forebay.replay.engine.flags import PlacementFlags
 from forebay.replay.fleet.options import DIR, AsJson, Folder, UpOptions
+from forebay.traces.command_line.messages import print_json
 from forebay.traces.command_line.options import takes_options
 from forebay.traces.errors import InputError
 
@@ -91,12 +92,12 @@ def status(folder: Folder = DIR, as_json: AsJson = False) -> None:
     state = read_state(folder)
     if state is None:
         if as_json:
-            _print_json({"well": False, "supervisor": None, "servers": []})
+            print_json({"well": False, "supervisor": None, "servers": []})
         _report(f"no fleet is up in {folder}")
         raise typer.Exit(1)
     answer = asyncio.run(fleet_status(state))
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         print(status_text(answer))
     if not answer["well"]:
@@ -112,7 +113,7 @@ def down(folder: Folder = DIR, as_json: AsJson = False) -> None:
     if state is None:
         _report(f"no fleet is up in {folder}")
         if as_json:
-            _print_json({"supervisor": None, "left_servers": {}})
+            print_json({"supervisor": None, "left_servers": {}})
         return
     _report(f"stopping the fleet in {folder}, which may take {state.stop_s:.0f} s")
     ended = stop_fleet(folder, state)
@@ -120,7 +121,7 @@ def down(folder: Folder = DIR, as_json: AsJson = False) -> None:
     for name, how in ended["left_servers"].items():
         _report(f"{name}: {how}")
     if as_json:
-        _print_json(ended)
+        print_json(ended)
 
 
 def _install(options: UpOptions, notes: list[str]) -> "VllmInstall":
@@ -212,7 +213,7 @@ def _print_plan(plan: "FleetPlan", configuration: str, *, as_json: bool) -> None
     from forebay.replay.fleet.show import plan_data, plan_text
 
     if as_json:
-        _print_json(plan_data(plan, configuration))
+        print_json(plan_data(plan, configuration))
         return
     print(plan_text(plan, commands=True))
     print(f"\n{plan.options.folder / 'proxy.yaml'}:\n{configuration}", end="")
@@ -274,10 +275,3 @@ def _listen(host: str, port: int) -> socket.socket:
 def _report(line: str) -> None:
     with suppress(OSError):  # the terminal may be gone, and the servers must outlive it
         print(f"fleet: {line}", file=sys.stderr, flush=True)
-
-
-def _print_json(data: dict[str, Any]) -> None:
-    import orjson
-
-    sys.stdout.write(orjson.dumps(data, option=orjson.OPT_INDENT_2).decode() + "\n")
-    sys.stdout.flush()

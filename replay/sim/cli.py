@@ -11,6 +11,7 @@ import typer
 from forebay.proxy.command import new_app
 from forebay.replay.engine.flags import EngineFlags
 from forebay.traces.command_line.garbage import no_collections
+from forebay.traces.command_line.messages import print_json
 from forebay.traces.command_line.options import (
     AsJson,
     EngineModel,
@@ -229,10 +230,7 @@ def _simulate(arguments: SimulateArguments, flags: EngineFlags) -> None:
 
 def show(results: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
-        import orjson
-
-        data: Any = results if len(results) > 1 else results[0]
-        sys.stdout.write(orjson.dumps(data, option=orjson.OPT_INDENT_2).decode() + "\n")
+        print_json(results if len(results) > 1 else results[0])
         return
     from rich.console import Console
 

@@ -10,7 +10,6 @@ import typer
 from forebay.replay.engine.calibration.fit import refusal
 from forebay.replay.engine.calibration.output import (
     outcome_data,
-    print_json,
     print_outcome,
     write_calibration,
 )
@@ -20,6 +19,7 @@ from forebay.replay.engine.flags import EngineFlags
 from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.timing.step_constants import read_calibration
 from forebay.replay.validation.measured import is_results
+from forebay.traces.command_line.messages import print_json
 from forebay.traces.command_line.options import takes_options
 from forebay.traces.errors import InputError
 

@@ -15,13 +15,13 @@ from forebay.replay.engine.calibration.output import (
     constants_table,
     fit_data,
     new_table,
-    print_json,
     write_calibration,
 )
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.timing.step_constants import read_calibration
 from forebay.replay.validation.fit_run import FitLine, RunFit, fit_run, hit_ratio
 from forebay.replay.validation.measured import Timed, model_of, read_measured
+from forebay.traces.command_line.messages import print_json
 from forebay.traces.errors import InputError
 
 FAMILIES = ("llama", "qwen", "phi", "mistral", "mixtral", "gemma", "deepseek", "gpt-oss", "glm")

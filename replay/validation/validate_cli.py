@@ -7,6 +7,7 @@ import typer
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.flags import EngineFlags
+from forebay.traces.command_line.messages import print_json
 from forebay.traces.command_line.options import takes_options
 
 HELP = """Compare the simulated engine with a real run.
@@ -51,7 +52,6 @@ def validate_command(
 ) -> None:
     from dataclasses import asdict
 
-    from forebay.replay.engine.calibration.output import print_json
     from forebay.replay.validation.fit_run import compared, hit_ratio, predict
     from forebay.replay.validation.fit_run_cli import (
         check_model,

@@ -12,13 +12,12 @@ import typer
 from forebay.traces.cli.output import (
     Totals,
     check_output,
-    print_json,
     print_result,
     report,
     to_file,
     write_whole,
 )
-from forebay.traces.command_line.messages import talk
+from forebay.traces.command_line.messages import print_json, talk
 from forebay.traces.command_line.options import (
     AsJson,
     Force,

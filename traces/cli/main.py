@@ -17,14 +17,13 @@ from forebay.traces.cli.output import (
     Totals,
     check_output,
     print_description,
-    print_json,
     print_result,
     report,
     write_whole,
 )
 from forebay.traces.cli.synth import app as synth_app
 from forebay.traces.command_line.help_text import PlainTyper
-from forebay.traces.command_line.messages import talk
+from forebay.traces.command_line.messages import print_json, talk
 from forebay.traces.command_line.options import (
     Arrivals,
     AsJson,

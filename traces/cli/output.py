@@ -1,17 +1,16 @@
 """Print for the commands of `forebay traces`, and add up a trace on its way to a file."""
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from forebay.traces.command_line.messages import talk
+from forebay.traces.command_line.messages import print_json, talk
 from forebay.traces.edit.describe import Description, LengthSummary
 from forebay.traces.edit.sharing import IdealCache
 from forebay.traces.errors import InputError, escaped
 from forebay.traces.schema import TraceRequest
-from forebay.traces.whole_file import json_bytes, refuse_existing, whole_file, write_meta
+from forebay.traces.whole_file import refuse_existing, whole_file, write_meta
 
 
 class Totals:
@@ -112,11 +111,6 @@ def print_result(facts: dict[str, Any], line: str, as_json: bool) -> None:
         print_json(facts)
     else:
         talk(line)
-
-
-def print_json(value: Any) -> None:
-    sys.stdout.buffer.write(json_bytes(value))
-    sys.stdout.buffer.flush()
 
 
 def print_description(trace: str, result: Description) -> None:

@@ -1,4 +1,4 @@
-"""Messages of a command, apart from its result: on standard error, and off with `--quiet`.
+"""Messages of a command: on standard error, and off with `--quiet`. Results in JSON: always.
 
 Warnings and errors are not talk: they are always printed. Text from outside (names of models,
 of files) is cleaned before it is printed or logged.
@@ -55,6 +55,14 @@ def be_quiet(quiet: bool) -> None:
 
 def is_quiet() -> bool:
     return _quiet
+
+
+def print_json(value: Any) -> None:
+    """Print the result of a command to standard output as indented JSON."""
+    import orjson
+
+    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode() + "\n")
+    sys.stdout.flush()
 
 
 def talk(line: str) -> None:

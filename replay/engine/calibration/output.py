@@ -1,6 +1,5 @@
 """Print calibrations as tables or JSON, and write them to a file."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ from forebay.replay.engine.timing.step_constants import (
     CalibrationFile,
     shipped,
 )
-from forebay.traces.command_line.messages import talk
+from forebay.traces.command_line.messages import print_json, talk
 from forebay.traces.whole_file import json_bytes, whole_file
 
 if TYPE_CHECKING:
@@ -132,12 +131,6 @@ def new_table(*headings: str, right: tuple[str, ...] = _NUMERIC) -> "Table":
     for heading in headings:
         table.add_column(heading, justify="right" if heading in right else "left")
     return table
-
-
-def print_json(data: dict[str, Any]) -> None:
-    import orjson
-
-    sys.stdout.write(orjson.dumps(data, option=orjson.OPT_INDENT_2).decode() + "\n")
 
 
 def write_calibration(file: CalibrationFile, out: Path) -> None:
