@@ -88,6 +88,7 @@ class Panel:
         note: a place on the x axis, and its label.
         key_left: puts the key at the bottom left instead of the bottom right.
         keyed: False leaves the key out, for a panel below another of the same series.
+        tooltip: the words of a point, from the name of its series and the labels of its place.
     """
 
     series: Sequence[Series]
@@ -96,6 +97,7 @@ class Panel:
     note: tuple[float, str] | None = None
     key_left: bool = False
     keyed: bool = True
+    tooltip: str = "{name}: {x}, {y}"
 
     @property
     def label(self) -> str:
@@ -112,13 +114,17 @@ def xy_plot(
 
 def document(*panels: Panel) -> str:
     """An SVG document with the panels one below the other."""
+    label = "; ".join(panel.label for panel in panels)
+    return svg_document(drawn_panels(*panels), len(panels) * svg.HEIGHT, label)
+
+
+def drawn_panels(*panels: Panel) -> str:
+    """The panels one below the other, for `svg_document`."""
     drawn = []
     for number, panel in enumerate(panels):
         down = number * svg.HEIGHT
         drawn.append(svg.element("g", "".join(_draw(panel)), transform=f"translate(0 {down:g})"))
-    return svg_document(
-        "".join(drawn), len(panels) * svg.HEIGHT, "; ".join(p.label for p in panels)
-    )
+    return "".join(drawn)
 
 
 def svg_document(content: str, height: float, label: str) -> str:
@@ -139,11 +145,11 @@ def _draw(panel: Panel) -> list[str]:
     x = svg.Scale(x_low, x_high, svg.LEFT, svg.WIDTH - svg.RIGHT, log=panel.x.log)
     y = svg.Scale(y_low, y_high, bottom, svg.TOP + 14, log=panel.y.log)
     # Grid, tick labels and axis titles lie below the curves.
-    drawn = _x_grid(panel, x, y.end, bottom)
-    for tick in panel.y.ticks(y_low, y_high):
-        drawn.append(svg.line(x.start, y(tick), x.end, y(tick), "grid"))
-        drawn.append(svg.text(x.start - 8, y(tick) + 4, panel.y.label(tick), "tick", "end"))
-    drawn.append(svg.line(x.start, bottom, x.end, bottom, "base"))
+    ticks = panel.x.ticks(x_low, x_high)
+    drawn = [svg.line(x(tick), y.end, x(tick), bottom, "grid") for tick in ticks]
+    labels = [(tick, panel.x.label(tick)) for tick in ticks]
+    drawn.append(svg.x_labels(x, labels, bottom + 17, LETTER))
+    drawn.append(svg.y_axis(x, y, panel.y.label, panel.y.ticks(y_low, y_high)))
     drawn.append(svg.text((x.start + x.end) / 2, svg.HEIGHT - 6, panel.x.title, "axis"))
     drawn.append(svg.text(4, svg.TOP, panel.y.title, "axis", "start"))
     # The note's text goes to the side of its line that has more room.
@@ -162,21 +168,6 @@ def _draw(panel: Panel) -> list[str]:
         edge, away, end = (x.start, 1, "start") if panel.key_left else (x.end, -1, "end")
         drawn.append(svg.mark(number, edge + away * 12, row - 4, f"mark run{number % 6}", ""))
         drawn.append(svg.text(edge + away * 22, row, series.name, "key", end))
-    return drawn
-
-
-def _x_grid(panel: Panel, x: svg.Scale, top: float, bottom: float) -> list[str]:
-    """Return the vertical lines and their labels, as far as these do not lie on each other."""
-    drawn = []
-    free = math.inf  # the labels right of here have been drawn
-    for tick in reversed(panel.x.ticks(x.low, x.high)):
-        at, label = x(tick), panel.x.label(tick)
-        drawn.append(svg.line(at, top, at, bottom, "grid"))
-        anchor = "end" if at > svg.WIDTH - svg.RIGHT - 16 else "middle"
-        right = at if anchor == "end" else at + len(label) * LETTER / 2
-        if right < free:
-            drawn.append(svg.text(at, bottom + 17, label, "tick", anchor))
-            free = right - len(label) * LETTER
     return drawn
 
 
@@ -204,6 +195,6 @@ def _series(number: int, series: Series, x: svg.Scale, y: svg.Scale, panel: Pane
     if path:
         drawn.append(svg.element("path", d="M" + path, class_=f"curve run{number % 6}"))
     for a, b in series.points:
-        title = f"{series.name}: {panel.x.label(a)}, {panel.y.label(b)}"
+        title = panel.tooltip.format(name=series.name, x=panel.x.label(a), y=panel.y.label(b))
         drawn.append(svg.mark(number, x(a), y(b), f"mark run{number % 6}", title))
     return drawn

@@ -5,7 +5,7 @@ Sizes are user units of a drawing 480 units wide. A page shows it about 1:1 on a
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -126,6 +126,27 @@ def text(x: float, y: float, content: str, kind: str = "", anchor: str = "middle
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=kind)
+
+
+def y_axis(x: Scale, y: Scale, label: Callable[[float], str], ticks: Sequence[float]) -> str:
+    """Write horizontal lines with their labels, and the base line of a plot."""
+    drawn = [line(x.start, y(tick), x.end, y(tick), "grid") for tick in ticks]
+    drawn += [text(x.start - 8, y(tick) + 4, label(tick), "tick", "end") for tick in ticks]
+    return "".join([*drawn, line(x.start, y.start, x.end, y.start, "base")])
+
+
+def x_labels(x: Scale, labels: Sequence[tuple[float, str]], y: float, letter: float) -> str:
+    """Write ascending labels below an axis, as far as they do not lie on each other."""
+    drawn = []
+    free = math.inf  # the labels right of here have been drawn
+    for value, label in reversed(labels):
+        at = x(value)
+        anchor = "end" if at > WIDTH - RIGHT - 16 else "middle"
+        right = at if anchor == "end" else at + len(label) * letter / 2
+        if right <= free:
+            drawn.append(text(at, y, label, "tick", anchor))
+            free = right - len(label) * letter
+    return "".join(drawn)
 
 
 def steps_path(points: Sequence[tuple[float, float]]) -> str:

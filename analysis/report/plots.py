@@ -167,18 +167,9 @@ def _over_time(run: RunData, bucket: str) -> tuple[Floats, Floats, Floats]:
 def _percentile_frame(most: float, values: Floats) -> _Frame:
     x = svg.Scale(1.0, most, svg.LEFT, svg.WIDTH - svg.RIGHT, log=True)
     frame = _latency_axis(x, values, svg.HEIGHT - svg.BOTTOM)
-    drawn = [frame.drawn]
-    ticks = [(place, label) for place, label in PERCENT_TICKS if place <= most]
-    free = math.inf  # up to here there is room: a large run has none for each label
-    for place, label in reversed(ticks):
-        at, width = x(float(place)), len(label) * LETTER
-        drawn.append(svg.line(at, svg.TOP, at, frame.bottom, "grid"))
-        anchor = "end" if at > svg.WIDTH - svg.RIGHT - 16 else "middle"
-        right = at if anchor == "end" else at + width / 2
-        if right > free:
-            continue
-        free = right - width
-        drawn.append(svg.text(at, frame.bottom + 17, label, "tick", anchor))
+    ticks = [(float(place), label) for place, label in PERCENT_TICKS if place <= most]
+    grid = (svg.line(x(place), svg.TOP, x(place), frame.bottom, "grid") for place, _ in ticks)
+    drawn = [frame.drawn, *grid, svg.x_labels(x, ticks, frame.bottom + 17, LETTER)]
     drawn.append(
         svg.text((x.start + x.end) / 2, svg.HEIGHT - 6, "percentile of answered requests", "axis")
     )
@@ -211,12 +202,7 @@ def _latency_axis(x: svg.Scale, values: Floats, bottom: float) -> _Frame:
     ends = values[[values.argmin(), values.argmax()]] if len(values) else values
     low, high = svg.log_domain(np.maximum(ends, SMALLEST_S).tolist())
     y = svg.Scale(low, high, bottom, svg.TOP, log=True)
-    drawn = []
-    for tick in svg.log_ticks(low, high):
-        drawn.append(svg.line(x.start, y(tick), x.end, y(tick), "grid"))
-        drawn.append(svg.text(x.start - 8, y(tick) + 4, svg.latency_label(tick), "tick", "end"))
-    drawn.append(svg.line(x.start, bottom, x.end, bottom, "base"))
-    return _Frame(x, y, bottom, "".join(drawn))
+    return _Frame(x, y, bottom, svg.y_axis(x, y, svg.latency_label, svg.log_ticks(low, high)))
 
 
 def _pixels(frame: _Frame, places: Floats, values: Floats) -> list[tuple[float, float]]:
