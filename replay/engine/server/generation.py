@@ -105,64 +105,86 @@ class Generator:
     async def _generate(
         self, api: Api, http: web.Request, body: dict[str, Any], arrival_s: float
     ) -> web.StreamResponse:
-        # Read the request and decide its answer.
-        loop, config = self._loop, self._config
-        call = api.read(body, served_name=config.served_name)
-        if call.n > 1 or call.others:
-            return await self._generate_several(http, api, call, arrival_s)
-        check_length(call.prompt, config.context)
+        # Reject prompts that no engine could take before any choice starts.
+        loop = self._loop
+        call = api.read(body, served_name=self._config.served_name)
+        for prompt in (call.prompt, *call.others):
+            check_length(prompt, self._config.context)
         if why := loop.unavailable():
             raise unavailable(why)
-        generation = Generation(call.prompt, config.seed or 0)
-        ending = ending_of(call, generation, config.context - call.prompt.tokens)
-        if ending.stopped_by is not None:
-            call = replace(call, stopped_by=ending.stopped_by)
-        text = AnswerText(generation, call, ending)
-        # Open the stream, or a place that collects the tokens.
-        sink: Collected | TokenStream
-        answer_id = self.answer_id(http, call.request_id, api.kind)
-        created = int(time.time())
-        if call.stream:
+        named = self.answer_id(http, call.request_id, api.kind), int(time.time())
+        response = writer = None
+        if call.stream:  # vLLM, too, sends the status before the first token
             response = web.StreamResponse(headers=self.with_request_id(http, EVENTS))
-            # vLLM, too, sends the status before the first token.
             writer = await response.prepare(http)
-            chunks = api.chunks(call, answer_id, created, self._origin, self._whole_blocks(call))
-            sink = self._stream(http, call, chunks, text)
-            if opening := chunks.opening():
-                sink.write(sink.frame(opening))
-        else:
-            sink = Collected()
-        # Run the request in the engine.
-        request = self._request(call, generation, ending, arrival_s, sink)
+        # Run each choice as a request of its own. After a failure the engine drops the others.
+        choices = [
+            self._choice(http, api, call, single, index, named, arrival_s)
+            for index, single in enumerate(choices_of(call))
+        ]
         try:
-            await self._run(request, sink, text=call.prompt.text)
+            await self._run(choices)
         except EngineApiError as error:
-            if not call.stream:
+            if response is None:
                 raise
             # The second admission check comes after the status line: an error inside a 200.
-            await response.write(error.event())
-            await response.write(DONE)
+            await response.write(error.event() + DONE)
             await response.write_eof()
             return response
         finally:
-            loop.abort(request)
-        # End the stream, or write the collected answer.
-        if isinstance(sink, TokenStream):
-            if sink.closing_events:
+            for choice in choices:
+                loop.abort(choice.request)
+        # End the stream, or write the collected answers in the order of the choices.
+        if response is not None:
+            stream, events = self._closing_events(call, named, choices)
+            if events:
                 if writer is not None:
                     await writer.drain()
-                sink.write(sink.closing_events)
+                stream.write(events)
             await response.write_eof()
             return response
-        if sink.error is not None:
-            raise sink.error
-        answer = self._whole(api, (answer_id, created), Choice(call, request, sink, text))
+        answers = [self._whole(api, named, choice) for choice in choices]
+        answer = merged_answer(answers, prompt_tokens_of(call)) if _several(call) else answers[0]
         return web.Response(body=answer, headers=self.with_request_id(http, JSON))
 
+    def _choice(
+        self,
+        http: web.Request,
+        api: Api,
+        call: Call,
+        single: tuple[int, Call],
+        index: int,
+        named: tuple[str, int],
+        arrival_s: float,
+    ) -> Choice:
+        """Create choice `index`, with words and an end of its own, and open its stream."""
+        number, own = single
+        generation = Generation(own.prompt, (self._config.seed or 0) + number)
+        ending = ending_of(own, generation, self._config.context - own.prompt.tokens)
+        own = replace(own, stopped_by=ending.stopped_by)
+        text = AnswerText(generation, own, ending)
+        sink: Collected | TokenStream = Collected()
+        if call.stream:
+            common = own, *named, self._origin, self._whole_blocks(own)
+            if _several(call):
+                count = call.n * (1 + len(call.others))
+                sink = stream = self._stream(http, own, ChoiceChunks(*common, index, count), text)
+                stream.done.add_done_callback(lambda _: _write_last(stream))
+            else:
+                chunks = api.chunks(*common)
+                sink = self._stream(http, own, chunks, text)
+                if opening := chunks.opening():
+                    sink.write(sink.frame(opening))
+        request = self._request(own, generation, ending, arrival_s, sink)
+        request.choices = call.n if number == 0 else 0
+        return Choice(own, request, sink, text)
+
     def _whole(self, api: Api, named: tuple[str, int], choice: Choice) -> bytes:
-        """Return the whole answer of one choice."""
+        """Return the whole answer of one choice (EngineApiError: the engine ended it)."""
         sink = choice.sink
         assert isinstance(sink, Collected)
+        if sink.error is not None:
+            raise sink.error
         answer = WholeAnswer(
             choice.call,
             *named,
@@ -175,77 +197,7 @@ class Generator:
         )
         return api.whole(answer)
 
-    async def _generate_several(
-        self, http: web.Request, api: Api, call: Call, arrival_s: float
-    ) -> web.StreamResponse:
-        """Answer with several choices, each a request of its own in the engine."""
-        # Reject prompts that no engine could take before any choice starts.
-        loop = self._loop
-        for prompt in (call.prompt, *call.others):
-            check_length(prompt, self._config.context)
-        if why := loop.unavailable():
-            raise unavailable(why)
-        named = self.answer_id(http, call.request_id, api.kind), int(time.time())
-        response = web.StreamResponse(headers=self.with_request_id(http, EVENTS))
-        if call.stream:
-            await response.prepare(http)
-        # Run all choices. After a failure the engine drops the others.
-        choices = [
-            self._choice(http, call, single, index, named, arrival_s)
-            for index, single in enumerate(choices_of(call))
-        ]
-        try:
-            await self._run_several(choices)
-        except EngineApiError as error:
-            if not call.stream:
-                raise
-            await response.write(error.event() + DONE)
-            await response.write_eof()
-            return response
-        finally:
-            for choice in choices:
-                loop.abort(choice.request)
-        # A stream ends with usage, any other answer has the choices in order.
-        if call.stream:
-            await response.write(self._closing_events(call, named, choices))
-            await response.write_eof()
-            return response
-        answers = []
-        for choice in choices:
-            assert isinstance(choice.sink, Collected)
-            if choice.sink.error is not None:
-                raise choice.sink.error
-            answers.append(self._whole(api, named, choice))
-        answer = merged_answer(answers, prompt_tokens_of(call))
-        return web.Response(body=answer, headers=self.with_request_id(http, JSON))
-
-    def _choice(
-        self,
-        http: web.Request,
-        call: Call,
-        single: tuple[int, Call],
-        index: int,
-        named: tuple[str, int],
-        arrival_s: float,
-    ) -> Choice:
-        """Create choice `index`, with words and an end of its own."""
-        number, own = single
-        generation = Generation(own.prompt, (self._config.seed or 0) + number)
-        ending = ending_of(own, generation, self._config.context - own.prompt.tokens)
-        own = replace(own, stopped_by=ending.stopped_by)
-        text = AnswerText(generation, own, ending)
-        sink: Collected | TokenStream = Collected()
-        if call.stream:
-            count = call.n * (1 + len(call.others))
-            blocks = self._whole_blocks(own)
-            chunks = ChoiceChunks(own, *named, self._origin, blocks, index, count)
-            sink = stream = self._stream(http, own, chunks, text)
-            stream.done.add_done_callback(lambda _: _write_last(stream))
-        request = self._request(own, generation, ending, arrival_s, sink)
-        request.choices = call.n if number == 0 else 0
-        return Choice(own, request, sink, text)
-
-    async def _run_several(self, choices: Sequence[Choice]) -> None:
+    async def _run(self, choices: Sequence[Choice]) -> None:
         """Pass all choices through one process of the API server, and wait for their ends."""
         loop, first = self._loop, choices[0]
         prompts = {id(choice.call.prompt): choice.call.prompt for choice in choices}.values()
@@ -257,42 +209,34 @@ class Generator:
             choice.request.process = process
             choice.request.queued_s = loop.now()
             loop.add(choice.request)
-        await asyncio.gather(*(choice.sink.done for choice in choices))
-
-    def _closing_events(
-        self, call: Call, named: tuple[str, int], choices: Sequence[Choice]
-    ) -> bytes:
-        """Return the end of a stream of several choices: its usage, or the error that ended it."""
-        streams = [choice.sink for choice in choices if isinstance(choice.sink, TokenStream)]
-        for stream in streams:
-            if stream.dead:
-                return unavailable(Unavailable.ENGINE_DEAD).event() + DONE
-        produced = sum(stream.produced for stream in streams)
-        cached = max(0, choices[0].request.cached_tokens)
-        chunks = Chunks(call, *named, self._origin, self._whole_blocks(call))
-        return chunks.usage_of(prompt_tokens_of(call), produced, cached) + DONE
-
-    async def _run(
-        self, request: EngineRequest, sink: Collected | TokenStream, *, text: bool
-    ) -> None:
-        """Pass the request through the API server and the engine, and wait for its end."""
-        loop = self._loop
-        request.process = await loop.receive(request.prompt_tokens, text=text)
-        if why := loop.unavailable():
-            raise unavailable(why)
-        request.queued_s = loop.now()
-        loop.add(request)
-        interval_s = self._options.sse_keep_alive_interval
-        if not (interval_s and isinstance(sink, TokenStream)):
-            await sink.done
+        # Only a stream of one choice gets comments.
+        interval_s, sink = self._options.sse_keep_alive_interval, first.sink
+        if not (interval_s and isinstance(sink, TokenStream) and len(choices) == 1):
+            await asyncio.gather(*(choice.sink.done for choice in choices))
             return
-        commenting = asyncio.create_task(self._comment(request, sink, interval_s))
+        commenting = asyncio.create_task(self._comment(first.request, sink, interval_s))
         try:
             await sink.done
         finally:
             commenting.cancel()
             with suppress(asyncio.CancelledError):
                 await commenting
+
+    def _closing_events(
+        self, call: Call, named: tuple[str, int], choices: Sequence[Choice]
+    ) -> tuple[TokenStream, bytes]:
+        """Return a stream, and its framed end: usage, or the error that ended it."""
+        streams = [choice.sink for choice in choices if isinstance(choice.sink, TokenStream)]
+        first = streams[0]
+        if not _several(call):
+            return first, first.closing_events
+        if any(stream.dead for stream in streams):
+            return first, first.frame(unavailable(Unavailable.ENGINE_DEAD).event() + DONE)
+        produced = sum(stream.produced for stream in streams)
+        cached = max(0, choices[0].request.cached_tokens)
+        chunks = Chunks(call, *named, self._origin, self._whole_blocks(call))
+        usage = chunks.usage_of(prompt_tokens_of(call), produced, cached)
+        return first, first.frame(usage + DONE)
 
     async def _comment(
         self, request: EngineRequest, stream: TokenStream, interval_s: float
@@ -374,6 +318,11 @@ class Generator:
             return headers
         name = http.headers.get("X-Request-Id", "")[:MAX_ID_BYTES]
         return {**headers, "X-Request-Id": name or f"{self._random.getrandbits(128):032x}"}
+
+
+def _several(call: Call) -> bool:
+    """True if the answer has more than one choice."""
+    return call.n > 1 or bool(call.others)
 
 
 def _write_last(stream: TokenStream) -> None:
