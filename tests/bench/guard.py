@@ -22,8 +22,9 @@ requests serves the rest fast.
     python tests/bench/guard.py --quick          only short cells, as CI does
     python tests/bench/guard.py --seeds 6        the page's figures, in results/decisions.json
 
-With --seeds, of the router models only those are played that are the best in a figure of the cell
-in the committed table, for which all models were played. Their figures are kept, too.
+With --seeds, all cells of the page are played. Where the committed table has a cell, only those
+router models are played that are the best in a figure there: the table knows all models. In other
+cells all are played. Their figures are kept, too.
 """
 
 import argparse
@@ -69,6 +70,7 @@ from forebay.replay.sim.fleet import Fleet, SimOutcome
 TABLE = Path(__file__).with_name("guard.json")
 SEEDED = RESULTS / "decisions.json"  # the figures of more seeds
 LOADS = (0.8, 1.0, 1.5, 2.0)  # times capacity
+ENGINES = (2, 4, 8, 16)
 SEEDS = 3
 QUICK = 400  # requests of a short cell
 CHUNK = 2_048  # --long-prefill-token-threshold
@@ -94,13 +96,22 @@ class Cell:
 
 
 def all_cells() -> Iterator[Cell]:
+    """Yield the cells of the guard: some of the page's, so that it ends in minutes."""
     for name, kind in KINDS.items():
         yield Cell(name, 1.5, seeds=1, requests=QUICK)
-        for engines in (2, 4, 8, 16) if kind.wide else (2, 4):
-            loads = LOADS if engines in (2, 8) else (LOADS[0], LOADS[-1])
-            for chunk in (0, CHUNK) if kind.flag else (0,):
-                for load in loads:
-                    yield Cell(name, load, engines, chunk, SEEDS if engines == 2 else 1)
+        for cell in long_cells(name):
+            wide = kind.wide or cell.engines <= 4
+            listed = cell.engines in (2, 8) or cell.load in (LOADS[0], LOADS[-1])
+            if wide and listed:
+                yield replace(cell, seeds=SEEDS if cell.engines == 2 else 1)
+
+
+def long_cells(kind: str) -> Iterator[Cell]:
+    """Yield all cells of a kind of traffic on the page."""
+    for engines in ENGINES:
+        for chunk in (0, CHUNK) if KINDS[kind].flag else (0,):
+            for load in LOADS:
+                yield Cell(kind, load, engines, chunk)
 
 
 def play(cell: Cell, policy: str) -> Figures:
@@ -197,7 +208,7 @@ def play_seeds(cells: Sequence[Cell], jobs: int, with_models: bool) -> None:
     """Play Forebay and, where they are missing, the best models, and keep each result at once."""
     known, table = read(TABLE), read(SEEDED)
     models = [
-        sorted(set(known[cell.name]["by"]))
+        sorted(set(known[cell.name]["by"]) if cell.name in known else MODELS)
         if with_models or table.get(cell.name, {}).get("seeds") != cell.seeds
         else []
         for cell in cells
@@ -206,7 +217,7 @@ def play_seeds(cells: Sequence[Cell], jobs: int, with_models: bool) -> None:
         for cell, entry in zip(cells, pool.map(entry_of, cells, models), strict=True):
             table[cell.name] = {**table.get(cell.name, {}), "seeds": cell.seeds, **entry}
             print(shown(cell.name, table[cell.name]), flush=True)
-            write(SEEDED, table, [cell.name for cell in all_cells()])
+            write(SEEDED, table, [cell.name for kind in KINDS for cell in long_cells(kind)])
 
 
 def counted(options: argparse.Namespace) -> Table:
@@ -238,15 +249,16 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seeds", type=int, metavar="N", help="play N seeds of each long cell")
     options = parser.parse_args()
+    page = [cell for kind in KINDS for cell in long_cells(kind)]
     cells = [
         cell
-        for cell in all_cells()
+        for cell in (page if options.seeds else all_cells())
         if options.only in cell.name and (cell.requests or not options.quick)
     ]
     if not cells:
         parser.error(f"--only {options.only}: no cell has that in its name")
     if options.seeds:
-        long = [replace(cell, seeds=options.seeds) for cell in cells if not cell.requests]
+        long = [replace(cell, seeds=options.seeds) for cell in cells]
         play_seeds(long, options.jobs, options.models)
         return
     table = read(TABLE)
