@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from forebay.replay.fleet.plan import FleetOptions
+from forebay.traces.command_line.options import same_named
 from forebay.traces.errors import InputError
 
 DIR = Path("runs/fleet")
@@ -120,17 +121,11 @@ class UpOptions:
     def fleet(self) -> FleetOptions:
         """Return the options that the plan of the servers follows from."""
         environment = os.environ.get("VLLM_CACHE_ROOT")
-        return FleetOptions(
-            model=self.model,
-            folder=self.folder,
-            host=self.host,
-            served_model_name=self.served_model_name,
-            max_model_len=self.max_model_len,
-            max_num_seqs=self.max_num_seqs,
-            utilization=self.gpu_memory_utilization,
-            kv_memory=self.kv_cache_memory_bytes,
-            kv_events=self.kv_events,
-            drain_s=self.drain,
-            cache_root=self.cache_root or (Path(environment) if environment else None),
-            vllm_args=tuple(self.vllm_args or ()),
-        )
+        values = {
+            "utilization": self.gpu_memory_utilization,
+            "kv_memory": self.kv_cache_memory_bytes,
+            "drain_s": self.drain,
+            "cache_root": self.cache_root or (Path(environment) if environment else None),
+            "vllm_args": tuple(self.vllm_args or ()),
+        }
+        return FleetOptions(**same_named(self, FleetOptions) | values)

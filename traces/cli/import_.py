@@ -25,6 +25,7 @@ from forebay.traces.command_line.options import (
     SkipBad,
     a_time,
     one_or_more,
+    same_named,
     takes_options,
 )
 from forebay.traces.errors import InputError, escaped
@@ -96,19 +97,19 @@ class ImportArguments:
     mode: Annotated[
         str, typer.Option("--mode", help="turns hold the history: auto, cumulative or delta")
     ] = "auto"
-    session_gap: Annotated[
+    session_gap_s: Annotated[
         float,
         a_time("mean time between starts of sessions", "--session-gap"),
     ] = 30.0
-    longest_pause: Annotated[
+    longest_pause_s: Annotated[
         float,
         a_time("longer pauses in sessions are cut to this", "--longest-pause"),
     ] = 120.0
-    start: Annotated[
+    start_s: Annotated[
         float | None,
         a_time("servegen: time of the files to begin at", "--start"),
     ] = None
-    duration: Annotated[
+    duration_s: Annotated[
         float,
         a_time("servegen: traffic to make", "--duration"),
     ] = 600.0
@@ -194,20 +195,7 @@ def _open(arguments: ImportArguments) -> tuple[TraceReader, str, str | None]:
             "--block-tokens": arguments.block_tokens,
         }
     )
-    options = ReadOptions(
-        skip_bad=arguments.skip_bad,
-        sort=arguments.sort,
-        mode=arguments.mode,
-        input_tokens=arguments.input_tokens,
-        output_tokens=arguments.output_tokens,
-        block_tokens=arguments.block_tokens,
-        tokens=arguments.tokens,
-        session_gap_s=arguments.session_gap,
-        longest_pause_s=arguments.longest_pause,
-        start_s=arguments.start,
-        duration_s=arguments.duration,
-        seed=arguments.seed,
-    )
+    options = ReadOptions(**same_named(arguments, ReadOptions))
     # A given mapping needs no format.
     if arguments.columns is not None:
         if arguments.format_name != "auto":

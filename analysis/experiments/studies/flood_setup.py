@@ -7,7 +7,7 @@ from math import sqrt
 from forebay.analysis.experiments.one_load import middle_rate
 from forebay.analysis.experiments.systems import Way
 from forebay.analysis.statistics.knee import FOLLOWED
-from forebay.proxy.config.schema import BucketConfig, Config
+from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.plan.slo import Slo
 from forebay.replay.sim.capacity import drain_s
@@ -41,26 +41,21 @@ def max_waits_s(
 
 def config_with(max_wait_s: Mapping[str, float]) -> Config:
     """The default configuration with these waits, by bucket."""
-    buckets = (
-        bucket.model_copy(update={"max_wait": max_wait_s.get(bucket.name, bucket.max_wait)})
-        for bucket in Config().buckets
-    )
-    return Config(buckets=tuple(buckets))
+    return _with_buckets({name: {"max_wait": wait_s} for name, wait_s in max_wait_s.items()})
 
 
 def patient_config() -> Config:
     """The default configuration without limits: every request waits, none is rejected."""
-    buckets = [
-        BucketConfig(
-            name=bucket.name,
-            up_to=bucket.up_to,
-            max_queue=UNBOUNDED,
-            max_wait=FOREVER_S,
-            prefills_per_backend=bucket.prefills_per_backend,
-        )
-        for bucket in Config().buckets
-    ]
-    return Config(buckets=tuple(buckets))
+    limits = {"max_queue": UNBOUNDED, "max_wait": FOREVER_S}
+    return _with_buckets({bucket.name: limits for bucket in Config().buckets})
+
+
+def _with_buckets(changes: Mapping[str, Mapping[str, float]]) -> Config:
+    """The default configuration with changes by bucket."""
+    buckets = Config().buckets
+    return Config(
+        buckets=tuple(bucket.model_copy(update=changes.get(bucket.name, {})) for bucket in buckets)
+    )
 
 
 async def highest_followed(

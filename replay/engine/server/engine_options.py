@@ -1,6 +1,6 @@
 """The options of `forebay engine`, with their help texts and defaults."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,7 @@ from forebay.replay.engine.flags import EngineFlags
 from forebay.replay.engine.kv_events import parse_kv_events
 from forebay.replay.engine.placement import TEXT
 from forebay.replay.engine.server.options import ServerOptions
+from forebay.traces.command_line.options import same_named
 from forebay.traces.errors import InputError
 
 
@@ -108,24 +109,12 @@ class EngineOptions:
         """Return the checked options of the engine itself (InputError: a wrong value)."""
         if self.model is None:
             raise InputError("Missing option '--model': e.g. --model llama-3-8b")
-        own = {field.name for field in fields(EngineOptions)}
-        values = {
-            field.name: getattr(self, field.name)
-            for field in fields(EngineConfig)
-            if field.name in own
-        }
-        return EngineConfig(**values, **flags.values())
+        return EngineConfig(**same_named(self, EngineConfig), **flags.values())
 
     def server(self) -> ServerOptions:
         """Return the checked options of the API server (InputError: a wrong value)."""
-        kv_events = self.kv_events_config
-        return ServerOptions(
-            api_key=tuple(self.api_key or ()),
-            startup_time=self.startup_time,
-            shutdown_timeout=self.shutdown_timeout,
-            sse_keep_alive_interval=self.sse_keep_alive_interval,
-            enable_server_load_tracking=self.enable_server_load_tracking,
-            server_dev_mode=self.server_dev_mode,
-            enable_prompt_tokens_details=self.enable_prompt_tokens_details,
-            kv_events=parse_kv_events(kv_events) if kv_events else None,
-        )
+        values = {
+            "api_key": tuple(self.api_key or ()),
+            "kv_events": parse_kv_events(text) if (text := self.kv_events_config) else None,
+        }
+        return ServerOptions(**same_named(self, ServerOptions) | values)
