@@ -6,7 +6,9 @@ from math import inf
 
 import aiohttp
 import orjson
-from aiohttp import web
+from aiohttp import HttpVersion11, web
+from aiohttp.helpers import EMPTY_BODY_STATUS_CODES, rfc822_formatted_time
+from aiohttp.http import SERVER_SOFTWARE
 
 from forebay.proxy.api.dialects import Dialect
 from forebay.proxy.http1.errors import ApiError, error_event, upstream_error
@@ -16,6 +18,8 @@ from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.telemetry.record import RequestRecord
 
 UNTAKEN_BYTES = 64 << 10  # bytes buffered for the client from which on it is waited for
+CONTROLS = bytes({*range(32), 127} - {ord("\t")})  # characters that may not be in a header
+AT_ONCE_BYTES = 16 << 10  # of a body that is copied behind its headers; far from UNTAKEN_BYTES
 
 
 class Opening:
@@ -159,6 +163,8 @@ async def send_whole(
     request: web.BaseRequest, response: web.StreamResponse, watchdog: Watchdog
 ) -> None:
     """Send a response that is ready."""
+    if _sent_at_once(request, response):
+        return
     with watchdog.watching(request, None) as watch:
         watch.writing_since = watchdog.clock()
         try:
@@ -166,6 +172,49 @@ async def send_whole(
             await response.write_eof()
         except (ConnectionError, aiohttp.ClientConnectionError):
             pass  # the client has left
+
+
+def _sent_at_once(request: web.BaseRequest, response: web.StreamResponse) -> bool:
+    """Write a small response to a POST in one step, with the bytes that aiohttp would write.
+
+    Its ten steps take a twelfth of a small request. False, and nothing is written, if the response
+    may need another framing, or the client has left.
+    """
+    transport, headers = request.transport, response.headers
+    body = response.body if type(response) is web.Response else None
+    if (
+        not isinstance(body, bytes)
+        or len(body) > AT_ONCE_BYTES
+        or request.method != "POST"
+        or request.version != HttpVersion11
+        or response.status in EMPTY_BODY_STATUS_CODES
+        or "Connection" in headers
+        or "Content-Length" in headers
+        or transport is None
+        or transport.is_closing()
+    ):
+        return False
+    # The headers, with those that every response gets. (aiohttp's names are slow in an f-string.)
+    lines = [name + ": " + value for name, value in headers.items()]
+    lines.append(f"Content-Length: {len(body)}")
+    if body and "Content-Type" not in headers:
+        lines.append("Content-Type: application/octet-stream")
+    lines.append(f"Date: {rfc822_formatted_time()}")
+    if "Server" not in headers:
+        lines.append(f"Server: {SERVER_SOFTWARE}")
+    keep_alive = request.keep_alive and response.keep_alive is None
+    if not keep_alive:
+        lines.append("Connection: close")
+    text = "\r\n".join((f"HTTP/1.1 {response.status} {response.reason}", *lines, "\r\n"))
+    head = text.encode()
+    if len(head) - len(head.translate(None, CONTROLS)) != 2 * len(lines) + 4:
+        return False  # a header has a control character, which aiohttp answers with an error
+    # The bytes. aiohttp looks at these attributes to see that the response has been sent.
+    transport.write(head + body)
+    request.writer.output_size += len(head) + len(body)
+    response._keep_alive = keep_alive
+    response._eof_sent = True
+    return True
 
 
 def large_bytes(response: web.StreamResponse) -> int:
