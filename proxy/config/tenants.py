@@ -86,7 +86,7 @@ class JwtConfig(Section):
 class Tenants(Section):
     """Keys, weights and quotas of tenants, and which of them share caches.
 
-    keys: a file, or env:NAME for an environment variable (format: security/keys.py).
+    keys: a file, or env:NAME for an environment variable, with lines `tenant: key`.
 
     jwt: tokens that name tenants, in addition to keys or in place of them.
     client_ca: PEM file of authorities, whose client certificates name tenants of `known`.

@@ -48,7 +48,7 @@ WHAT_TO_DO = {
     "tenant_quota": "retry after `Retry-After`, or raise the tenant's quota",
     "too_many_connections": "reuse connections, or raise `limits.connections`",
     "too_many_failures": "wait: this address sent many wrong keys",
-    "too_many_items": "send fewer items in one list",
+    "too_many_items": "send fewer messages, content parts or values",
     "unsupported_encoding": "send the body plain, or in a coding of the header `Accept-Encoding`",
     "unsupported_value": "leave the field out: the proxy does not pass this value on",
     "upstream_error": "retry; the operator looks at the backend's log",
