@@ -38,7 +38,6 @@ SERVER = (
 FLAGS = {"direct-4": (), "flag-direct-4": ("--long-prefill-token-threshold", "2048")}
 WORDS = {"direct-4": "default flags", "flag-direct-4": "`--long-prefill-token-threshold 2048`"}
 STALLED_S = 0.5  # as in `hol --fleet`
-NOT_DRAWN = {"decode", "hol"}  # studies without a seed: nothing in them is drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,6 @@ class Seeded:
 
     study: str
     what: str
-    course: str
     row: Mapping[str, Any]
     key: str
 
@@ -55,29 +53,23 @@ class Seeded:
         return all(row.get(key) == value for key, value in self.row.items())
 
 
-ALONE = {"batch": 1, "output_tokens": 2048}
 WHOLE, CHUNKED = ({"way": "proxy", "prefill": name} for name in ("whole", "chunked"))
 TOLD = {"way": "round robin", "prefill": "chunked"}
 OTHERS = {"way": "proxy", "phase": "the others"}
 FIGURES = (
-    Seeded("decode", "decode: 2,048 tokens alone", "105.99 tokens/s", ALONE, "tokens_per_s"),
-    Seeded("hol", "hol: worst gap, whole", "6.99 s", {"max_num_batched_tokens": 131_072},
-           "worst_gap_s"),
-    Seeded("hol", "hol: worst gap, chunks of 512", "0.13 s", {"max_num_batched_tokens": 512},
-           "worst_gap_s"),
-    Seeded("hol-fleet", "hol, fleet: longest stall, whole", "asked", WHOLE, "stall_s"),
-    Seeded("hol-fleet", "the same in chunks of 8,192", "asked", CHUNKED, "stall_s"),
-    Seeded("hol-fleet", "chats' p99 TTFT, in these chunks", "asked", CHUNKED, "ttft_p99_s"),
-    Seeded("hol-fleet", "the same by round robin", "asked", TOLD, "ttft_p99_s"),
-    Seeded("saturation", "saturation: knee, in flight", "16", {"knee": "knee"}, "load"),
-    Seeded("saturation", "T_sat", "asked", {"knee": "knee"}, "requests_per_s"),
-    Seeded("shared-document", "shared document: cached", "asked", OTHERS, "hit_ratio"),
-    Seeded("shared-document", "TTFT p50 of the others", "asked", OTHERS, "ttft_s"),
-    Seeded("flood", "flood: goodput at 1.5×", "asked", {"way": "proxy", "load": 1.5},
+    Seeded("hol-fleet", "hol, fleet: longest stall, whole", WHOLE, "stall_s"),
+    Seeded("hol-fleet", "the same in chunks of 8,192", CHUNKED, "stall_s"),
+    Seeded("hol-fleet", "chats' p99 TTFT, in these chunks", CHUNKED, "ttft_p99_s"),
+    Seeded("hol-fleet", "the same by round robin", TOLD, "ttft_p99_s"),
+    Seeded("saturation", "saturation: knee, in flight", {"knee": "knee"}, "load"),
+    Seeded("saturation", "T_sat", {"knee": "knee"}, "requests_per_s"),
+    Seeded("shared-document", "shared document: cached", OTHERS, "hit_ratio"),
+    Seeded("shared-document", "TTFT p50 of the others", OTHERS, "ttft_s"),
+    Seeded("flood", "flood: goodput at 1.5×", {"way": "proxy", "load": 1.5},
            "goodput_per_s"),
-    Seeded("flood", "the same without limits", "asked", {"way": "proxy, no limits", "load": 1.5},
+    Seeded("flood", "the same without limits", {"way": "proxy, no limits", "load": 1.5},
            "goodput_per_s"),
-    Seeded("flood", "the same by round robin", "asked", {"way": "round robin", "load": 1.5},
+    Seeded("flood", "the same by round robin", {"way": "round robin", "load": 1.5},
            "goodput_per_s"),
 )  # fmt: skip
 
@@ -93,21 +85,20 @@ def rows_of(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def seeds_table(results: Mapping[str, Any]) -> str:
-    """Figures of the studies with three seeds each, beside the course's."""
+    """Figures of the studies with three seeds each."""
     heads = " | ".join(f"seed {seed}" for seed in SEEDS)
-    lines = [f"| figure | course | {heads} |", f"| --- | --: {'| --: ' * len(SEEDS)}|"]
+    lines = [f"| figure | {heads} |", f"| --- {'| --: ' * len(SEEDS)}|"]
     for figure in FIGURES:
         study = results[figure.study]
         kinds = {column["key"]: column["kind"] for column in study["columns"]}
         column = Column(figure.key, "", kinds[figure.key])
         shown = cells_of(column, [_value(figure, study, seed) for seed in SEEDS])
-        lines.append(f"| {figure.what} | {figure.course} | {' | '.join(shown)} |")
+        lines.append(f"| {figure.what} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 
 def _value(figure: Seeded, study: Mapping[str, Any], seed: int) -> Any:
-    drawn = seed > 0 and figure.study not in NOT_DRAWN
-    rows = study["seeds"][str(seed)] if drawn else study["rows"]
+    rows = study["seeds"][str(seed)] if seed else study["rows"]
     (value,) = {row[figure.key] for row in rows if figure.key in row and figure.matches(row)}
     return value
 

@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -32,89 +31,43 @@ UNIT = re.compile(r"(?<=\d) (?=(?:[mµp]?s|/s|%) (?:\||$))", re.MULTILINE)
 OWN_OPTIONS = re.compile(r" --(out \S+|force|time-scale \S+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """A figure of the course to compare with ours: the cell `key` of the row that `row` matches."""
-
-    what: str
-    course: str
-    row: Mapping[str, Any]
-    key: str
-    why: str
-
-
-TEXT = "the API server takes 3.8 µs a token of text (an H200's); the course has no such term"
-COURSE: Mapping[str, Sequence[Beside]] = {
+COURSE: Mapping[str, Sequence[tuple[Mapping[str, Any], str]]] = {
     "prefill": [
-        Beside("TTFT of 1,024 tokens", "0.03 s", {"prompt_tokens": 1024}, "ttft_s", TEXT),
-        Beside("TTFT of 4,096 tokens", "0.08 s", {"prompt_tokens": 4096}, "ttft_s", TEXT),
-        Beside("TTFT of 32,768 tokens", "0.87 s", {"prompt_tokens": 32768}, "ttft_s", TEXT),
-        Beside("TTFT of 65,536 tokens", "2.49 s", {"prompt_tokens": 65536}, "ttft_s", TEXT),
-        Beside("TTFT of 128,000 tokens", "7.77 s", {"prompt_tokens": 128000}, "ttft_s", TEXT),
-        Beside("fastest", "50,689 tokens/s", {"prompt_tokens": 4096}, "tokens_per_s", TEXT),
-        Beside("at 128,000", "16,478 tokens/s", {"prompt_tokens": 128000}, "tokens_per_s", TEXT),
+        ({"prompt_tokens": 1024}, "ttft_s"),
+        ({"prompt_tokens": 4096}, "ttft_s"),
+        ({"prompt_tokens": 32768}, "ttft_s"),
+        ({"prompt_tokens": 65536}, "ttft_s"),
+        ({"prompt_tokens": 128000}, "ttft_s"),
+        ({"prompt_tokens": 4096}, "tokens_per_s"),
+        ({"prompt_tokens": 128000}, "tokens_per_s"),
     ],
     "decode": [
-        Beside(
-            "2,048 tokens alone", "105.99 tokens/s", {"batch": 1, "output_tokens": 2048},
-            "tokens_per_s", "the slope of the course's two rows is what the model is fitted to",
-        ),
-        Beside(
-            "128 tokens alone", "95.68 tokens/s", {"batch": 1, "output_tokens": 128},
-            "tokens_per_s",
-            "the course counts 139 ms a request besides its tokens; ours is the time of a token",
-        ),
+        ({"batch": 1, "output_tokens": 2048}, "tokens_per_s"),
+        ({"batch": 1, "output_tokens": 128}, "tokens_per_s"),
     ],
     "phases": [
-        Beside(
-            "prefill over decode", "about 500×", {"phase": "prefill", "prompt_tokens": 4096},
-            "ratio", "as in `prefill`; the course divides its fastest prefill by one decode",
-        ),
-        Beside(
-            "FLOP/byte of a prefill of 512", "512", {"phase": "prefill", "prompt_tokens": 512},
-            "flop_per_byte", "the course counts weights only; ours has attention and the head",
-        ),
-        Beside(
-            "FLOP/byte of decode", "0.875", {"phase": "decode", "batch": 1}, "flop_per_byte",
-            "2 FLOP for each weight of 2 bytes is 1; reading the KV cache lowers it",
-        ),
-        Beside(
-            "slots in use, static batching", "30-40 %", {"phase": "decode", "batch": 16},
-            "static_slots", "1/H(n) for exponential lengths: 37 % of 8 slots, 30 % of 16; "
-            "continuous batching refills a slot at once",
-        ),
+        ({"phase": "prefill", "prompt_tokens": 4096}, "ratio"),
+        ({"phase": "prefill", "prompt_tokens": 512}, "flop_per_byte"),
+        ({"phase": "decode", "batch": 1}, "flop_per_byte"),
+        ({"phase": "decode", "batch": 16}, "static_slots"),
     ],
     "memory": [
-        Beside(
-            "saved by pages", "87.5 %", {"max_model_len": 2048}, "saved_share",
-            "the same: 256 of 2,048 tokens used",
-        ),
-        Beside(
-            "requests at once", "2 to 4×", {"max_model_len": 2048}, "gain",
-            "the gain is max_model_len over the tokens used: 4× is 512 of 2,048",
-        ),
-        Beside(
-            "attention matrix of 2,048 tokens, all layers", "16 GB", {"max_model_len": 2048},
-            "matrix_gib", "the same in GiB: 32 heads in 32 layers of 16 MiB",
-        ),
+        ({"max_model_len": 2048}, "saved_share"),
+        ({"max_model_len": 2048}, "gain"),
+        ({"max_model_len": 2048}, "matrix_gib"),
     ],
     "hol": [
-        Beside(
-            "worst gap beside 120,000 tokens, whole", "6.99 s",
-            {"max_num_batched_tokens": 131072}, "worst_gap_s", "a held-out row of the calibration",
-        ),
-        Beside(
-            "worst gap, chunks of 512", "0.13 s", {"max_num_batched_tokens": 512}, "worst_gap_s",
-            "one step of 512 tokens; the course's gap is as long as two such steps",
-        ),
+        ({"max_num_batched_tokens": 131072}, "worst_gap_s"),
+        ({"max_num_batched_tokens": 512}, "worst_gap_s"),
     ],
-    "shared-document": [
-        Beside(
-            "TTFT of a cached question", "1/50 of cold", {"way": "proxy", "phase": "one more"},
-            "ttft_s", "60,000 tokens of text take 0.2 s in the API server, cached or not",
-        ),
+    "hol-fleet": [
+        ({"way": way, "prefill": "chunked"}, key)
+        for way in ("proxy", "round robin")
+        for key in ("ttft_p99_s", "stalled_share", "stall_s")
     ],
-}  # fmt: skip
+    "shared-document": [({"way": "proxy", "phase": "one more"}, "ttft_s")],
+}
+"""Figures that docs/research/course.md has beside the course's: a cell of the row that matches."""
 
 
 def blocks() -> list[str]:
@@ -123,7 +76,7 @@ def blocks() -> list[str]:
 
 
 def block(name: str) -> str:
-    """The command, table, course's figures, plot, sentence and notes of a study."""
+    """The command, table, plot, sentence and notes of a study."""
     data = results().get(name)
     if data is None:
         return "No results yet: `make studies` writes them."
@@ -133,8 +86,6 @@ def block(name: str) -> str:
     parts = [f"```\n{data['command']}\n```"]
     if name not in ALL_ROWS_EQUAL:
         parts.append(markdown_table(columns, data["rows"]))
-    if name in COURSE:
-        parts.append(beside_the_course(name, data))
     parts += [
         f"![Plot of the study {name}](../assets/studies/{name}.svg)",
         f"> {data['sentence']}",
@@ -148,18 +99,15 @@ def whole_cells(text: str) -> str:
     return UNIT.sub("\N{NO-BREAK SPACE}", text)
 
 
-def beside_the_course(name: str, data: Mapping[str, Any]) -> str:
-    """The course's figures of a study next to ours, and why they differ."""
+def course_figures(name: str) -> list[str]:
+    """The figures of a study that course.md has beside the course's."""
+    data = results()[name]
     kinds = {column["key"]: column["kind"] for column in data["columns"]}
-    lines = ["| figure | course | here | why |", "| --- | --: | --: | --- |"]
-    earlier = ""
-    for figure in COURSE[name]:
-        (row,) = [r for r in data["rows"] if all(r.get(k) == v for k, v in figure.row.items())]
-        (ours,) = cells_of(Column(figure.key, "", kinds[figure.key]), [row[figure.key]])
-        why = "the same" if figure.why == earlier else figure.why
-        lines.append(f"| {figure.what} | {figure.course} | {ours} | {why} |")
-        earlier = figure.why
-    return "\n".join(lines)
+    figures = []
+    for wanted, key in COURSE[name]:
+        (row,) = [r for r in data["rows"] if all(r.get(k) == v for k, v in wanted.items())]
+        figures += cells_of(Column(key, "", kinds[key]), [row[key]])
+    return figures
 
 
 @cache
