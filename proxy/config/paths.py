@@ -12,8 +12,13 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 RESPONSES: Final = "/v1/responses"
 MESSAGES: Final = "/v1/messages"
-SHAPED: Final = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
-"""Paths whose requests are shaped, each by a class in `api/dialects/`."""
+SHAPED: Final = {
+    CHAT: "chat",
+    COMPLETIONS: "completions",
+    RESPONSES: "responses",
+    MESSAGES: "messages",
+}
+"""Paths whose requests are shaped, each with the module of `api/dialects/` that describes it."""
 MODELS: Final = "/v1/models"
 # GET requests, too, are answered by vLLM's API server alone, whether its engine is dead or not.
 ENGINELESS: Final = (

@@ -2,25 +2,32 @@
 
 In reading order: base (the differences between APIs), chat, completions, responses (OpenAI's),
 messages (Anthropic's), usage (tokens that a response reports), special_work (more than a prefill).
-A new API is another file, another name in DIALECTS, and its path in config.paths.
+A new API is another file, with its object `DIALECT`, and a line of `SHAPED` in config.paths.
 
 May import the modules of api that read fields and text. The relay and the app ask a dialect, and
 name no dialect.
 """
 
+from importlib import import_module
 from typing import Any, Final
 
 from forebay.proxy.api.dialects.base import Dialect
-from forebay.proxy.api.dialects.chat import CHAT
-from forebay.proxy.api.dialects.completions import COMPLETIONS
-from forebay.proxy.api.dialects.messages import MESSAGES
-from forebay.proxy.api.dialects.responses import RESPONSES
+from forebay.proxy.config import paths
 
 __all__ = ["CHAT", "COMPLETIONS", "DIALECTS", "MESSAGES", "RESPONSES", "Dialect"]
 
-DIALECTS: Final[dict[str, Dialect]] = {
-    dialect.path: dialect for dialect in (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
-}
+
+def _described(path: str, module: str) -> Dialect:
+    dialect: Dialect = import_module(f"{__name__}.{module}").DIALECT
+    dialect.path = path
+    return dialect
+
+
+DIALECTS: Final = {path: _described(path, module) for path, module in paths.SHAPED.items()}
+CHAT: Final = DIALECTS[paths.CHAT]
+COMPLETIONS: Final = DIALECTS[paths.COMPLETIONS]
+RESPONSES: Final = DIALECTS[paths.RESPONSES]
+MESSAGES: Final = DIALECTS[paths.MESSAGES]
 
 
 def dialect_of(fields: dict[str, Any]) -> Dialect:

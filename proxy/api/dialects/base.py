@@ -11,7 +11,7 @@ from forebay.proxy.http1.errors import ApiError
 
 
 class Dialect:
-    """An API of vLLM. A subclass sets `path`, and overrides the defaults that differ.
+    """An API of vLLM. A subclass overrides the defaults that differ.
 
     Attributes:
         path: its path on the public port, and on vLLM.

@@ -3,13 +3,11 @@
 from typing import Any, Final
 
 from forebay.proxy.api.dialects.base import Dialect, answers
-from forebay.proxy.config import paths
 
 
 class Chat(Dialect):
     """`/v1/chat/completions`."""
 
-    path = paths.CHAT
     # Only here: vLLM's completions ignore max_completion_tokens, even if a client sends it.
     limits = ("max_completion_tokens", "max_tokens")
     asks_usage = True
@@ -19,4 +17,4 @@ class Chat(Dialect):
         return answers(fields, "n")
 
 
-CHAT: Final = Chat()
+DIALECT: Final = Chat()

@@ -11,7 +11,6 @@ from forebay.proxy.api.dialects.base import Dialect, answers
 from forebay.proxy.api.json_body import LongText
 from forebay.proxy.api.media_tokens import EMBEDS_BYTES, digest_of
 from forebay.proxy.api.prompt_text import PromptText, Text, add_text, counted, made
-from forebay.proxy.config import paths
 from forebay.proxy.http1.errors import invalid_type
 
 _TOKEN_IDS: Final = TypeAdapter(list[int])  # vLLM's own reader: 7.0, "7" and true are token ids
@@ -20,7 +19,6 @@ _TOKEN_IDS: Final = TypeAdapter(list[int])  # vLLM's own reader: 7.0, "7" and tr
 class Completions(Dialect):
     """`/v1/completions`."""
 
-    path = paths.COMPLETIONS
     operation = "text_completion"
     prompt_field = "prompt"
     has_parts = False
@@ -101,4 +99,4 @@ def _id_bytes(ids: list[Any]) -> bytes:
     raise invalid_type("prompt", "a string or a list of token ids", "prompt")
 
 
-COMPLETIONS: Final = Completions()
+DIALECT: Final = Completions()

@@ -6,13 +6,11 @@ from forebay.proxy.api.block_hashes import BlockHashes
 from forebay.proxy.api.dialects.base import Dialect
 from forebay.proxy.api.dialects.special_work import has_schema
 from forebay.proxy.api.prompt_text import PromptText, messages_text
-from forebay.proxy.config import paths
 
 
 class Messages(Dialect):
     """`/v1/messages`."""
 
-    path = paths.MESSAGES
     types_errors = True
     opens = frozenset(("ping",))
     ends = frozenset(("message_stop",))
@@ -26,4 +24,4 @@ class Messages(Dialect):
         return not has_schema(fields) and super().prefill_only(fields)
 
 
-MESSAGES: Final = Messages()
+DIALECT: Final = Messages()

@@ -8,14 +8,12 @@ from forebay.proxy.api.dialects.special_work import has_schema
 from forebay.proxy.api.fields import boolean, string
 from forebay.proxy.api.json_body import LongText
 from forebay.proxy.api.prompt_text import PromptText, messages_text
-from forebay.proxy.config import paths
 from forebay.proxy.http1.errors import ApiError
 
 
 class Responses(Dialect):
     """`/v1/responses`."""
 
-    path = paths.RESPONSES
     prompt_field = "input"
     limits = ("max_output_tokens",)
     keeps_responses = True
@@ -42,4 +40,4 @@ class Responses(Dialect):
         return string(fields, "previous_response_id")  # type: ignore[no-any-return]
 
 
-RESPONSES: Final = Responses()
+DIALECT: Final = Responses()

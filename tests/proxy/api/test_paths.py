@@ -41,4 +41,4 @@ def test_ids_in_paths(path: str, found: tuple[str, str]) -> None:
 
 
 def test_shaped_paths_are_those_of_the_dialects() -> None:
-    assert tuple(DIALECTS) == SHAPED
+    assert tuple(DIALECTS) == tuple(SHAPED)
