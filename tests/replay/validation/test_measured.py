@@ -128,12 +128,23 @@ def test_validate_reads_vllm_bench(tmp_path: Path) -> None:
     assert named == [(m, q) for m in ("ttft", "tpot", "e2e") for q in (None, 0.5, 0.9, 0.99)]
     assert all(line["low"] <= line["error"] + 1e-9 for line in told["lines"])
     assert told["hit_ratio"] == {"measured": None, "simulated": 0.0}
+    assert done.stderr == ""  # Meta-Llama-3-8B-Instruct may well be llama-3-8b
     table = forebay("engine", "validate", str(path), *MODEL)
     assert "ttft mean" in table.stdout
     assert "measured not in the file, simulated 0.0%" in table.stdout
     other = forebay("engine", "validate", str(path), "--model", "qwen2.5-14b", "--gpu", "h200")
     assert (other.returncode, other.stdout) == (2, "")
     assert "is of meta-llama/Meta-Llama-3-8B-Instruct, --model is qwen2.5-14b" in other.stderr
+
+
+def test_a_run_under_an_unknown_name_is_compared_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({**vllm_bench(served(4)), "model_id": "our-finetune"}))
+    done = forebay("engine", "validate", str(path), *MODEL, "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["lines"]
+    said = "is of our-finetune, --model is llama-3-8b; are they one model?"
+    assert done.stderr == f"forebay engine: warning: {path}: {said}\n"
 
 
 def test_a_part_is_held_out_while_all_of_it_is_played(tmp_path: Path) -> None:
