@@ -4,11 +4,11 @@
 # 1. A vLLM server on each GPU, without and with --long-prefill-token-threshold. For each seed, one
 #    trace of chats beside long documents goes to the servers in turn, and through Forebay.
 # 2. The studies hol, shared-document and saturation on the first GPU.
-# 3. One page, OUT/study.md: what came out, on what, and what was left out.
+# 3. One page, OUT/study.md: the results, the machine, and the steps that were left out.
 # Each step is bounded in time, and left out when its results are there already, so the command can
 # be given again. `forebay fleet up` starts the servers, and checks each flag with the installed
 # vLLM first. Settings, all optional:
-#   MODEL   what vLLM serves             VLLM     the vllm command
+#   MODEL   the served model             VLLM     the vllm command
 #   GPUS    numbers, as 0,1              OUT      folder of the results
 #   GPU     data sheet for saturation    CONTEXT  longest context, tokens
 #   SEEDS   one trace for each           TRACE    a file to replay once per seed instead
@@ -50,7 +50,7 @@ failed=0
 
 say() { echo "study-h200: $*"; }
 
-# leave_out WORDS...: what the page says of a step without results
+# leave_out WORDS...: the reason that the page gives for a step without results
 leave_out() {
   say "left out: $*" >&2
   echo "$*" >>"$OUT/left-out.txt"
@@ -63,7 +63,7 @@ begun() {
   echo "$!" >>"$OUT/servers/pids"
 }
 
-# stop: end what this command started, the last first
+# stop: end the processes that this command started, the last first
 stop() {
   local at
   for ((at = ${#started[@]} - 1; at >= 0; at--)); do
@@ -116,7 +116,7 @@ fleet() {
   facts "$dir"
 }
 
-# facts DIR: what the page says of the machine and of the servers in DIR, as `key: value`
+# facts DIR: the facts on the page about the machine and the servers in DIR, as `key: value`
 facts() {
   local python
   read -ra python < <(head -n 1 "$(command -v "$VLLM")" | tr -d '#!\0')
@@ -236,7 +236,7 @@ study() {
     return
   fi
   say "$name"
-  # --force: what an unfinished one has left goes
+  # --force: the files of an unfinished study are replaced
   bounded "$FOREBAY" experiment "$name" --out "$OUT/$name" --force \
     --time-scale "$TIME_SCALE" "$@" 2>"$OUT/$name.log" || status=$?
   cat "$OUT/$name.log" >&2
@@ -247,7 +247,7 @@ study() {
   fi
 }
 
-# hol_servers: two servers share one GPU's memory; hol asks one after the other. The first takes a
+# hol_servers: two servers share one GPU's memory; hol asks first one, then the other. The first takes a
 # prompt whole, the second in chunks.
 hol_servers() {
   fleet whole "$first_gpu" "$PORT" 0.45 --long-prefill-token-threshold 0 \
@@ -256,7 +256,7 @@ hol_servers() {
       --max-num-batched-tokens 2048
 }
 
-# clear_leftovers: end what a killed command has left, found by its number and by OUT in its words
+# clear_leftovers: end processes that a killed command has left, found by number and by OUT in their words
 clear_leftovers() {
   local pid name
   while read -r pid; do

@@ -1,4 +1,4 @@
-"""Time until each place names the cause of an incident (tests/bench/incidents.py --write).
+"""Print the time until each place names the cause of an incident.
 
 Stages the incidents of `tests/support/incident_scenes.py`. The minutes are from the beginning of
 the incident to the first line of the log that names its cause. The live page and `forebay explain`
@@ -28,10 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import incident_scenes as scenes
 from incident_scenes import Told
-from paths import ROOT
 
-PAGE = ROOT / "docs/how-to/troubleshooting.md"
-BEGIN, END = "<!-- generated: tests/bench/incidents.py --write -->", "<!-- end -->"
 PLACES = ("`doctor --since 1m`", "`explain --slowest`", "the live page", "the log")
 
 SCENES: tuple[tuple[str, str, str], ...] = (
@@ -86,18 +83,9 @@ def table() -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="write the table into the guide")
-    lines = []
-    write = parser.parse_args().write
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     for line in table():
         print(line, flush=True)
-        lines.append(line)
-    if write:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        after = rest.partition(END)[2]
-        text = "\n".join(lines)
-        PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -294,7 +294,7 @@ class Stage(ExitStack):
         }
 
 
-FAULTS_ONLY = {"Refused, by reason", "Failures and retries", "Alerts", "Configuration changes"}
+FAULTS_ONLY = {"Rejected, by reason", "Failures and retries", "Alerts", "Configuration changes"}
 
 
 @needs_prometheus
