@@ -10,7 +10,7 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.traces.command_line.messages import print_json, talk
-from forebay.traces.command_line.options import takes_options
+from forebay.traces.command_line.options import AsJson, Force, takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class FigureOptions:
     ] = None
     markdown: Annotated[bool, typer.Option("--markdown", help="Write a Markdown table.")] = False
     as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV, in base units.")] = False
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    as_json: AsJson = False
 
     def form(self) -> str:
         """Return markdown, csv or json, or "" for people. Raise InputError for two of them."""
@@ -287,7 +287,7 @@ def report(
     slo: SloText = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     min_beyond: Beyond = 10,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    force: Force = False,
     figures: FigureOptions,
 ) -> None:
     """Write one self-contained HTML page about one or more runs.

@@ -22,11 +22,12 @@ from forebay.traces.command_line.messages import print_json
 from forebay.traces.command_line.options import (
     BUCKETS,
     ApiKey,
+    AsJson,
     AskedModel,
     Buckets,
     Endpoint,
+    Force,
     PacedTrafficOptions,
-    ReplaceRun,
     TimeScale,
     a_time,
     same_named,
@@ -123,8 +124,8 @@ class ReplayArguments(PacedTrafficOptions):
     stall_timeout_s: Annotated[float, a_time("without output", "--stall-timeout")] = 120.0
     drain_timeout_s: Annotated[float, a_time("after the last arrival", "--drain-timeout")] = 900.0
     api_key: ApiKey = None
-    force: ReplaceRun = False
-    as_json: Annotated[bool, typer.Option("--json", help="print summary.json")] = False
+    force: Force = False
+    as_json: AsJson = False
     quiet: Annotated[bool, typer.Option("--quiet", help="show no progress line")] = False
 
     def options(self) -> ReplayOptions:

@@ -9,7 +9,7 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.traces.command_line.messages import print_json, talk
-from forebay.traces.command_line.options import EngineGpu, EngineModel, a_time
+from forebay.traces.command_line.options import AsJson, EngineGpu, EngineModel, Force, a_time
 
 if TYPE_CHECKING:
     from forebay.analysis.demo.processes import Engines
@@ -63,8 +63,8 @@ def demo(
     model: EngineModel = "Llama-3-8B",
     gpu: EngineGpu = "H200",
     seed: Annotated[int, typer.Option(help="seed of the traffic")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="replace earlier files in --out")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the comparison as JSON")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     from forebay.analysis.demo.processes import Engines
     from forebay.replay.results.folder import make_folder

@@ -22,14 +22,16 @@ from forebay.analysis.experiments.result import Result, check_out, finish
 from forebay.analysis.experiments.target import StudyFailed, StudyTarget, open_target, sim_config
 from forebay.proxy.runtime.event_loop import fast_runner
 from forebay.replay.engine.config import EngineConfig
+from forebay.traces.command_line.options import AsJson, Force
 from forebay.traces.errors import InputError
 
 Work = Coroutine[Any, Any, Result]
 Command = Callable[..., None]
 SECRET = "api_key"
 MOST_TIME_SCALE = 1e6  # the bound of a replay
-ONE = Annotated[str, typer.Option("--target", help="URL, or sim:MODEL@GPU.")]
-SEVERAL = Annotated[list[str], typer.Option("--target", help="URL, or sim:MODEL@GPU.")]
+TARGET = typer.Option("--target", help="URL, or sim:MODEL@GPU.")
+ONE = Annotated[str, TARGET]
+SEVERAL = Annotated[list[str], TARGET]
 FIRST: dict[str, Any] = {
     "target": ONE,
     "out": Annotated[Path, typer.Option("--out", help="Folder for the results.")],
@@ -63,11 +65,8 @@ LAST: dict[str, tuple[Any, Any]] = {
         ],
         1.0,
     ),
-    "force": (Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")], False),
-    "as_json": (
-        Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")],
-        False,
-    ),
+    "force": (Force, False),
+    "as_json": (AsJson, False),
 }
 Batched = Annotated[
     int | None,
@@ -79,6 +78,10 @@ Seed = Annotated[int, typer.Option("--seed", help="Seed of lengths and arrivals.
 Engines = Annotated[
     list[str] | None,
     typer.Option("--engine", help="URL of an engine behind --target, to measure it directly."),
+]
+Lengths = Annotated[str, typer.Option("--lengths", help="Prompt tokens; k is 1,024.")]
+PromptTokens = Annotated[
+    int, typer.Option("--prompt-tokens", min=1, help="Prompt tokens of every request.")
 ]
 Gpus = Annotated[int, typer.Option("--gpus", min=1, help="Engines of a sim: target.")]
 

@@ -7,8 +7,9 @@ import typer
 
 from forebay.analysis.kv.options import KvArguments
 from forebay.proxy.command import new_app
+from forebay.replay.engine.vllm_versions import NEWEST
 from forebay.traces.command_line.messages import print_json
-from forebay.traces.command_line.options import takes_options
+from forebay.traces.command_line.options import AsJson, takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ Example:
 
 app = new_app(help=HELP)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
 
 @app.callback(invoke_without_command=True)
 @takes_options
@@ -64,7 +63,7 @@ def kv(
         arguments.model,
         arguments.checked_weights_gib(),
         quantization=arguments.quantization,
-        vllm_version=arguments.vllm_version or planning.NEWEST,
+        vllm_version=arguments.vllm_version or NEWEST,
     )
     gpu = planning.choose_gpu(arguments.gpu, arguments.gpu_memory_gib)
     plan = planning.make_plan(shape, gpu, planning.Choices(**arguments.choices()))

@@ -8,6 +8,7 @@ import typer
 
 from forebay.replay.engine.config import check_block_size
 from forebay.replay.engine.flags import PlacementFlags
+from forebay.replay.engine.vllm_versions import NEWEST
 from forebay.traces.errors import InputError
 
 
@@ -28,7 +29,7 @@ class KvArguments(PlacementFlags):
         float | None, typer.Option(help="GiB of all weights, if known better than computed.")
     ] = None
     gpu_memory_utilization: Annotated[
-        float | None, typer.Option(help="Share of GPU memory; default: 0.9.")
+        float | None, typer.Option(help="Share of GPU memory that vLLM uses; default: 0.9.")
     ] = None
     max_num_batched_tokens: Annotated[
         int | None,
@@ -41,7 +42,7 @@ class KvArguments(PlacementFlags):
         int | None, typer.Option(min=1, help="Tokens of a KV block; default: 16.")
     ] = None
     max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Context length; default: the model's.")
+        int | None, typer.Option(min=1, help="Longest context, tokens; default: the model's.")
     ] = None
     draft_layers: Annotated[
         int | None, typer.Option(min=0, help="KV layers of a draft head (EAGLE: 1).")
@@ -57,7 +58,10 @@ class KvArguments(PlacementFlags):
     ] = None
     vllm_version: Annotated[
         str | None,
-        typer.Option(help="vLLM version whose context lengths hold; default: the log's, or 0.32."),
+        typer.Option(
+            help="vLLM version whose rules hold; default: the log's, or 0.11 if a log names none; "
+            f"without a log {NEWEST}."
+        ),
     ] = None
 
     def choices(self) -> dict[str, Any]:

@@ -13,10 +13,9 @@ from forebay.replay.engine.hardware.kv_layout import KV_VALUE_BYTES, KvOptions, 
 from forebay.replay.engine.hardware.memory import MemoryBudget, MemoryOptions, memory_budget
 from forebay.replay.engine.hardware.specs import GIB
 from forebay.replay.engine.placement import check_kv_dtype, check_parallel, served_model
+from forebay.replay.engine.vllm_versions import NEWEST
 from forebay.traces.errors import InputError
 
-NEWEST = "0.32"
-"""The vLLM version whose rules hold unless another is named."""
 USUAL_LENGTHS = (8192, 32_768, 131_072)
 
 

@@ -15,8 +15,8 @@ HELP = """Find the least number of GPUs that meets latency targets, by simulatin
 engines under the traffic of that many users. The answer holds for the worst of at least 3 seeds.
 With --tensor-parallel-size, each engine has that many GPUs.
 
---slo takes [CLASS.]METRIC_pNN=TIME: CLASS is chat or document; METRIC is ttft, tpot, e2e or stall
-(the longest gap in an answer; itl is judged as stall, which is stricter). Rejected requests miss.
+--slo takes [BUCKET.]METRIC_pNN=TIME. BUCKET is chat or document. METRIC is ttft, tpot, e2e or stall
+(the longest gap in an answer). itl is judged as stall, which is stricter. Rejected requests miss.
 
 Example:
 

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.replay.engine.flags import ModelFlags
+from forebay.replay.engine.flags import (
+    GpuMemoryUtilization,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    ModelFlags,
+)
+from forebay.traces.command_line.options import AsJson, Force
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -68,10 +75,10 @@ class SizeArguments:
     calibration: Annotated[Path | None, typer.Option(help="File with calibrated step times.")] = (
         None
     )
-    max_model_len: Annotated[int | None, typer.Option(help="Flag of vllm serve.")] = None
-    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Flag of vllm serve.")] = None
-    max_num_seqs: Annotated[int | None, typer.Option(help="Flag of vllm serve.")] = None
-    gpu_memory_utilization: Annotated[float, typer.Option(help="Flag of vllm serve.")] = 0.9
+    max_model_len: MaxModelLen = None
+    max_num_batched_tokens: MaxNumBatchedTokens = None
+    max_num_seqs: MaxNumSeqs = None
+    gpu_memory_utilization: GpuMemoryUtilization = 0.9
     price_per_gpu_hour: Annotated[
         float | None, typer.Option(help="Price of a GPU per hour, in any currency.")
     ] = None
@@ -100,9 +107,9 @@ class SizeArguments:
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for results.json and plot.svg.")
     ] = None
-    force: Annotated[bool, typer.Option("--force", help="Replace the files in --out.")] = False
+    force: Force = False
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 2
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False
+    as_json: AsJson = False
 
     def check(self) -> None:
         """Raise InputError for values that need no simulation to be rejected."""

@@ -58,7 +58,7 @@ def parse_targets(text: str) -> tuple[LatencyTarget, ...]:
             )
         if not match or not value or not 0 < float(match[3]) < 100:
             raise InputError(
-                f"--slo: {part.strip()!r} is not [CLASS.]METRIC_pNN=TIME; e.g. {DEFAULT_SLO}"
+                f"--slo: {part.strip()!r} is not [BUCKET.]METRIC_pNN=TIME; e.g. {DEFAULT_SLO}"
             )
         kind, metric = match[1], "stall" if match[2] == "itl" else match[2]
         if metric not in METRICS:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 EXAMPLE = """Find the vLLM flags that serve a trace best.
 
-Simulated are tensor parallelism against replicas, the step budget, the long-prefill threshold, the
-prefill interval, the batch and the API servers, on the same GPUs. Printed are the gain of each flag
-and the `vllm serve` line. The options of the engine are the start.
+It simulates tensor parallelism against replicas, the step budget, the long-prefill threshold, the
+prefill interval, the batch and the API servers, on the same GPUs. It prints the gain of each flag
+and the `vllm serve` line. The search starts with the given engine options.
 
 Example:
 

@@ -21,7 +21,7 @@ from forebay.proxy.diagnose.admin_client import (
     cleaned_json,
 )
 from forebay.traces.command_line.messages import talk
-from forebay.traces.command_line.options import a_time
+from forebay.traces.command_line.options import AsJson, a_time
 from forebay.traces.command_line.quantities import long_time
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def doctor(
     since: Annotated[
         float, a_time("how far back to look: at most 1h, or the start of the proxy", "--since")
     ] = 300.0,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
 ) -> None:
     from forebay.proxy.diagnose.checks import CHECKS, examine
 

@@ -13,7 +13,7 @@ import typer
 from forebay.proxy.command import new_app
 from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, Refused, ask_json
 from forebay.traces.command_line.messages import talk
-from forebay.traces.command_line.options import a_time
+from forebay.traces.command_line.options import AsJson, a_time
 from forebay.traces.command_line.quantities import long_time, short_time
 from forebay.traces.errors import InputError
 
@@ -72,7 +72,7 @@ def explain(
         str, typer.Option(help="the tenant that would send the request of --dry-run")
     ] = "",
     admin: AdminUrl = DEFAULT_ADMIN,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
 ) -> None:
     listing = slowest is not None or rejected
     choices = (request_id is not None, slowest is not None, rejected, dry_run is not None)

@@ -14,7 +14,7 @@ import typer
 from forebay.proxy.command import new_app
 from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, Unreachable, ask, ask_json
 from forebay.traces.command_line.messages import talk
-from forebay.traces.command_line.options import a_time
+from forebay.traces.command_line.options import AsJson, a_time
 from forebay.traces.command_line.quantities import long_time, short_time
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def top(
         float, a_time("how far back rates look: at most 1h, or the start of the proxy", "--since")
     ] = 60.0,
     once: Annotated[bool, typer.Option("--once", help="print one frame")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one frame as JSON")] = False,
+    as_json: AsJson = False,
 ) -> None:
     from forebay.proxy.diagnose.frame import frame_of
 

@@ -11,6 +11,7 @@ import typer
 from forebay.proxy.command import new_app
 from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, ask_json
 from forebay.traces.command_line.messages import talk
+from forebay.traces.command_line.options import AsJson
 from forebay.traces.command_line.quantities import seconds
 from forebay.traces.errors import InputError
 
@@ -38,7 +39,7 @@ def drain(
         str, typer.Option(metavar="DURATION", help="longest wait until it is empty; 0s: none")
     ] = "10m",
     admin: AdminUrl = DEFAULT_ADMIN,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
 ) -> None:
     try:
         patience_s = float(seconds(timeout))

@@ -19,6 +19,16 @@ NOT_SIMULATED = {
     "by the share of memory that --max-loras adapters of --max-lora-rank take",
 }
 """vLLM's flags that are rejected by name, with the remedy."""
+MaxModelLen = Annotated[
+    int | None, typer.Option(help="Longest context, tokens; default: the model's.")
+]
+MaxNumBatchedTokens = Annotated[
+    int | None, typer.Option(help="Token budget of a step; default by the GPU's memory.")
+]
+MaxNumSeqs = Annotated[
+    int | None, typer.Option(help="Most requests in a step; default by the GPU's memory.")
+]
+GpuMemoryUtilization = Annotated[float, typer.Option(help="Share of GPU memory that vLLM uses.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,21 +114,13 @@ def _given(flags: PlacementFlags, kind: type[PlacementFlags]) -> dict[str, Any]:
 class EngineFlags(ModelFlags):
     """vLLM's flags that decide how a server schedules, as in `EngineConfig`."""
 
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Longest context, tokens; default: the model's.")
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="Token budget of a step; default by the GPU's memory.")
-    ] = None
-    max_num_seqs: Annotated[
-        int | None, typer.Option(help="Most requests in a step; default by the GPU's memory.")
-    ] = None
+    max_model_len: MaxModelLen = None
+    max_num_batched_tokens: MaxNumBatchedTokens = None
+    max_num_seqs: MaxNumSeqs = None
     enable_prefix_caching: Annotated[
         bool, typer.Option(help="Reuse the KV blocks of equal prefixes.")
     ] = True
-    gpu_memory_utilization: Annotated[
-        float, typer.Option(help="Share of GPU memory that vLLM uses.")
-    ] = 0.9
+    gpu_memory_utilization: GpuMemoryUtilization = 0.9
     block_size: Annotated[int, typer.Option(help="Tokens of a KV block.")] = 16
     long_prefill_token_threshold: Annotated[
         int, typer.Option(help="Most prefill tokens of one request in a step; 0: no cap.")

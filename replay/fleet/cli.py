@@ -13,9 +13,9 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.replay.engine.flags import PlacementFlags
-from forebay.replay.fleet.options import DIR, AsJson, Folder, UpOptions
+from forebay.replay.fleet.options import DIR, Folder, UpOptions
 from forebay.traces.command_line.messages import print_json
-from forebay.traces.command_line.options import takes_options
+from forebay.traces.command_line.options import AsJson, takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ Example:
 
   forebay fleet status --json
 """
-DOWN_HELP = """Stop the fleet. Running answers get the --drain seconds of `up`; then it is killed.
+DOWN_HELP = """Stop the fleet. Running answers get the --drain seconds of `up`, then they are cut.
 
 Example:
 

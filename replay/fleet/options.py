@@ -8,14 +8,13 @@ from typing import Annotated
 import typer
 
 from forebay.replay.fleet.plan import FleetOptions
-from forebay.traces.command_line.options import same_named
+from forebay.traces.command_line.options import AsJson, same_named
 from forebay.traces.errors import InputError
 
 DIR = Path("runs/fleet")
 Folder = Annotated[
     Path, typer.Option("--dir", help="Folder of state, logs and the proxy's configuration.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print data to stdout.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from forebay.traces.command_line.messages import print_json
 from forebay.traces.command_line.options import (
     AsJson,
     EngineModel,
+    Force,
     Jobs,
     PacedTrafficOptions,
-    ReplaceRun,
     same_named,
     takes_options,
 )
@@ -91,7 +91,7 @@ class SimulateArguments(PacedTrafficOptions):
     out: Annotated[
         Path | None, typer.Option(help="keep the run (without --sweep) for compare and report")
     ] = None
-    force: ReplaceRun = False
+    force: Force = False
     explain: Annotated[
         str | None,
         typer.Option(help="id of one request: show why it waited and why it went to its engine"),

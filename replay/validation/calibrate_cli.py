@@ -20,7 +20,7 @@ from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.timing.step_constants import read_calibration
 from forebay.replay.validation.measured import is_results
 from forebay.traces.command_line.messages import print_json
-from forebay.traces.command_line.options import takes_options
+from forebay.traces.command_line.options import AsJson, Force, takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ With --trace all requests are used: the simulated engine plays the trace in virt
 RESULTS is the JSON of `vllm bench serve --save-detailed`, or CSV or JSON lines with sent_s,
 input_tokens, output_tokens, ttft_s and e2e_s.
 
-vLLM's flags describe the server. A fit that no GPU could be is printed and rejected.
+vLLM's flags describe the server. A fit that no GPU can reach is printed and rejected.
 
 Example:  forebay engine calibrate points.csv --model phi-3-mini --gpu h200-nvl -o cal.json
 
@@ -86,8 +86,8 @@ def calibrate_command(
     peak_share: Annotated[
         float, typer.Option(help="Reject points that need more than this share of the GPU's peak.")
     ] = 1.0,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print data instead of a table.")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
     *,
     flags: EngineFlags,
 ) -> None:

@@ -8,7 +8,7 @@ import typer
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.flags import EngineFlags
 from forebay.traces.command_line.messages import print_json
-from forebay.traces.command_line.options import takes_options
+from forebay.traces.command_line.options import AsJson, takes_options
 
 HELP = """Compare the simulated engine with a real run.
 
@@ -46,7 +46,7 @@ def validate_command(
         float | None,
         typer.Option(min=0, help="Exit with status 1 if a time is off by more than this share."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print data instead of a table.")] = False,
+    as_json: AsJson = False,
     *,
     flags: EngineFlags,
 ) -> None:

@@ -59,7 +59,9 @@ def test_every_option_is_on_the_page_of_commands() -> None:
         part.split("\n", 1) for part in re.split(r"^##+ ", page, flags=re.MULTILINE)[1:]
     )
     assert len(sections) > 60
-    everywhere = {"--help", "--quiet", "--json"}
+    everywhere = {"--help", "--quiet", "--json", "--force"}
+    beginning = page.partition("<!-- generated")[0]
+    assert [option for option in everywhere if f"`{option}`" not in beginning] == []
     for title, text in sections.items():
         if not title.startswith("forebay "):
             continue

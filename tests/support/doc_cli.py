@@ -34,7 +34,7 @@ Words = tuple[str, ...]
 Shared = dict[str, dict[str, str]]  # by title, then by the option's words on one line
 OPTION = re.compile(r"^  (?:-|TRACE <|trace <).*\n(?: {8,}\S.*\n)*", re.MULTILINE)
 EVERYWHERE = re.compile(
-    r"  (?:--help|--quiet|--json\s+print (?:the result as JSON|JSON|data)\b)", re.IGNORECASE
+    r"  (?:--help|--quiet|--json\s+print the result as JSON|--force\s+overwrite existing files)"
 )
 """Options that the beginning of the page describes."""
 EMPTY_GROUP = re.compile(r"^[A-Z][\w ]*:\n(?=\n|\Z)", re.MULTILINE)
@@ -43,7 +43,7 @@ PLAIN_USAGE = re.compile(
 )
 """Usage that the list of arguments repeats: at most one argument."""
 SUBCOMMANDS = re.compile(r"^Commands:\n(?:  .*\n)*", re.MULTILINE)
-LEAST_SAVED = 8  # words; a shorter text is repeated in each command
+LEAST_SAVED = 6  # words; a shorter text is repeated in each command
 SECTIONS = {
     "engine": "The simulated server", "experiment": "Experiments", "fleet": "Fleet",
     "report": "Reports", "replay": "Traffic and targets", "traces": "Traces", "kv": "KV cache",

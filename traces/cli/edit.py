@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from forebay.traces.cli.import_ import OutputOrPipe, TraceFile
+from forebay.traces.cli.import_ import TraceFile
 from forebay.traces.cli.output import Totals, check_output, print_result, to_file, write_whole
 from forebay.traces.command_line.messages import talk
-from forebay.traces.command_line.options import AsJson, Force, Seed, a_time
+from forebay.traces.command_line.options import AsJson, Force, MeanRate, Output, Seed, a_time
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.whole_file import meta_path
@@ -41,7 +41,7 @@ def slice_trace(
     from_s: Annotated[float, a_time("time to begin at", "--from")] = 0.0,
     to_s: Annotated[float | None, a_time("time to end before", "--to")] = None,
     first: Annotated[int | None, typer.Option("--first", help="most requests")] = None,
-    output: OutputOrPipe = "-",
+    output: Output = "-",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -64,8 +64,8 @@ def scale_trace(
     speed: Annotated[
         float | None, typer.Option("--speed", help="factor; 2 is twice the rate")
     ] = None,
-    rate: Annotated[float | None, typer.Option("--rate", help="mean requests a second")] = None,
-    output: OutputOrPipe = "-",
+    rate: MeanRate = None,
+    output: Output = "-",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -92,7 +92,7 @@ def scale_trace(
 def shift_trace(
     trace: TraceFile = "-",
     by: Annotated[float, typer.Option("--by", help="seconds; less than 0 is earlier")] = 0.0,
-    output: OutputOrPipe = "-",
+    output: Output = "-",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -110,11 +110,11 @@ def merge_traces(
     shared: Annotated[
         bool, typer.Option("--shared", help="equal block ids of the traces are equal text")
     ] = False,
-    output: OutputOrPipe = "-",
+    output: Output = "-",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Lay traces over one another. Names and blocks of each stay its own.
+    """Merge traces by time. Each keeps names and blocks of its own.
 
     example:  forebay traces merge chat.jsonl documents.jsonl -o both.jsonl
     """
@@ -130,7 +130,7 @@ def thin_trace(
     trace: TraceFile = "-",
     keep: Annotated[float, typer.Option("--keep", help="share of the sessions, 0 to 1")] = 0.5,
     seed: Seed = 0,
-    output: OutputOrPipe = "-",
+    output: Output = "-",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -151,7 +151,7 @@ def sample_trace(
     trace: TraceFile = "-",
     sessions: Annotated[int, typer.Option("--sessions", help="sessions to draw")] = 100,
     seed: Seed = 0,
-    output: OutputOrPipe = "-",
+    output: Output = "-",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -179,7 +179,7 @@ def cap_trace(
         int | None, typer.Option("--context", help="longest prompt and answer together")
     ] = None,
     drop: Annotated[bool, typer.Option("--drop", help="drop these instead")] = False,
-    output: OutputOrPipe = "-",
+    output: Output = "-",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -202,7 +202,7 @@ def spread_trace(
     trace: TraceFile = "-",
     tick: Annotated[float, a_time("time between ticks", "--tick")] = 3.0,
     seed: Seed = 0,
-    output: OutputOrPipe = "-",
+    output: Output = "-",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -220,7 +220,7 @@ def spread_trace(
 
 def anonymise_trace(
     trace: TraceFile = "-",
-    output: OutputOrPipe = "-",
+    output: Output = "-",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:

@@ -21,6 +21,7 @@ from forebay.traces.command_line.messages import print_json, talk
 from forebay.traces.command_line.options import (
     AsJson,
     Force,
+    Output,
     Seed,
     SkipBad,
     a_time,
@@ -35,7 +36,6 @@ from forebay.traces.tokens import DEFAULT_ENCODING
 from forebay.traces.whole_file import meta_path, whole_file
 
 SHOWN_ROWS = 3
-OutputOrPipe = Annotated[str, typer.Option("--out", "-o", help="file to write; - is stdout")]
 TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help="trace file; - is stdin")]
 
 HEADINGS = {
@@ -55,7 +55,7 @@ class ImportArguments:
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="file or, for some formats, folder; - is stdin")
     ]
-    output: OutputOrPipe = "-"
+    output: Output = "-"
     columns: Annotated[
         str | None,
         typer.Option(
@@ -276,7 +276,7 @@ def export_trace(
         str, typer.Argument(metavar="FORMAT", help="mooncake, aiperf, guidellm or csv")
     ],
     trace: TraceFile = "-",
-    output: OutputOrPipe = "-",
+    output: Output = "-",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -318,7 +318,7 @@ def list_formats(as_json: AsJson = False) -> None:
 
 def fit_model(
     trace: TraceFile = "-",
-    output: OutputOrPipe = "-",
+    output: Output = "-",
     seed: Seed = 0,
     force: Force = False,
     as_json: AsJson = False,

@@ -28,6 +28,7 @@ from forebay.traces.command_line.options import (
     Arrivals,
     AsJson,
     Force,
+    FormatName,
     Output,
     Rate,
     Seed,
@@ -110,9 +111,7 @@ def fetch(
 def describe(
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="trace file; - is stdin")],
     as_json: AsJson = False,
-    format_name: Annotated[
-        str | None, typer.Option("--format", help="as traces formats lists them; default: detect")
-    ] = None,
+    format_name: FormatName = None,
     skip_bad: SkipBad = False,
 ) -> None:
     """Rates, burstiness, length quantiles and the ideal prefix hit ratio of a trace.

@@ -29,6 +29,7 @@ app = PlainTyper(
     "example:  forebay traces synth shared-document --users 50 -o shared.jsonl",
 )
 
+MostRequests = Annotated[int | None, typer.Option("--requests", help="most requests of the trace")]
 Users = Annotated[int, typer.Option("--users", help="number of users")]
 Instruction = Annotated[
     int, typer.Option("--instruction-tokens", help="length of a prefix that all prompts share")
@@ -78,9 +79,7 @@ class DocumentsArguments(WrittenTrace):
         float | None,
         a_time("length of the trace; default: 10m, or no limit with --requests", "--duration"),
     ] = None
-    requests: Annotated[
-        int | None, typer.Option("--requests", help="most requests of the trace")
-    ] = None
+    requests: MostRequests = None
     instruction_tokens: Instruction = 0
     tenants: Annotated[
         int, typer.Option("--tenants", help="tenants that divide users and documents")
@@ -243,9 +242,7 @@ class FittedArguments(WrittenTrace):
     duration: Annotated[
         float | None, a_time("length of the trace; default: as the fitted one", "--duration")
     ] = None
-    requests: Annotated[
-        int | None, typer.Option("--requests", help="most requests of the trace")
-    ] = None
+    requests: MostRequests = None
 
 
 @app.command("model")

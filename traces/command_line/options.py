@@ -43,7 +43,7 @@ def one_or_more(counts: dict[str, int | None]) -> None:
             raise InputError(f"{option} {value}: give 1 or more")
 
 
-Output = Annotated[str, typer.Option("--out", "-o", help="file for the trace; - is stdout")]
+Output = Annotated[str, typer.Option("--out", "-o", help="file to write; - is stdout")]
 Force = Annotated[bool, typer.Option("--force", help="overwrite existing files")]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="skip and count bad rows instead of stopping at one")
@@ -52,10 +52,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")
 Seed = Annotated[int, typer.Option("--seed", help="seed; equal seeds make equal traces")]
 Arrivals = Annotated[str, typer.Option("--arrivals", help="poisson, constant or burst")]
 Rate = Annotated[float, typer.Option("--rate", help="requests a second")]
+MeanRate = Annotated[float | None, typer.Option("--rate", help="mean requests a second")]
 EngineModel = Annotated[str, typer.Option(help="model of the engines")]
 EngineGpu = Annotated[str, typer.Option(help="GPU of the engines")]
-ReplaceRun = Annotated[bool, typer.Option("--force", help="replace the run in --out")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="processes; default: all cores")]
+FormatName = Annotated[
+    str | None, typer.Option("--format", help="as traces formats lists them; default: detect")
+]
 # Options about the service that gets the requests.
 ApiKey = Annotated[
     str | None, typer.Option(envvar="FOREBAY_API_KEY", help="sent as a bearer token")
@@ -81,9 +84,7 @@ class TrafficOptions:
     too_long: Annotated[
         str, typer.Option(help="rows beyond the model's context: error, truncate or drop")
     ] = "error"
-    format_name: Annotated[
-        str | None, typer.Option("--format", help="as traces formats lists them; default: detect")
-    ] = None
+    format_name: FormatName = None
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="skip and count bad rows")] = False
     slo: Annotated[
         str | None,
@@ -97,7 +98,7 @@ class TrafficOptions:
 class PacedTrafficOptions(TrafficOptions):
     """The same, at a pace and for a time that may differ from the trace's."""
 
-    rate: Annotated[float | None, typer.Option(help="mean requests a second")] = None
+    rate: MeanRate = None
     speed: Annotated[float | None, typer.Option(help="pace as a multiple of the trace's own")] = (
         None
     )

@@ -9,7 +9,7 @@ import typer
 
 from forebay.analysis.charts.panels import Series, xy_plot
 from forebay.analysis.experiments.result import Column, Result
-from forebay.analysis.experiments.study import Batched, Study, integers, study
+from forebay.analysis.experiments.study import Batched, PromptTokens, Study, integers, study
 from forebay.analysis.experiments.target import About, Ask, MeasuredAnswer, StudyFailed, StudyTarget
 from forebay.analysis.statistics.fitting import fit_terms
 from forebay.analysis.statistics.units import duration
@@ -48,9 +48,7 @@ def command(
     batch_output_tokens: Annotated[
         int, typer.Option(min=8, help="Output tokens of each request in a batch.")
     ] = 256,
-    prompt_tokens: Annotated[
-        int, typer.Option(min=1, help="Prompt tokens of every request.")
-    ] = 1000,
+    prompt_tokens: PromptTokens = 1000,
     repeats: Annotated[
         int, typer.Option(min=1, help="Runs of each load; the median is reported.")
     ] = 3,

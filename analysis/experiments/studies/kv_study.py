@@ -57,7 +57,7 @@ COLUMNS = (
 def command(
     options: Study,
     prompt_tokens: Annotated[
-        int, typer.Option(min=16, help="Prompt tokens of every request.")
+        int, typer.Option(min=16, help="Prompt tokens of each long request.")
     ] = 32_000,
     output_tokens: Annotated[
         int, typer.Option(min=2, help="Output tokens of every request.")

@@ -10,6 +10,7 @@ from forebay.analysis.experiments.result import Column, Result
 from forebay.analysis.experiments.study import Study, integers, study
 from forebay.analysis.experiments.target import SIM
 from forebay.analysis.kv.plan import Choices, Plan, check_fits, choose_gpu, make_plan
+from forebay.replay.engine.flags import GpuMemoryUtilization
 from forebay.replay.engine.hardware.specs import GIB
 from forebay.traces.errors import InputError
 
@@ -48,7 +49,7 @@ def command(
         int, typer.Option(min=1, help="Tokens that a request has on average.")
     ] = 512,
     requests: Annotated[int, typer.Option(min=1, help="Requests of the columns in GiB.")] = 100,
-    gpu_memory_utilization: Annotated[float, typer.Option(help="Flag of vllm serve.")] = 0.9,
+    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
 ) -> None:
     (target,) = options.targets
     if not target.startswith(SIM):

@@ -14,7 +14,7 @@ import typer
 from forebay.analysis.charts.heat_map import heat_map
 from forebay.analysis.experiments.asking import ModelReply, ask, count_tokens, is_simulated
 from forebay.analysis.experiments.result import Column, Result
-from forebay.analysis.experiments.study import Gpus, Seed, Study, integers, shares, study
+from forebay.analysis.experiments.study import Gpus, Lengths, Seed, Study, integers, shares, study
 from forebay.analysis.experiments.systems import PROXY, SimWay
 from forebay.analysis.experiments.target import SIM, StudyFailed
 from forebay.replay.clock.clock import Clock
@@ -69,7 +69,7 @@ class Answered:
 @study("needle")
 def command(
     options: Study,
-    lengths: Annotated[str, typer.Option(help="Prompt tokens; k is 1,024.")] = "4k,16k,32k,64k",
+    lengths: Lengths = "4k,16k,32k,64k",
     depths: Annotated[
         str, typer.Option(help="Positions of the hidden sentence, 0 to 1.")
     ] = "0,0.25,0.5,0.75,1",

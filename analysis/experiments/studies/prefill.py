@@ -9,7 +9,7 @@ import typer
 
 from forebay.analysis.charts.panels import Series, xy_plot
 from forebay.analysis.experiments.result import Column, Result
-from forebay.analysis.experiments.study import Batched, Study, integers, study
+from forebay.analysis.experiments.study import Batched, Lengths, Study, integers, study
 from forebay.analysis.experiments.target import About, Ask, StudyTarget
 from forebay.analysis.statistics.fitting import fit_terms
 from forebay.analysis.statistics.units import duration
@@ -41,7 +41,7 @@ COLUMNS = (
 @study("prefill")
 def command(
     options: Study,
-    lengths: Annotated[str, typer.Option(help="Prompt tokens; k is 1,024.")] = LENGTHS,
+    lengths: Lengths = LENGTHS,
     repeats: Annotated[int, typer.Option(min=1, help="Requests of each length.")] = 3,
     max_num_batched_tokens: Batched = None,
 ) -> None:

@@ -10,7 +10,15 @@ from forebay.analysis.experiments.http_system import http_ways
 from forebay.analysis.experiments.load_stats import doubted
 from forebay.analysis.experiments.one_load import Requests, at_concurrency, at_rate
 from forebay.analysis.experiments.result import Column, Result
-from forebay.analysis.experiments.study import Batched, Seed, Study, integers, numbers, study
+from forebay.analysis.experiments.study import (
+    Batched,
+    PromptTokens,
+    Seed,
+    Study,
+    integers,
+    numbers,
+    study,
+)
 from forebay.analysis.experiments.systems import IN_TURN, SimWay, Way
 from forebay.analysis.experiments.target import SIM
 from forebay.analysis.statistics.knee import (
@@ -62,9 +70,7 @@ def command(
     rates: Annotated[
         str | None, typer.Option(help="Requests per second, Poisson, instead: 1,2,4,8.")
     ] = None,
-    prompt_tokens: Annotated[
-        int, typer.Option(min=1, help="Prompt tokens of every request.")
-    ] = 1000,
+    prompt_tokens: PromptTokens = 1000,
     output_tokens: Annotated[
         int, typer.Option(min=2, help="Mean output tokens; each request ± 50 %.")
     ] = 200,
@@ -79,7 +85,8 @@ def command(
         int | None,
         typer.Option(
             min=1,
-            help="Least requests of a load: 200 for a p95, 1000 for a p99. Default: 24 or 200.",
+            help="Fewest requests of a load: a p95 needs 200, a p99 1000; default: 24, "
+            "for a sim: target 200.",
         ),
     ] = None,
     seed: Seed = 0,

@@ -22,7 +22,7 @@ HELP = f"""Run one simulated vLLM server until SIGTERM or Ctrl-C.
 
 It has the batching, chunked prefill, prefix cache and step times of a named model on a named GPU,
 behind vLLM's HTTP API. All options are vLLM's, except --gpu, --time-scale, --vllm-version,
---server-dev-mode, --startup-time, --fault and those of calibrations.
+--acceptance, --server-dev-mode, --startup-time, --fault and those of calibrations.
 
 Example:  forebay engine --model llama-3-8b --gpu h200 --port 8001
 

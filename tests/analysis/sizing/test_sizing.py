@@ -84,9 +84,9 @@ def test_targets() -> None:
     ("text", "said"),
     [
         ("ttft=2s", "'ttft=2s' names no percentile; for 95 % of the requests write ttft_p95=2s"),
-        ("ttft", "is not [CLASS.]METRIC_pNN=TIME"),
-        ("ttft_p0=2s", "is not [CLASS.]METRIC_pNN=TIME"),
-        ("ttft_p100=2s", "is not [CLASS.]METRIC_pNN=TIME"),
+        ("ttft", "is not [BUCKET.]METRIC_pNN=TIME"),
+        ("ttft_p0=2s", "is not [BUCKET.]METRIC_pNN=TIME"),
+        ("ttft_p100=2s", "is not [BUCKET.]METRIC_pNN=TIME"),
         ("speed_p95=2s", "no metric 'speed'"),
         ("image.ttft_p95=2s", "no bucket 'image'"),
         ("ttft_p95=0s", "cannot be met"),
