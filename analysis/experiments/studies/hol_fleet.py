@@ -56,7 +56,7 @@ def requests(
     )
     rows = list(chat_beside_documents(spec))
     if not any(row.document for row in rows) or all(row.document for row in rows):
-        raise InputError(f"--seconds {seconds:g}: no chat or no document arrives; raise it")
+        raise InputError(f"--duration {seconds:g}: no chat or no document arrives; raise it")
     return [replace(row, arrival_s=row.arrival_s - rows[0].arrival_s) for row in rows]
 
 
@@ -134,14 +134,14 @@ def _result(
     settings: dict[str, Any],
 ) -> Result:  # fmt: skip
     several = len({row["prefill"] for row in rows}) > 1
-    words = f"Beside documents of {prompt_tokens:,} tokens "
-    words += "; ".join(_compared(rows, prefill) for prefill in _order(rows)) + "."
+    beside = f"Beside documents of {prompt_tokens:,} tokens "
+    words = beside + " ".join(_compared(rows, prefill) for prefill in _order(rows))
     notes = [
         f"stalled: chats with a gap of more than {STALL_S:g} s between two tokens; chat p99 and "
         "document (median): TTFT; about five questions per document"
     ]
     if any(row["ttft_p99_s"] is None for row in rows):
-        notes.append("–: a p99 needs 1,000 answered chats; raise --seconds or --chat-rate")
+        notes.append("–: a p99 needs 1,000 answered chats; raise --duration or --chat-rate")
     if any(_rejects(row) for row in rows):
         notes.append("stalls and TTFT are of answered chats only; rejected ones do not count")
     words = doubted(words, notes, rows, "way", "prefill")
@@ -164,15 +164,19 @@ def _compared(rows: Sequence[dict[str, Any]], prefill: str) -> str:
     of = {row["way"]: row for row in rows if row["prefill"] == prefill}
     direct, proxy = of[IN_TURN], of[PROXY]
     words = f"the proxy {_verb(proxy['stall_s'], direct['stall_s'])} a chat's worst stall "
-    words += f"({duration(proxy['stall_s'])} instead of {duration(direct['stall_s'])}), makes "
-    words += f"{proxy['stalled_share']:.1%} of chats stall instead of {direct['stalled_share']:.1%}"
+    words += (
+        f"({duration(proxy['stall_s'])} instead of {duration(direct['stall_s'])}). Of the chats "
+    )
+    words += f"{proxy['stalled_share']:.1%} stall instead of {direct['stalled_share']:.1%}"
     if proxy["ttft_p99_s"] is not None and direct["ttft_p99_s"] is not None:
-        words += f" and {_verb(proxy['ttft_p99_s'], direct['ttft_p99_s'])} their p99 TTFT "
-        words += f"({duration(proxy['ttft_p99_s'])} instead of {duration(direct['ttft_p99_s'])})"
+        words += f", and their p99 TTFT is {duration(proxy['ttft_p99_s'])} instead of "
+        words += duration(direct["ttft_p99_s"])
     if _rejects(proxy) or _rejects(direct):
-        words += f", counting answered chats only, and rejects {_rejected_share(proxy):.0%} of all"
-        words += f" requests instead of {_rejected_share(direct):.0%}"
-    return words if prefill == THEIRS else f"with {prefill} prefill {words}"
+        words += ". This counts answered chats only: the proxy rejects "
+        words += f"{_rejected_share(proxy):.0%} of all requests, {IN_TURN} "
+        words += f"{_rejected_share(direct):.0%}"
+    first = "with" if prefill == _order(rows)[0] else "With"
+    return f"{words}." if prefill == THEIRS else f"{first} {prefill} prefill {words}."
 
 
 def _rejected_share(row: dict[str, Any]) -> float:

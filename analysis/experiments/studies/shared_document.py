@@ -270,15 +270,16 @@ def _sentence(way: str, facts: dict[str, Any], users: int) -> str:
             f"The document was not shared: {cold} of {users} users waited for its whole prefill"
             f"{way}; is prefix caching on?"
         )
-    words = f"The document was computed for {cold} of {users} users{way}: TTFT "
-    words += f"{duration(facts['ttft_cold_s'])} cold and "
+    words = f"The document was computed for {cold} of {users} users{way}. TTFT is "
+    words += f"{duration(facts['ttft_cold_s'])} cold, with "
     if faster is None:
         words += "no cache hit for a single later user"
     else:
-        words += f"{duration(facts['ttft_cached_s'])} cached ({ratio(faster)} shorter)"
+        words += f"a cache hit {duration(facts['ttft_cached_s'])} ({ratio(faster)} shorter)"
     words += (
-        f"; a median of {duration(facts['ttft_cached_beside_others_s'])} for the others, who ask "
-        f"together and find {facts['hit_ratio_of_the_others']:.1%} of their tokens cached"
+        f". The others ask together: their median is "
+        f"{duration(facts['ttft_cached_beside_others_s'])}, and they find "
+        f"{facts['hit_ratio_of_the_others']:.1%} of their tokens cached"
     )
     words += _kv_words(facts)
     at_once = "once" if facts["cold_at_once"] == 1 else f"{facts['cold_at_once']} times"
@@ -293,8 +294,8 @@ def _kv_words(facts: dict[str, Any]) -> str:
     flat = "stayed flat" if facts["kv_flat"] else "did not stay flat"
     held = "one engine holds a copy" if copies == 1 else f"{copies} engines hold a copy each"
     return (
-        f"; KV use {flat}: {held} of the document ({facts['document_tokens']:,} tokens), and each "
-        f"user adds {grown:,.0f} tokens, where the own question and answer have "
+        f". KV use {flat}: {held} of the document ({facts['document_tokens']:,} tokens). Each user "
+        f"adds {grown:,.0f} tokens, where the own question and answer have "
         f"{facts['own_tokens']:,} and a copy would take {facts['prompt_tokens']:,}"
     )
 

@@ -748,7 +748,7 @@ def test_hol_of_a_fleet_compares_four_ways(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("refused", "words"),
     [
-        (100, "counting answered chats only, and rejects 50% of all requests instead of 0%"),
+        (100, "counts answered chats only: the proxy rejects 50% of all requests, round robin 0%"),
         (2, None),
     ],
 )
