@@ -9,7 +9,7 @@ class Chat(Dialect):
     """`/v1/chat/completions`."""
 
     # Only here: vLLM's completions ignore max_completion_tokens, even if a client sends it.
-    limits = ("max_completion_tokens", "max_tokens")
+    limits: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
     asks_usage = True
     tokenizes = True
 

@@ -15,7 +15,7 @@ class Responses(Dialect):
     """`/v1/responses`."""
 
     prompt_field = "input"
-    limits = ("max_output_tokens",)
+    limits: tuple[str, ...] = ("max_output_tokens",)
     keeps_responses = True
     opens = frozenset(("response.created", "response.queued", "response.in_progress"))
     ends = frozenset(("response.completed", "response.incomplete", "response.failed"))

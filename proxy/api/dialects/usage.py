@@ -1,6 +1,8 @@
 """Read the token counts of a response, in each form in which vLLM's APIs report them."""
 
 MOST_TOKENS = 1 << 24  # in a prompt or an output. A row of a capture has a number for each 512.
+_INPUT = "input_tokens", "input_tokens_details", "output_tokens"
+_PROMPT = "prompt_tokens", "prompt_tokens_details", "completion_tokens"
 
 
 def usage_tokens(usage: object) -> tuple[int, int | None, int]:
@@ -12,19 +14,19 @@ def usage_tokens(usage: object) -> tuple[int, int | None, int]:
     """
     if not isinstance(usage, dict):
         return 0, None, 0
-    prompt, output = ("input", "output") if "input_tokens" in usage else ("prompt", "completion")
-    prompt_tokens = _count(usage.get(f"{prompt}_tokens"))
+    prompt, details, output = _INPUT if "input_tokens" in usage else _PROMPT
+    prompt_tokens = _count(usage.get(prompt))
     if prompt_tokens is None:
         return 0, None, 0
-    details = usage.get(f"{prompt}_tokens_details")
-    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    detailed = usage.get(details)
+    cached = _count(detailed.get("cached_tokens")) if isinstance(detailed, dict) else None
     read = _count(usage.get("cache_read_input_tokens"))
     written = _count(usage.get("cache_creation_input_tokens"))
     if read or written:
         cached = read or 0
         prompt_tokens += cached + (written or 0)
     known_cached = None if cached is None else min(cached, prompt_tokens)
-    return prompt_tokens, known_cached, _count(usage.get(f"{output}_tokens")) or 0
+    return prompt_tokens, known_cached, _count(usage.get(output)) or 0
 
 
 def _count(value: object) -> int | None:

@@ -119,7 +119,10 @@ def warm_or_least_work(
     """
     enough = affinity.min_match * request.prompt_tokens
     cheapest = min([o.cold_prefill_s for o in options])
-    warmest = max(options, key=lambda o: o.matched_tokens)
+    warmest = options[0]
+    for option in options:
+        if option.matched_tokens > warmest.matched_tokens:
+            warmest = option
     warm = warmest.matched_tokens >= enough > 0
     alone = warm and not warmest.wanted
     # Where everything waits, a copy to decode elsewhere would cost more than it saves.
@@ -132,12 +135,19 @@ def warm_or_least_work(
         if option.matched_tokens >= enough:
             prefill_s = option.prefill_s
         weight = (1.0 if alone else 0.0) + DISTURBS * option.requests
-        costs_s = prefill_s + weight * max(0.0, prefill_s - option.step_s)
-        scores.append(option.wait_s + costs_s + (option.decode_s if spreads else 0.0))
+        costs_s = prefill_s
+        if weight and prefill_s > option.step_s:
+            costs_s += weight * (prefill_s - option.step_s)
+        score = option.wait_s + costs_s
+        scores.append(score + option.decode_s if spreads else score)
     least = min(scores) + SLACK * cheapest
-    near = [place for place in zip(options, scores, strict=True) if place[1] <= least]
     reads = 1.0 if warm and not spreads else 0.0  # else the scores have it
-    return min(near, key=lambda place: (reads * place[0].decode_s, place[0].load, place[1]))[0]
+    near = [
+        (reads * options[at].decode_s, options[at].load, score, at)
+        for at, score in enumerate(scores)
+        if score <= least
+    ]
+    return options[min(near)[-1]]
 
 
 def least_work(

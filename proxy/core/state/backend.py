@@ -155,10 +155,12 @@ class Backend:
 
         In the engine it is `ahead_s`. Meanwhile the API server tokenizes the prompt.
         """
-        ahead_s = max(ahead_s, self._lone_s(now))
+        if self.prefill_queue.chunked:
+            ahead_s = max(ahead_s, self._lone_s(now))
         server = self.api_server
         reaches_s = server.wait_s(now) + server.model.before_s(prompt_tokens)
-        return max(ahead_s, reaches_s) + server.model.after_s(prompt_tokens)
+        waits_s = ahead_s if ahead_s > reaches_s else reaches_s
+        return waits_s + server.model.after_s(prompt_tokens)
 
     def work_left_s(self, now: float) -> float:
         """Return the predicted seconds of all prefills that were sent there or wait for it."""
@@ -171,7 +173,7 @@ class Backend:
         waits for the rest of the running step, half on average, and the step planned after it.
         """
         queue = self.prefill_queue
-        if not queue.chunked or queue.head is None or len(self.in_flight) > 1:
+        if queue.head is None or len(self.in_flight) > 1:
             return 0.0
         steps_s = 1.5 * FULL_STEP_TOKENS * queue.total_s / max(1, queue.tokens)
         return min(steps_s, queue.backlog_s(now))

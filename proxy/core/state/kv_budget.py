@@ -105,7 +105,7 @@ class KvBudget:
         squares = self._squares = self._squares + number * output_tokens * output_tokens
         # An even distribution from 0 to n has the variance n^2 / 12.
         likely = answers / 2 + 2 * sqrt(squares / 12) if squares > 0.0 else answers / 2
-        self.held = self._prompts + min(answers, likely)
+        self.held = self._prompts + (answers if answers < likely else likely)
         if self.held < 0.5:  # rounding errors
             self.held = self._prompts = 0.0
 

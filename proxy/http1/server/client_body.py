@@ -39,13 +39,16 @@ async def read_client_body(
     `took` gets the seconds in which it came, also if it did not come whole.
     """
     coding = coding_of(request.headers)
-    clock = asyncio.get_running_loop().time
-    began_at = clock()
-    try:
-        body = await _received(request, limit, patience_s, memory)
-    finally:
-        if took is not None:
-            took(clock() - began_at)
+    if request.content.is_eof() and "expect" not in request.headers:
+        body = _already_here(request, limit, memory)
+    else:
+        clock = asyncio.get_running_loop().time
+        began_at = clock()
+        try:
+            body = await _received(request, limit, patience_s, memory)
+        finally:
+            if took is not None:
+                took(clock() - began_at)
     return await decompressed(body, coding, limit, memory) if coding else body
 
 

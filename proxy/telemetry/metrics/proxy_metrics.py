@@ -172,6 +172,7 @@ class ProxyMetrics:
             "Time in which prompts came (upload), or clients had much to take (download)",
             "direction",
         )
+        self._client_waits.of[("upload",)].inc(0.0)
         self._reloads = counter(
             "config_reloads", "Reloads of the configuration, by result", "result"
         )
