@@ -65,6 +65,9 @@ class SimulateArguments(PacedTrafficOptions):
     ] = DEFAULT_POLICY
     model: EngineModel = "Llama-3-8B"
     gpu: Annotated[str, typer.Option(help="GPU of the engines; a mix: h200+h100+l40s")] = "H200"
+    calibration: Annotated[
+        Path | None, typer.Option(help="step-time constants, as `engine calibrate -o` writes them")
+    ] = None
     sweep: Annotated[
         list[str] | None,
         typer.Option(
@@ -151,7 +154,7 @@ class SimulateArguments(PacedTrafficOptions):
             proxy
         )
         return Scenario(
-            EngineConfig(model=self.model, gpu=first, **values),
+            EngineConfig(self.model, first, calibration=self.calibration, **values),
             self.gpus,
             policy,
             proxy,
@@ -171,7 +174,7 @@ class SimulateArguments(PacedTrafficOptions):
 
 
 HEADINGS = {
-    "Fleet": "gpus pools kv-link policy model gpu config exact",
+    "Fleet": "gpus pools kv-link policy model gpu calibration config exact",
     "Sweep": "sweep jobs ray",
     "Traffic": "rate load speed arrivals duration seed format skip-bad too-long",
     "Engines": "tensor-parallel-size quantization kv-cache-dtype speculative-config acceptance "

@@ -19,7 +19,9 @@ from forebay.proxy.cli import main
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.telemetry.hlog import read_hlog
+from forebay.replay.engine.calibration.calibrate import kernel_table
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.timing.step_constants import CalibrationFile
 from forebay.replay.plan.slo import parse_slos
 from forebay.replay.plan.source import TraceSource
 from forebay.replay.results.folder import HLOG, TABLE
@@ -218,6 +220,20 @@ def test_it_says_on_which_gpus_the_constants_were_not_measured(
     out, err = capsys.readouterr()
     assert [case["constants_remarks"] for case in orjson.loads(out)] == [[], remarks]
     assert err.splitlines() == [f"forebay simulate: {remark}" for remark in remarks]
+
+
+def test_it_takes_a_calibration_of_its_gpu(
+    tmp_path: Path, trace_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cal.json"
+    slow = replace(kernel_table(), step_s=0.5)
+    written = CalibrationFile("llama-3-8b", "h200-sxm", "2026-11-27", "a test", "", slow)
+    file.write_bytes(orjson.dumps(written.as_json()))
+    words = ("--rate", 1, "--calibration", file)
+    assert told(capsys, trace_file, *words)["tpot_ms"]["all"]["p50"] >= 500
+    for gpu in ("h100", "h200+h100"):
+        assert main(["simulate", str(trace_file), *map(str, words), "--gpu", gpu]) == 2
+        assert "is for llama-3-8b on h200-sxm" in capsys.readouterr().err
 
 
 def test_engines_of_a_mixed_fleet_are_those_named() -> None:
