@@ -5,6 +5,7 @@ path is spelled.
 """
 
 import asyncio
+from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
 from typing import Any

@@ -10,7 +10,12 @@ from forebay.replay.engine.hardware.find import find_model
 from forebay.replay.engine.hardware.gpu_memory import GpuMemory, find_gpu_memory
 from forebay.replay.engine.hardware.hf_config import read_shape
 from forebay.replay.engine.hardware.kv_layout import KV_VALUE_BYTES, KvOptions, ModelShape
-from forebay.replay.engine.hardware.memory import MemoryBudget, MemoryOptions, memory_budget
+from forebay.replay.engine.hardware.memory import (
+    MemoryBudget,
+    MemoryOptions,
+    adapters_of,
+    memory_budget,
+)
 from forebay.replay.engine.hardware.specs import GIB
 from forebay.replay.engine.placement import check_kv_dtype, check_parallel, served_model
 from forebay.replay.engine.vllm_versions import NEWEST
@@ -35,6 +40,9 @@ class Choices:
     non_torch_gib: float | None = None
     cuda_graph_gib: float = 0.0
     quantization: str | None = None
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
     vllm_version: str = NEWEST
 
     @property
@@ -138,6 +146,7 @@ def make_plan(shape: ModelShape, gpu: GpuMemory, choices: Choices) -> Plan:
         max_num_seqs=choices.max_num_seqs or gpu.sequences,
         non_torch_gib=choices.non_torch_gib,
         cuda_graph_gib=choices.cuda_graph_gib,
+        adapters=adapters_of(choices.enable_lora, choices.max_loras, choices.max_lora_rank),
     )
     longest = choices.max_model_len or shape.default_len or shape.max_model_len
     if longest > shape.max_model_len:

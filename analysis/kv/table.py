@@ -36,6 +36,7 @@ def as_json(plan: Plan, lengths: Sequence[int]) -> dict[str, Any]:
         "bytes": {
             "requested": round(budget.requested),
             "weights": round(budget.weights),
+            "adapters": budget.adapters,
             "activation": round(budget.activation),
             "non_torch": round(budget.non_torch),
             "cuda_graphs": round(budget.cuda_graphs),
@@ -132,6 +133,9 @@ def _lines(plan: Plan) -> list[tuple[str, float, str]]:
         ),
         ("- outside torch", budget.non_torch, "driver, libraries, NCCL"),
     ]
+    if (room := options.adapters) is not None:
+        note = f"LoRA: {room.slots} of rank {room.rank} at most"
+        rows.insert(2, ("- adapters", budget.adapters, note))
     if budget.cuda_graphs:
         rows.append(("- CUDA graphs", budget.cuda_graphs, "as given"))
     blocks = f"{budget.blocks:,} blocks of {budget.layout.block_size}: {tokens:,} tokens"

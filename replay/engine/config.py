@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from forebay.replay.engine.hardware.find import find_gpu, find_model
-from forebay.replay.engine.hardware.memory import pool_blocks
+from forebay.replay.engine.hardware.memory import adapters_of, pool_blocks
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.placement import (
     TEXT,
@@ -24,12 +24,10 @@ from forebay.replay.engine.timing.speculation import (
     read_speculation,
 )
 from forebay.replay.engine.timing.step_constants import (
-    ANY,
     Calibration,
     CalibrationFile,
-    calibration_file_of,
+    calibration_for,
     measured_elsewhere,
-    read_calibration,
 )
 from forebay.replay.engine.timing.step_time import StepTimeModel, step_time_model
 from forebay.replay.engine.vllm_versions import NEWEST, SINCE, VllmRelease, find_release
@@ -77,6 +75,9 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     speculative_config: str | None = None
     acceptance: float | None = None
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
     vllm_version: str = NEWEST
     watermark: float = 0.0
     scheduler_reserve_full_isl: bool | None = None
@@ -140,7 +141,7 @@ class EngineConfig:
             raise InputError(
                 f"--scheduling-policy {self.scheduling_policy}: give {' or '.join(POLICIES)}"
             )
-        check_convert(self.convert, self.speculation is not None)
+        check_convert(self.convert, self.speculation is not None, self.enable_lora)
         self._check_lengths()
         self.step_constants()
 
@@ -172,19 +173,7 @@ class EngineConfig:
 
     def calibration_file(self) -> CalibrationFile:
         """Return the constants with their provenance (InputError: a bad file)."""
-        model, gpu = self.model_spec, self.gpu_spec
-        if self.calibration is None:
-            return calibration_file_of(model.name, gpu.name)
-        if isinstance(self.calibration, Calibration):
-            source = self.calibration.source
-            return CalibrationFile(model.name, gpu.name, "", source, "", self.calibration)
-        read = read_calibration(self.calibration)
-        if read.model not in (ANY, model.name) or read.gpu != gpu.name:
-            raise InputError(
-                f"--calibration {self.calibration}: is for {read.model} on {read.gpu}, not for "
-                f"{model.name} on {gpu.name}"
-            )
-        return read
+        return calibration_for(self.calibration, self.model_spec.name, self.gpu_spec.name)
 
     def server_times(self) -> ServerTimes:
         """Return the times of the API server (InputError: a bad calibration file)."""
@@ -328,7 +317,8 @@ class EngineConfig:
         )
 
     def num_blocks(self) -> int:
-        """Return the number of KV blocks, the null block included."""
+        """Return the number of KV blocks, the null block included (InputError: bad adapters)."""
+        adapters = adapters_of(self.enable_lora, self.max_loras, self.max_lora_rank)
         if self.num_gpu_blocks_override:
             return self.num_gpu_blocks_override
         return pool_blocks(
@@ -340,6 +330,7 @@ class EngineConfig:
             max_num_seqs=self.seqs,
             tensor_parallel=self.tensor_parallel_size,
             draft=self._draft(),
+            adapters=adapters,
         )
 
     def _check_version(self) -> None:

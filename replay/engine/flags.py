@@ -15,8 +15,6 @@ NOT_SIMULATED = {
     "--tensor-parallel-size",
     "enable_expert_parallel": "experts that are whole on each GPU are not simulated; leave it out: "
     "--tensor-parallel-size divides every expert",
-    "enable_lora": "adapters are not simulated: leave it out, and lower --gpu-memory-utilization "
-    "by the share of memory that --max-loras adapters of --max-lora-rank take",
 }
 """vLLM's flags that are rejected by name, with the remedy."""
 MaxModelLen = Annotated[
@@ -53,6 +51,19 @@ class PlacementFlags:
         str | None,
         typer.Option(help="auto (16 bits, or the checkpoint's) or fp8; default: auto."),
     ] = None
+    enable_lora: Annotated[
+        bool,
+        typer.Option(
+            "--enable-lora",
+            help="Take the memory of adapters from the KV cache; their time is not simulated.",
+        ),
+    ] = False
+    max_loras: Annotated[
+        int | None, typer.Option(help="Adapters in a batch, all in GPU memory; default: 1.")
+    ] = None
+    max_lora_rank: Annotated[
+        int | None, typer.Option(help="Highest rank of an adapter; default: 16.")
+    ] = None
 
     data_parallel_size: Annotated[
         int | None, typer.Option("--data-parallel-size", "-dp", hidden=True)
@@ -63,7 +74,6 @@ class PlacementFlags:
     enable_expert_parallel: Annotated[
         bool, typer.Option("--enable-expert-parallel", "-ep", hidden=True)
     ] = False
-    enable_lora: Annotated[bool, typer.Option("--enable-lora", hidden=True)] = False
 
     def __post_init__(self) -> None:
         for name, remedy in NOT_SIMULATED.items():
@@ -71,6 +81,10 @@ class PlacementFlags:
             if value is True or (value or 1) != 1:
                 flag = "--" + name.replace("_", "-")
                 raise InputError(f"{flag}{'' if value is True else f' {value}'}: {remedy}")
+        for name in ("max_loras", "max_lora_rank"):
+            if getattr(self, name) is not None and not self.enable_lora:
+                flag = "--" + name.replace("_", "-")
+                raise InputError(f"{flag}: acts with --enable-lora only; add it or leave this out")
 
     def placement(self) -> dict[str, Any]:
         """Return the given flags and their values, as arguments of `EngineConfig`."""
@@ -106,7 +120,7 @@ def _given(flags: PlacementFlags, kind: type[PlacementFlags]) -> dict[str, Any]:
     return {
         name: value
         for name, value in values.items()
-        if value is not None and name not in NOT_SIMULATED
+        if value is not None and value is not False and name not in NOT_SIMULATED
     }
 
 

@@ -34,14 +34,22 @@ def check_kv_dtype(name: str) -> None:
         raise InputError(f"--kv-cache-dtype {name}: give one of {', '.join(KV_VALUE_BYTES)}")
 
 
-def check_convert(name: str, speculates: bool) -> None:
-    """Raise InputError for a --convert that is not known, or that cannot draft tokens."""
+def check_convert(name: str, speculates: bool, adapts: bool = False) -> None:
+    """Raise InputError for a --convert that is not known, that cannot draft tokens or be adapted.
+
+    vLLM drops the head of a model that pools prompts, so its adapters are other ones.
+    """
     if name not in CONVERSIONS:
         raise InputError(f"--convert {name}: give one of {', '.join(CONVERSIONS)}")
     if name != TEXT and speculates:
         raise InputError(
             f"--convert {name}: a server that pools prompts drafts no tokens; leave "
             "--speculative-config out"
+        )
+    if name != TEXT and adapts:
+        raise InputError(
+            f"--convert {name}: adapters of a server that pools prompts are not counted; leave "
+            "--enable-lora out"
         )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forebay.replay.engine.hardware.find import find_model
+from forebay.replay.engine.hardware.memory import adapters_of
 from forebay.replay.engine.placement import check_kv_dtype, check_parallel, served_model
 from forebay.replay.fleet.gpu.flags import (
     CHUNK_FLAG,
@@ -23,6 +24,7 @@ from forebay.replay.fleet.gpu.flags import (
     names_in,
     serve_flags,
     value_in,
+    without,
 )
 from forebay.replay.fleet.gpu.gpus import Gpu
 from forebay.replay.fleet.gpu.profiles import CPU_CHUNK, Profile, find_profile
@@ -80,6 +82,9 @@ class FleetOptions:
     tensor_parallel_size: int = 1
     quantization: str | None = None
     kv_cache_dtype: str | None = None
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
     vllm_args: tuple[str, ...] = ()
 
 
@@ -193,6 +198,7 @@ def _setting(
     kv_memory = options.kv_memory
     if kv_memory is None and not gpus:
         kv_memory = CPU_KV_MEMORY
+    adapters = adapters_of(options.enable_lora, options.max_loras, options.max_lora_rank)
     tokens = kv_tokens(
         profile,
         context,
@@ -203,6 +209,7 @@ def _setting(
         seqs=options.max_num_seqs,
         ranks=options.tensor_parallel_size,
         kv_cache_dtype=options.kv_cache_dtype or "auto",
+        adapters=adapters,
     )
     # Flags follow from these sizes, the machine and the user's options.
     seqs, why = sequences(options.max_num_seqs, tokens)
@@ -225,6 +232,7 @@ def _setting(
         ranks=options.tensor_parallel_size,
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
+        adapters=adapters,
     )
     return setting, tokens
 
@@ -315,21 +323,11 @@ def _known_args(options: FleetOptions, install: VllmInstall) -> tuple[str, ...]:
     if options.kv_events and "--kv-events-config" not in install.flags:
         raise InputError("--kv-events-config: this vLLM has no such flag; give --no-kv-events")
     if CHUNK_FLAG not in install.flags and value_in(words, CHUNK_FLAG) == "0":
-        words = _without(words, CHUNK_FLAG)
+        words = without(words, CHUNK_FLAG)
     for name in sorted(names_in(words)):
         if name.partition(".")[0] not in install.flags:
             raise lacks(name)
     return words
-
-
-def _without(words: Sequence[str], name: str) -> tuple[str, ...]:
-    """Leave out the flag `name` and its value."""
-    rest, is_value = [], False
-    for word in words:
-        if not is_value and names_in([word]) != {name}:
-            rest.append(word)
-        is_value = not is_value and names_in([word]) == {name} and "=" not in word
-    return tuple(rest)
 
 
 def _context(options: FleetOptions, profile: Profile) -> int | None:

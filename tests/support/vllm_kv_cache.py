@@ -17,6 +17,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,8 @@ def kv_cache(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def answer(ask: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
+    """Print a line of JSON for each case of standard input: what `ask` says of it."""
     from vllm.model_executor.models import registry
 
     # Without this, each architecture is imported by a process of its own.
@@ -111,12 +113,12 @@ def main() -> int:
             if (needed := case.get("tensor_parallel", 1)) != ranks:
                 start_ranks(needed)
                 ranks = needed
-            answer = kv_cache(case)
+            said = ask(case)
         except Exception as fault:  # of this model alone: the others are still asked
-            answer = {"fault": f"{type(fault).__name__}: {fault}"}
-        print(json.dumps(answer), flush=True)
+            said = {"fault": f"{type(fault).__name__}: {fault}"}
+        print(json.dumps(said), flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer(kv_cache))

@@ -1,8 +1,10 @@
-"""The model families whose layers are counted here, and the keys of uncounted layers.
+"""The model families whose layers are counted here, their adapters, keys of uncounted layers.
 
 A `config.json` is an open format: a key that stays unread changes sizes silently. So a family is
 counted if it is listed, and refused otherwise.
 """
+
+from dataclasses import dataclass
 
 from forebay.replay.engine.hardware.hf_fields import Fields, Uncounted
 
@@ -20,6 +22,39 @@ MIXTURES = frozenset({
     "qwen3_moe", "qwen3_vl_moe_text",
 })  # fmt: skip
 KNOWN = DENSE | MIXTURES
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedProducts:
+    """The products of a family that vLLM gives LoRA matrices: those of all layers, and these.
+
+    Attributes:
+        qkv, up: matrices A of the product of queries, keys and values, and of gate and up: one for
+            each part that is a matrix of its own in checkpoints.
+        gated: the MLP has a gate in addition to its up projection.
+        embedding, head: the input embedding and the head take adapters, too.
+    """
+
+    qkv: int = 3
+    up: int = 2
+    gated: bool = True
+    embedding: bool = False
+    head: bool = False
+
+
+_LAYERS = AdaptedProducts()
+_ALL = AdaptedProducts(embedding=True, head=True)
+_WITH_EMBEDDING = AdaptedProducts(embedding=True)
+ADAPTED = {
+    **dict.fromkeys(
+        ("gemma", "gemma2", "gemma3_text", "glm4", "ministral3", "mistral", "qwen2"), _LAYERS
+    ),
+    **dict.fromkeys(("ernie4_5", "exaone4", "granite", "llama", "qwen3"), _ALL),
+    **dict.fromkeys(("cohere", "cohere2"), _WITH_EMBEDDING),
+    "nemotron": AdaptedProducts(up=1, gated=False, embedding=True, head=True),
+    "phi3": AdaptedProducts(qkv=1, up=1, embedding=True, head=True),
+}
+"""Families by `model_type` whose adapters are counted as by vLLM 0.32, equal to the byte."""
 
 _STATE = "a recurrent state beside the KV cache"
 _SPARSE = "sparse attention with a cache of its own"

@@ -139,6 +139,7 @@ def _read_model(name: str, stretches_yarn: bool) -> ModelSpec:
         served_bytes=0 if plain else shape.weight_bytes,
         kv_value_bytes=shape.kv_value_bytes,
         default_len=0 if shape.default_len == shape.max_model_len else shape.default_len,
+        family=shape.family,
     )
     _check_size(fields, spec, shape)
     return spec

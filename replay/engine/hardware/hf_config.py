@@ -84,6 +84,7 @@ def _shape(
         weights_source=source,
         kv_value_bytes=kv_value_bytes(fields),
         default_len=_default_len(fields, longest),
+        family=fields.family,
     )
 
 

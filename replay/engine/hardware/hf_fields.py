@@ -77,6 +77,11 @@ class Fields:
         return str(self.get("model_type") or "")
 
     @property
+    def family(self) -> str:
+        """Return the model type of the whole model, also where its text part has another."""
+        return str(self._parts[-1].get("model_type") or "")
+
+    @property
     def several_kinds(self) -> bool:
         """Return True for a model that also reads images or sounds."""
         return any(key in ("vision_config", "audio_config") for key in self._parts[-1])

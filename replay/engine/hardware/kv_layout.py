@@ -44,6 +44,7 @@ class ModelShape:
         weights_source: source of weight_bytes, as text.
         kv_value_bytes: bytes of a cached number with --kv-cache-dtype auto.
         default_len: context without --max-model-len. 0: `max_model_len`.
+        family: `model_type`, which decides what takes adapters.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ModelShape:
     kv_value_bytes: int = 2
     # A longrope model called by its name has its long context.
     default_len: int = field(default=0, compare=False)
+    family: str = field(default="", compare=False)
 
     @property
     def attention(self) -> str:

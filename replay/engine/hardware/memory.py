@@ -1,4 +1,4 @@
-"""Divide a GPU's memory as vLLM does: weights, activations, memory outside torch, KV cache.
+"""Divide a GPU's memory as vLLM does: weights, adapters, activations, outside torch, KV cache.
 
 vLLM measures these with a dry run at start-up. Here they follow from sizes and options. The
 simulated engine takes its number of blocks from here, and `forebay kv` prints the budget.
@@ -7,8 +7,10 @@ simulated engine takes its number of blocks from here, and `forebay kv` prints t
 import math
 from dataclasses import dataclass, replace
 
+from forebay.replay.engine.hardware.architectures import ADAPTED, MIXTURES
 from forebay.replay.engine.hardware.kv_layout import KvLayout, KvOptions, ModelShape, kv_layout
 from forebay.replay.engine.hardware.specs import GIB, GpuSpec, ModelSpec
+from forebay.traces.errors import InputError
 
 NON_TORCH_GIB = 0.13
 """Memory of driver and libraries outside torch's allocator, on one GPU (vLLM start-up logs)."""
@@ -18,7 +20,64 @@ SAMPLER_BYTES_PER_LOGIT = 38.5
 """Peak activation of the sampler: bytes for each of max_num_seqs x vocab (seven start-up logs of
 text models, vLLM 0.11 on H100, published by llm-d-benchmark)."""
 ACTIVATION_BYTES = 2
-"""Activations are 16 bits wide, also where weights are quantised."""
+"""Activations and adapters are 16 bits wide, also where weights are quantised."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of --max-lora-rank in vLLM 0.32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Room for adapters (LoRA) on the GPU, which vLLM allocates at its start.
+
+    Attributes:
+        slots: --max-loras, adapters in one batch.
+        rank: --max-lora-rank, which every slot has room for.
+    """
+
+    slots: int = 1
+    rank: int = 16
+
+    def __post_init__(self) -> None:
+        if self.slots < 1:
+            raise InputError(f"--max-loras {self.slots}: give a whole number of 1 or more")
+        if self.rank not in LORA_RANKS:
+            raise InputError(
+                f"--max-lora-rank {self.rank}: give one of {', '.join(map(str, LORA_RANKS))}"
+            )
+
+    def bytes_of(self, shape: ModelShape, tensor_parallel: int) -> int:
+        """Return the bytes of the LoRA tensors on one of `tensor_parallel` GPUs.
+
+        A matrix A has the rank times a product's inputs, B its outputs times the rank. As in vLLM,
+        only the side that the base layer divides is divided, and embedding and head not at all.
+
+        Raises:
+            InputError: a family whose adapters are not counted.
+        """
+        products = ADAPTED.get(shape.family)
+        if products is None:
+            kind = shape.family or shape.name
+            why = " with experts" if kind in MIXTURES else ""
+            raise InputError(
+                f"--enable-lora: adapters of {kind} models{why} are not counted here, those of "
+                f"{', '.join(sorted(ADAPTED))} are; leave it out, and lower "
+                "--gpu-memory-utilization by their share"
+            )
+        # Rows and columns next to the rank, of one layer: qkv, o, gate and up, down.
+        hidden, ffn = shape.hidden, shape.ffn // tensor_parallel
+        queries = shape.heads // tensor_parallel * shape.head_dim
+        keys = math.ceil(shape.kv_heads / tensor_parallel) * shape.head_dim
+        attention = products.qkv * hidden + queries + 2 * keys + queries + hidden
+        mlp = products.up * hidden + (2 if products.gated else 1) * ffn + ffn + hidden
+        # Outside of the layers.
+        ends = (products.embedding + products.head) * (shape.vocab + hidden)
+        numbers = self.rank * (shape.layers * (attention + mlp) + ends)
+        return self.slots * numbers * ACTIVATION_BYTES
+
+
+def adapters_of(enabled: bool, slots: int, rank: int) -> Adapters | None:
+    """Return the room that vLLM's three options ask for, None if it is not `enabled`."""
+    return Adapters(slots, rank) if enabled else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +87,7 @@ class MemoryOptions:
     Attributes:
         non_torch_gib: None takes NON_TORCH_GIB, or NON_TORCH_PARALLEL_GIB with several GPUs.
         cuda_graph_gib: estimate for CUDA graphs, which vLLM 0.21 and later subtracts.
+        adapters: room for adapters. None: without --enable-lora.
     """
 
     kv: KvOptions
@@ -35,6 +95,7 @@ class MemoryOptions:
     max_num_seqs: int = 1024
     non_torch_gib: float | None = None
     cuda_graph_gib: float = 0.0
+    adapters: Adapters | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +114,12 @@ class MemoryBudget:
     cuda_graphs: float
     layout: KvLayout
     blocks: int
+    adapters: int = 0
 
     @property
     def taken(self) -> float:
         """Return the bytes of everything but the KV cache."""
-        return self.weights + self.activation + self.non_torch + self.cuda_graphs
+        return self.weights + self.adapters + self.activation + self.non_torch + self.cuda_graphs
 
     @property
     def pool(self) -> float:
@@ -111,6 +173,8 @@ def memory_budget(shape: ModelShape, memory_gib: float, options: MemoryOptions) 
         SAMPLER_BYTES_PER_LOGIT * options.max_num_seqs * shape.vocab,
     )
     non_torch, graphs = non_torch_gib * GIB, options.cuda_graph_gib * GIB
+    room = options.adapters
+    adapters = room.bytes_of(shape, parallel) if room is not None else 0
     layout = kv_layout(shape, options.kv)
     return MemoryBudget(
         total=memory_gib * GIB,
@@ -120,7 +184,8 @@ def memory_budget(shape: ModelShape, memory_gib: float, options: MemoryOptions) 
         non_torch=non_torch,
         cuda_graphs=graphs,
         layout=layout,
-        blocks=layout.blocks_in(requested - weights - activation - non_torch - graphs),
+        blocks=layout.blocks_in(requested - weights - adapters - activation - non_torch - graphs),
+        adapters=adapters,
     )
 
 
@@ -134,6 +199,7 @@ def pool_blocks(
     max_num_seqs: int = 1024,
     tensor_parallel: int = 1,
     draft: ModelSpec | None = None,
+    adapters: Adapters | None = None,
 ) -> int:
     """Return the KV blocks that fit next to weights and activations. May be 0 or negative.
 
@@ -150,6 +216,7 @@ def pool_blocks(
         ),
         gpu_memory_utilization=gpu_memory_utilization,
         max_num_seqs=max_num_seqs,
+        adapters=adapters,
     )
     shape = replace(model.shape, sliding_layers=0, sliding_window=0)
     budget = memory_budget(shape, gpu.memory_gib, options)

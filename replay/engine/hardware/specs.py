@@ -37,6 +37,7 @@ class ModelSpec:
         kv_value_bytes: bytes of one cached number.
         default_len: context without --max-model-len. 0: `max_model_len`.
         ranks: GPUs that share the model's layers by tensor parallelism.
+        family: `model_type`, which decides what takes adapters.
     """
 
     name: str
@@ -60,6 +61,7 @@ class ModelSpec:
     kv_value_bytes: int = 2
     default_len: int = 0
     ranks: int = 1
+    family: str = ""
 
     @property
     def weight_bytes(self) -> int:
@@ -103,6 +105,7 @@ class ModelSpec:
             latent=latent.rank + latent.rope if latent is not None else 0,
             kv_value_bytes=self.kv_value_bytes,
             default_len=self.default_len,
+            family=self.family,
         )
 
     @property
@@ -197,11 +200,13 @@ class GpuSpec:
 # microsoft/Phi-3-mini-128k-instruct, meta-llama/Llama-3.1-8B-Instruct (the 128k sibling of
 # Llama-3-8B, same shapes), Qwen/Qwen2.5-14B-Instruct (131,072 with its documented YaRN factor 4).
 PHI_3_MINI = ModelSpec(
-    "phi-3-mini-128k", 32, 3072, 32, 32, 96, 8192, 32_064, 131_072, 3_821_079_552
+    "phi-3-mini-128k", 32, 3072, 32, 32, 96, 8192, 32_064, 131_072, 3_821_079_552, family="phi3"
 )
-LLAMA_3_8B = ModelSpec("llama-3-8b", 32, 4096, 32, 8, 128, 14_336, 128_256, 131_072, 8_030_261_248)
+LLAMA_3_8B = ModelSpec(
+    "llama-3-8b", 32, 4096, 32, 8, 128, 14_336, 128_256, 131_072, 8_030_261_248, family="llama"
+)
 QWEN_2_5_14B = ModelSpec(
-    "qwen2.5-14b", 48, 5120, 40, 8, 128, 13_824, 152_064, 131_072, 14_770_033_664
+    "qwen2.5-14b", 48, 5120, 40, 8, 128, 13_824, 152_064, 131_072, 14_770_033_664, family="qwen2"
 )
 
 # NVIDIA data sheets give sparse rates: dense is half. SXM: 1,979/2 TFLOP/s; NVL: 1,671/2 TFLOP/s.

@@ -263,6 +263,20 @@ def calibration_file_of(model: str, gpu: str) -> CalibrationFile:
     raise LookupError(f"no calibration is shipped for {FALLBACK_GPU}")
 
 
+def calibration_for(given: Path | Calibration | None, model: str, gpu: str) -> CalibrationFile:
+    """Return the given constants, or the shipped ones (InputError: a bad file, or of others)."""
+    if given is None:
+        return calibration_file_of(model, gpu)
+    if isinstance(given, Calibration):
+        return CalibrationFile(model, gpu, "", given.source, "", given)
+    read = read_calibration(given)
+    if read.model not in (ANY, model) or read.gpu != gpu:
+        raise InputError(
+            f"--calibration {given}: is for {read.model} on {read.gpu}, not for {model} on {gpu}"
+        )
+    return read
+
+
 def measured_elsewhere(file: CalibrationFile, gpu: str) -> str | None:
     """Return a remark if the constants of `file` were not measured on `gpu`, else None."""
     return None if file.gpu == gpu else f"constants measured on {file.gpu}; not on {gpu}"

@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from forebay.replay.engine.hardware.memory import Adapters
 from forebay.replay.fleet.gpu.profiles import Profile
 from forebay.traces.errors import InputError
 
@@ -64,6 +65,7 @@ class Setting:
         loopback: True if the servers listen on this machine only.
         ranks: GPUs of one server, by tensor parallelism.
         quantization, kv_cache_dtype: vLLM's options. None: its defaults.
+        adapters: room for adapters. None: without --enable-lora.
     """
 
     profile: Profile
@@ -84,6 +86,7 @@ class Setting:
     ranks: int = 1
     quantization: str | None = None
     kv_cache_dtype: str | None = None
+    adapters: Adapters | None = None
 
 
 def serve_flags(
@@ -199,6 +202,12 @@ def _placement(s: Setting) -> list[Flag]:
         flags.append(Flag("--quantization", s.quantization, "smaller weights, as given"))
     if s.kv_cache_dtype is not None:
         flags.append(Flag("--kv-cache-dtype", s.kv_cache_dtype, "size of a cached number"))
+    if s.adapters is not None:
+        flags += [
+            Flag("--enable-lora", None, "answers of adapters, beside those of the model"),
+            Flag("--max-loras", str(s.adapters.slots), "adapters in one batch"),
+            Flag("--max-lora-rank", str(s.adapters.rank), "highest rank of an adapter"),
+        ]
     return flags
 
 
@@ -262,6 +271,16 @@ def environment(s: Setting, name: str, gpus: Sequence[int]) -> list[Flag]:
             Flag("OMP_NUM_THREADS", str(s.cpu_threads), "this server's share of the cores"),
         ]
     return variables
+
+
+def without(words: Sequence[str], name: str) -> tuple[str, ...]:
+    """Leave out the flag `name` and its value."""
+    rest, is_value = [], False
+    for word in words:
+        if not is_value and names_in([word]) != {name}:
+            rest.append(word)
+        is_value = not is_value and names_in([word]) == {name} and "=" not in word
+    return tuple(rest)
 
 
 def value_in(words: Sequence[str], name: str) -> str | None:

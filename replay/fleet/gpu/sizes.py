@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from forebay.replay.engine.hardware.kv_layout import KV_VALUE_BYTES, KvOptions, kv_layout
-from forebay.replay.engine.hardware.memory import MemoryOptions, memory_budget
+from forebay.replay.engine.hardware.memory import Adapters, MemoryOptions, memory_budget
 from forebay.replay.fleet.gpu.gpus import Gpu
 from forebay.replay.fleet.gpu.profiles import Profile
 from forebay.traces.errors import InputError
@@ -30,6 +30,7 @@ def kv_tokens(
     seqs: int | None,
     ranks: int = 1,
     kv_cache_dtype: str = "auto",
+    adapters: Adapters | None = None,
 ) -> int | None:
     """Return the KV cache, tokens, of the server with the least. None where sizes are unknown.
 
@@ -37,6 +38,7 @@ def kv_tokens(
         context: longest request, tokens (InputError: it does not fit).
         kv_memory: --kv-cache-memory-bytes. None: the memory that `utilization` leaves.
         ranks: GPUs of one server.
+        adapters: room for adapters (InputError: a model whose adapters are not counted).
     """
     if kv_memory is not None:
         size = parse_bytes(kv_memory)
@@ -62,6 +64,7 @@ def kv_tokens(
                 kv,
                 gpu_memory_utilization=utilization,
                 max_num_seqs=seqs or MOST_SEQS,
+                adapters=adapters,
             ),
         )
         tokens = max(0, budget.pool_tokens(context))

@@ -141,6 +141,18 @@ def test_a_model_that_it_does_not_know_gets_what_is_right_for_any() -> None:
     assert "--enable-prefix-caching" in plan.servers[0].command
 
 
+def test_adapters_take_memory_and_their_flags_are_passed_on() -> None:
+    without = plan_of()
+    plan = plan_of(enable_lora=True, max_loras=4, max_lora_rank=64)
+    assert "--enable-lora" in plan.servers[0].command
+    assert (value(plan, "--max-loras"), value(plan, "--max-lora-rank")) == ("4", "64")
+    assert without.kv_tokens is not None
+    assert plan.kv_tokens is not None
+    adapters = 4 * 4 * 92_356_608  # as vLLM allocates them, see test_memory_adapters
+    fewer = adapters / LLAMA_3_8B.kv_bytes_per_token
+    assert without.kv_tokens - plan.kv_tokens == pytest.approx(fewer, abs=16)
+
+
 def test_flags_after_the_dashes_win() -> None:
     plan = plan_of(vllm_args=("--max-num-batched-tokens", "4096", "--no-enable-prefix-caching"))
     assert plan.servers[0].command[-3:] == plan.options.vllm_args
