@@ -86,8 +86,8 @@ def _plain(model: str) -> str:
 
 def _alike(*models: str) -> bool:
     """True if one name has all words of the other: Meta-Llama-3-8B-Instruct and llama-3-8b."""
-    one, other = ({*re.findall(r"[a-z\d.]+", _plain(model))} for model in models)
-    return one <= other or other <= one
+    words, others = ({*re.findall(r"[a-z\d.]+", _plain(model))} for model in models)
+    return words <= others or others <= words
 
 
 def differ(*models: str) -> bool:

@@ -9,6 +9,7 @@ This module does no I/O.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ CANDIDATES = {
     "decode_bandwidth": 0.3,
     "gemm_bandwidth": 0.05,
     "sequence_s": 0.7,
+    "chunk_s": 3.0,
 }
 """Constants that served requests can reveal, with the uncertainty (in ln) that kernel tables leave.
 Software overheads differ several-fold between versions, the bandwidth of a weight read by a few
@@ -33,6 +35,8 @@ percent. The other constants act through these and need kernel measurements."""
 LAST = "tokenize_token_s"
 """Fitted after the others have been: like `gemm_compute` it is time for each token, and from a far
 start the fit of both at once ends in a local minimum."""
+STARTS = {"chunk_s": 3e-4}
+"""Where the fit of a constant begins whose prior is 0: a slope needs a value."""
 LEAST_EFFECT = 0.01
 """A constant is fitted if its uncertainty changes some point by at least this share, after the
 constants that were chosen before it."""
@@ -110,7 +114,7 @@ def fit_times(
 
     # Fit only the constants that the points can tell apart, in units of their uncertainty.
     names, uncertainty = list(candidates), np.array(list(candidates.values()))
-    effects = _jacobian(logs, prior, names, step) * uncertainty
+    effects = _jacobian(logs, _started(prior, names), names, step) * uncertainty
     chosen, left = _identifiable(effects, names)
 
     def fit_of(chosen: tuple[str, ...], left: dict[str, float]) -> Fit:
@@ -159,7 +163,7 @@ def _fit_of(
     step: float,
     least_gain: float,
 ) -> Fit:
-    constants = prior
+    constants = _started(prior, chosen)
     for names_now in dict.fromkeys((tuple(name for name in chosen if name != LAST), chosen)):
         if names_now:
             constants = _minimise(residuals_of, constants, names_now, step, least_gain)
@@ -173,6 +177,14 @@ def _fit_of(
         left,
         float(np.sqrt(np.mean(residuals**2))),
     )
+
+
+def _started(prior: Calibration, names: Sequence[str]) -> Calibration:
+    """Return `prior` with the start of each constant of `names` that is 0."""
+    zeros: dict[str, Any] = {
+        name: STARTS[name] for name in names if name in STARTS and not getattr(prior, name)
+    }
+    return replace(prior, **zeros)
 
 
 def _jacobian(

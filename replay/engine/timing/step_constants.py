@@ -59,6 +59,7 @@ class Calibration:
         step_s: the CPU's part of a step: scheduling, input preparation and output. Asynchronous
             scheduling hides it behind the GPU's part.
         sequence_s: additional seconds of a step for each sequence.
+        chunk_s: additional seconds of a step for each prefill chunk.
         layer_s: fixed seconds of the kernels of one layer.
         graph_launch_s: CPU seconds to launch one layer of a step with prefill chunks, as pieces of
             a CUDA graph.
@@ -77,6 +78,7 @@ class Calibration:
     decode_bandwidth: float
     step_s: float
     sequence_s: float
+    chunk_s: float
     layer_s: float
     graph_launch_s: float
     eager_launch_s: float
@@ -114,6 +116,7 @@ CONSTANTS: dict[str, Constant] = {
     "decode_bandwidth": _SHARE,
     "step_s": Constant("s", 0.0, 1.0),
     "sequence_s": Constant("s", 0.0, 1e-2),
+    "chunk_s": Constant("s", 0.0, 1e-1),
     "layer_s": Constant("s", 0.0, 1e-2),
     "graph_launch_s": Constant("s", 0.0, 1e-2),
     "eager_launch_s": Constant("s", 0.0, 1e-2),
@@ -126,6 +129,8 @@ CONSTANTS: dict[str, Constant] = {
     "answer_token_s": _TOKEN,
     "stream_token_s": _TOKEN,
 }
+_LATER = {"chunk_s": 0.0}
+"""Constants that earlier files of this format lack, with the value that they had in effect."""
 _TEXTS = ("model", "gpu", "date", "source", "checked")
 _KEYS = ("format", *_TEXTS, "constants", "fitted", "points")
 
@@ -210,6 +215,7 @@ def _constants(values: Any, name: str, source: str) -> Calibration:
     if not isinstance(values, dict):
         raise InputError(f"{name}: constants is {_shown(values)}; give an object")
     _check_keys(values, tuple(CONSTANTS), name, "constants.")
+    values = _LATER | values
     for key, allowed in CONSTANTS.items():
         value = values.get(key)
         if (

@@ -3,7 +3,8 @@
     gpu  = L*layer_s + sequence_s*n + L * sum over {qkv, o, gate_up, down} of gemm(T)
            + L * elementwise bytes(T) / bandwidth + lm_head gemm(sampled)
     step = step_s + gpu, or with asynchronous scheduling the larger of step_s and gpu
-           + decode attention(sum of contexts) + sum over chunks of prefill attention(chunk)
+           + decode attention(sum of contexts)
+           + sum over chunks of chunk_s + prefill attention(chunk)
            but with chunks at least L*launch_s
 
 Several GPUs of one server compute their parts of every layer and add them up twice a layer: an
@@ -139,6 +140,7 @@ class StepTimeModel:
         self._kernels_s = model.layers * c.layer_s
         self._token_s = model.layers * model.elementwise_bytes / (gpu.bandwidth * c.gemm_bandwidth)
         self._sequence_s = c.sequence_s
+        self._chunk_s = c.chunk_s
         # The CPU launches the kernels of each layer, a floor for steps with chunks.
         graph_s, eager_s = c.graph_launch_s, c.eager_launch_s
         if model.ranks > 1:
@@ -173,6 +175,7 @@ class StepTimeModel:
         if work.window_context:
             seconds += self.window_s * work.window_context
         if work.chunks:
+            seconds += self._chunk_s * len(work.chunks)
             for count, offset in work.chunks:
                 seconds += self.chunk_attention_s(count, offset)
             launch_s = self._graph_launch_s if rows <= LARGEST_GRAPH else self._eager_launch_s

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from commands import forebay
 from made_runs import SCHEMA
+from vllm_server import ModelSize, write_model
 
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.calibration.calibrate import kernel_table
@@ -62,6 +63,27 @@ def test_the_fit_of_one_busy_run_predicts_another() -> None:
     assert max(abs(line.error) for line in compared(other, predicted)) < 0.05
     assert max(abs(line.error) for line in compared(other, before)) > 0.2
     assert "not checked" in done.file.checked
+
+
+def test_the_fit_finds_what_each_chunk_costs_a_cpu(tmp_path: Path) -> None:
+    """A GPU's next step is launched ahead of time, so the shipped constant is 0."""
+    write_model(tmp_path / "model", ModelSize())
+    core = {"name": "core", "peak_flops": 1e11, "bandwidth": 1e10, "memory_gib": 2.0,
+            "multiprocessors": 1}  # fmt: skip
+    (tmp_path / "core.json").write_text(json.dumps(core))
+    server = EngineConfig(
+        str(tmp_path / "model" / "config.json"), str(tmp_path / "core.json"), block_size=32,
+        max_num_batched_tokens=1_024, max_num_seqs=64, async_scheduling=False,
+    )  # fmt: skip
+    truth = replace(kernel_table(), gemm_compute=0.5, chunk_s=3e-3)
+    asked = [Timed(row, row.arrival_s, 1.0, 1.0, 1.0, 0) for row in trace(40)]
+    measured = predict(asked, server, truth)
+    done = fit_run(measured, server, kernel_table(), used="a test", today=date(2026, 11, 27))
+    assert kernel_table().chunk_s == 0.0
+    assert done.fit.constants.chunk_s == pytest.approx(3e-3, rel=0.2)
+    smaller = replace(server, long_prefill_token_threshold=256)
+    lines = compared(predict(asked, smaller, truth), predict(asked, smaller, done.fit.constants))
+    assert max(abs(line.error) for line in lines) < 0.05
 
 
 def test_prediction_is_what_a_replay_against_the_server_measures(tmp_path: Path) -> None:
