@@ -8,7 +8,8 @@
 `before` serves a small model by a vLLM on this machine's CPU. It replays a trace for the
 calibration, and four others under the flags that an operator may have. `tune` fits the constants
 and searches the flags in virtual time. `after` serves each trace under the flags that were found.
-Keep other work away from the first and the third: server and client need a core each.
+`show` writes results/tune-vllm-cpu.json, and `make docs-figures` the table of the page. Keep other
+work away from the first and the third: server and client need a core each.
 """
 
 import argparse
@@ -19,10 +20,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
+import numpy as np
 from pyarrow.parquet import read_table
 from vllm_cpu import BLOCKS, CONTEXT, PEAKS, SIZE, forebay, load
 from vllm_server import BLOCK_SIZE, MISSING, vllm_python, vllm_server, write_model
@@ -30,6 +32,12 @@ from vllm_server import BLOCK_SIZE, MISSING, vllm_python, vllm_server, write_mod
 from forebay.replay.plan.slo import meets, parse_slos
 
 Flags = dict[str, int]
+RESULT = Path(__file__).with_name("results") / "tune-vllm-cpu.json"
+STRETCH, RESAMPLES = 5, 2_000
+TITLES = {"documents": "chats beside documents", "shared": "shared documents",
+          "seats": "answers that wait for a slot", "gaps": "gaps in answers"}  # fmt: skip
+SHORT = {"max-num-batched-tokens": "step budget", "max-num-seqs": "`--max-num-seqs`",
+         "long-prefill-token-threshold": "threshold"}  # fmt: skip
 
 CPU_DEFAULTS: Flags = {"max-num-batched-tokens": 2_048, "max-num-seqs": 128}
 ALWAYS: Flags = {"max-model-len": CONTEXT, "num-gpu-blocks-override": BLOCKS}
@@ -162,6 +170,7 @@ def found(out: Path, case: Case) -> Flags:
     """The flags of the tuned server."""
     told = json.loads((out / f"{case.name}.tune.json").read_text())
     changed = {gain["flag"].replace("_", "-"): gain["value"] for gain in told["gains"]}
+    changed.pop("api-server-count", None)  # this machine has one core for it and the client
     return {**case.before, **changed}
 
 
@@ -172,42 +181,92 @@ def after(out: Path, python: str, repeat: int, names: Sequence[str]) -> None:
             replay(out, case.name, url, f"{case.name}-after-{repeat}", case.slo)
 
 
-def measured(out: Path, case: Case, when: str) -> list[float]:
-    """The share of the requests in time, of each run of a trace."""
+def met(out: Path, case: Case, when: str) -> list[list[bool]]:
+    """Which requests were in time, in the order of the trace, for each run."""
     slos = parse_slos(case.slo, ("chat", "document"))
-    shares = []
+    runs = []
     for run in sorted(out.glob(f"{case.name}-{when}-[0-9]")):
         rows = read_table(run / "requests.parquet").to_pylist()
-        met = [
+        runs.append([
             meets(slos, row["bucket"], {
                 "ttft": row["ttft_response_s"], "e2e": row["e2e_response_s"],
                 "tpot": row["tpot_s"], "stall": row["stall_s"],
             })
-            for row in rows
-        ]  # fmt: skip
-        shares.append(sum(met) / len(met))
-    return shares
+            for row in sorted(rows, key=lambda row: row["intended_s"])
+        ])  # fmt: skip
+    return runs
 
 
-def show(out: Path) -> None:
-    """Print the predicted and the measured share of the requests in time, and the gain."""
-    lines = []
-    for case in CASES:
-        told = json.loads((out / f"{case.name}.tune.json").read_text())
-        predicted = [told[when]["attainment"] for when in ("start", "best")]
-        runs = [measured(out, case, when) for when in ("before", "after")]
-        shares = [mean(each) for each in runs]
-        lines.append({
-            "trace": case.name, "targets": case.slo,
-            "before": case.before, "after": found(out, case),
-            "predicted": predicted, "measured": shares, "runs": runs,
-            "predicted_gain": predicted[1] - predicted[0], "measured_gain": shares[1] - shares[0],
-        })  # fmt: skip
-        line = lines[-1]
-        print(f"{case.name:10} predicted {predicted[0]:.1%} -> {predicted[1]:.1%}, measured "
-              f"{shares[0]:.1%} -> {shares[1]:.1%}; gain {line['predicted_gain'] * 100:.1f} and "
-              f"{line['measured_gain'] * 100:.1f} points; {runs}")  # fmt: skip
-    (out / "result.json").write_text(json.dumps(lines, indent=1) + "\n")
+def interval(gains: np.ndarray) -> tuple[float, float]:
+    """A 95 % interval of the mean, by resampling stretches: neighbours fail together."""
+    drawing, within = np.random.default_rng(0), np.arange(STRETCH)
+    starts = drawing.integers(0, len(gains), (RESAMPLES, -(-len(gains) // STRETCH)))
+    picked = (starts[:, :, None] + within).reshape(RESAMPLES, -1)[:, : len(gains)] % len(gains)
+    low, high = np.quantile(gains[picked].mean(axis=1), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def predicted(told: dict[str, Any]) -> float:
+    """The share in time under the flags that are measured: one process of the API server."""
+    for gain in told["gains"]:
+        if gain["flag"] == "api_server_count":
+            return float(gain["without"]["attainment"])
+    return float(told["best"]["attainment"])
+
+
+def result(out: Path, case: Case) -> dict[str, Any]:
+    """The predicted and the measured shares in time, and how far the measured gain can be told."""
+    told = json.loads((out / f"{case.name}.tune.json").read_text())
+    shares = [told["start"]["attainment"], predicted(told)]
+    runs = [met(out, case, when) for when in ("before", "after")]
+    before, after = (np.array(each, dtype=float) for each in runs)
+    low, high = interval(after.mean(axis=0) - before.mean(axis=0))
+    gain, tenth = after.mean() - before.mean(), 0.1 * (shares[1] - shares[0])
+    return {
+        "trace": case.name, "synth": case.trace, "targets": case.slo, "requests": before.shape[1],
+        "before": case.before, "after": found(out, case), "predicted": shares,
+        "measured": [[float(one.mean()) for one in each] for each in (before, after)],
+        "gain": float(gain), "interval": [low, high],
+        "requests_for_a_tenth": round(before.shape[1] * ((high - low) / 2 / tenth) ** 2),
+    }  # fmt: skip
+
+
+def show(out: Path, python: str) -> None:
+    """Write the result of each trace, and print the table of the page."""
+    asked = [python, "-c", "from importlib.metadata import version; print(version('vllm-cpu'))"]
+    served_by = subprocess.run(asked, stdout=subprocess.PIPE, check=True).stdout.decode().strip()
+    lines = [result(out, case) for case in CASES]
+    told = {"vllm_cpu": served_by, "calibration": CALIBRATION, "traces": lines}
+    RESULT.write_text(json.dumps(told, indent=1) + "\n")
+    print(table())
+
+
+def table() -> str:
+    """The table of docs/how-to/tune-vllm.md."""
+    lines = [
+        "| trace | flags before, and found | in time, predicted | measured, each run | "
+        "gain, predicted | measured, 95 % interval |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for one in json.loads(RESULT.read_text())["traces"]:
+        start, best = one["predicted"]
+        before, after = (
+            ", ".join(f"{100 * share:.1f}" for share in each) for each in one["measured"]
+        )
+        low, high = (100 * edge for edge in one["interval"])
+        changed = {name: value for name, value in one["after"].items()
+                   if one["before"].get(name) != value}  # fmt: skip
+        old = {name: one["before"][name] for name in changed if name in one["before"]}
+        lines.append(
+            f"| {TITLES[one['trace']]} | {_words(old)}; {_words(changed)} | {100 * start:.1f} -> "
+            f"{100 * best:.1f} % | {before} -> {after} % | {100 * (best - start):.1f} points | "
+            f"{100 * one['gain']:.1f} ({low:.1f} to {high:.1f}) |"
+        )
+    return "\n".join(lines)
+
+
+def _words(flags: Flags) -> str:
+    return ", ".join(f"{SHORT[name]} {value:,}" for name, value in flags.items())
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -221,8 +280,10 @@ def main(words: Sequence[str] | None = None) -> int:
     if python is None:
         print(MISSING, file=sys.stderr)
         return 2
-    if given.stage in ("tune", "show"):
-        (tune if given.stage == "tune" else show)(given.out)
+    if given.stage == "tune":
+        tune(given.out)
+    elif given.stage == "show":
+        show(given.out, python)
     else:
         (before if given.stage == "before" else after)(given.out, python, given.repeat, given.only)
     return 0
