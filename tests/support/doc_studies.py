@@ -12,6 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from doc_cli import command_named
 from doc_seeds import SEEDS, h200_table, rows_of, seeds_table
 from paths import RESULTS, ROOT
 
@@ -28,6 +29,7 @@ BLOCK = re.compile(r"<!-- generated: study (?P<name>.+?) -->\n.*?<!-- end -->", 
 DIGITS = 6  # significant digits that are kept
 ALL_ROWS_EQUAL = {"needle"}  # a simulated engine finds nothing; the sentence counts the prompts
 UNIT = re.compile(r"(?<=\d) (?=(?:[mµp]?s|/s|%) (?:\||$))", re.MULTILINE)
+VALUE = re.compile(r" (--[\w-]+) (?!--)(\S+)")
 OWN_OPTIONS = re.compile(r" --(out \S+|force|time-scale \S+)")
 
 
@@ -83,7 +85,7 @@ def block(name: str) -> str:
     columns = [
         Column(column["key"], column["heading"], column["kind"]) for column in data["columns"]
     ]
-    parts = [f"```\n{data['command']}\n```"]
+    parts = [f"```\n{without_defaults(data['command'])}\n```"]
     if name not in ALL_ROWS_EQUAL:
         parts.append(markdown_table(columns, data["rows"]))
     parts += [
@@ -92,6 +94,13 @@ def block(name: str) -> str:
         "\n".join(f"- {note}" for note in data["notes"]),
     ]
     return whole_cells("\n\n".join(part for part in parts if part))
+
+
+def without_defaults(line: str) -> str:
+    """Return the command of a study without options that have their default."""
+    options = command_named("experiment").commands[line.split()[2]].params
+    defaults = {option.opts[0]: str(option.default) for option in options}
+    return VALUE.sub(lambda found: "" if defaults.get(found[1]) == found[2] else found[0], line)
 
 
 def whole_cells(text: str) -> str:
