@@ -34,7 +34,6 @@ BLOCKS: Mapping[str, Maker] = {
     "problems": results.problems,
     "result tables": results.tables,
     "results in words": results.words,
-    "against no router": results.against_direct,
     "tests/bench/routers/bench_routers.py --write-docs": results.all_runs,
     "decisions": decisions,
     "commands": cli.cli_pages,

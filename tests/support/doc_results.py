@@ -3,7 +3,7 @@
 Every figure that these pages quote is computed here, so no page can differ from the results.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
@@ -103,15 +103,9 @@ class Results:
 @cache
 def results() -> Results:
     """The committed results: of each workload the seeds that all its routers have."""
-    return results_of(tuple(LABELS))
-
-
-@cache
-def results_of(routers: Collection[str]) -> Results:
-    """The results of these routers, of each workload the seeds that all of them have."""
     everything = groups(read_records(RESULTS / "bench-routers.jsonl.gz"))[GROUP]
     entries = [
-        entry for entry in everything if entry.workload in WORKLOADS and entry.router in routers
+        entry for entry in everything if entry.workload in WORKLOADS and entry.router in LABELS
     ]
     seeds: dict[str, set[int]] = {}
     for entry in entries:
@@ -322,24 +316,6 @@ def _table(heading: str, cell: Callable[[str, str], str]) -> str:
     for workload, label in WORKLOADS.items():
         cells = [cell(workload, router) for router in LABELS]
         rows.append("| " + " | ".join([label, *cells]) + " |")
-    return "\n".join(rows)
-
-
-def against_direct() -> str:
-    """Forebay and no router at all, over all seeds that both were run with."""
-    pair = results_of((OURS, "direct"))
-    heads = ["traffic", "seeds", "chats' p99", "documents' p99", "documents, ratio", "in time"]
-    rows = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
-    for workload, label in WORKLOADS.items():
-        cells = [label, str(len(pair.entries[workload, OURS].valid))]
-        for bucket in BUCKETS:
-            both = [pair.p99_s(workload, router, bucket) for router in (OURS, "direct")]
-            cells.append(", ".join(map(seconds, both)))
-        ours, theirs = both
-        cells.append(f"{ours / theirs:.2f}" if ours and theirs else "-")
-        shares = (pair.mean(workload, router, "attainment") for router in (OURS, "direct"))
-        cells.append(", ".join(map(percent, shares)))
-        rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
 
