@@ -256,7 +256,9 @@ class Forecast:
         if backend.elsewhere is not None and backend.elsewhere.queued_s:
             wait_s += self._precedence.elsewhere_s(backend, waiting, before.seconds, now)
         wait_s += slots_wait_s(backend, waiting, before.count)
-        wait_s = max(wait_s, kv_wait_s(backend, waiting, before.mates, uncached))
+        kv_s = kv_wait_s(backend, waiting, before.mates, uncached)
+        if kv_s > wait_s:
+            wait_s = kv_s
         return backend.wait_s(wait_s, waiting.request.prompt_tokens, now)
 
     def _margin_s(

@@ -111,7 +111,8 @@ class KvBudget:
 
 
 def _unshared(request: Request) -> float:
-    return max(0.0, request.prompt_tokens - len(request.blocks) * request.block_tokens)
+    tokens = request.prompt_tokens - len(request.blocks) * request.block_tokens
+    return tokens if tokens > 0.0 else 0.0
 
 
 def reserved(output_tokens: int, pool_tokens: float) -> int:
