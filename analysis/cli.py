@@ -165,7 +165,7 @@ def compare(
     Figures for --fail-if: ttft, ttft_failures, e2e, tpot, itl, stall and queue, each with _p50,
     _p90, _p95, _p99, _p99.9 or _max; attainment, hit_ratio, goodput, rejected, failed, answered;
     requests_per_s, output_tokens_per_s, prompt_tokens_per_s, total_tokens_per_s. A bucket and a dot
-    before them narrows them to it.
+    in front count that bucket only.
 
     Example: forebay compare runs/round-robin runs/forebay --fail-if 'chat.ttft_p99 > 5%'
 

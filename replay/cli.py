@@ -119,10 +119,14 @@ class ReplayArguments(PacedTrafficOptions):
     ] = None
     warmup: Annotated[int, typer.Option(help="small unmeasured requests beforehand")] = 0
     first_token_timeout_s: Annotated[
-        float, a_time("from sending to the first token", "--first-token-timeout")
+        float, a_time("longest time from sending to the first token", "--first-token-timeout")
     ] = 600.0
-    stall_timeout_s: Annotated[float, a_time("without output", "--stall-timeout")] = 120.0
-    drain_timeout_s: Annotated[float, a_time("after the last arrival", "--drain-timeout")] = 900.0
+    stall_timeout_s: Annotated[float, a_time("longest time without output", "--stall-timeout")] = (
+        120.0
+    )
+    drain_timeout_s: Annotated[
+        float, a_time("longest wait after the last arrival", "--drain-timeout")
+    ] = 900.0
     api_key: ApiKey = None
     force: Force = False
     as_json: AsJson = False

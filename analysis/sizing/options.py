@@ -47,11 +47,11 @@ class SizeArguments:
         float, typer.Option(help="Share of questions that carry a document.")
     ] = 0.3
     shared: Annotated[
-        float, typer.Option(help="Share of those about common documents (Zipf popularity).")
+        float, typer.Option(help="Share of document questions about common documents.")
     ] = 0.0
     documents: Annotated[int, typer.Option(help="Number of common documents.")] = 50
     zipf_s: Annotated[
-        float, typer.Option("--zipf", help="Exponent of their popularity; 0: even.")
+        float, typer.Option("--zipf", help="Exponent of the documents' Zipf popularity; 0: even.")
     ] = 0.8
     cv: Annotated[
         float, typer.Option(help="Coefficient of variation of arrival gaps; 1: Poisson.")

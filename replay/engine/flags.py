@@ -107,7 +107,7 @@ class ModelFlags(PlacementFlags):
     ] = None
     acceptance: Annotated[
         float | None,
-        typer.Option(help="Share of proposed tokens that is accepted, after accepted ones."),
+        typer.Option(help="Probability that a proposed token is accepted if all before it were."),
     ] = None
 
     def of_model(self) -> dict[str, Any]:

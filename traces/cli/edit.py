@@ -178,7 +178,7 @@ def cap_trace(
     context: Annotated[
         int | None, typer.Option("--context", help="longest prompt and answer together")
     ] = None,
-    drop: Annotated[bool, typer.Option("--drop", help="drop these instead")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="drop longer requests instead")] = False,
     output: Output = "-",
     force: Force = False,
     as_json: AsJson = False,

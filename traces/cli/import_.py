@@ -95,7 +95,7 @@ class ImportArguments:
         ),
     ] = DEFAULT_ENCODING
     mode: Annotated[
-        str, typer.Option("--mode", help="turns hold the history: auto, cumulative or delta")
+        str, typer.Option("--mode", help="a turn holds the history: auto, cumulative or delta")
     ] = "auto"
     session_gap_s: Annotated[
         float,

@@ -142,7 +142,7 @@ def _result(
         notes.append("shares of bandwidth and FLOP/s need a known --model and --gpu")
     series = [Series(f"{batch_output} output tokens", measured, curve)]
     plot = xy_plot(series, "requests at once", "time between tokens")
-    sentence = "; ".join(words) + "."
+    sentence = ". ".join(words) + "."
     return Result("decode", about.name, sentence, COLUMNS, rows, facts, plot, notes, settings)
 
 
@@ -159,7 +159,7 @@ def _cost_alone(alone: list[dict[str, Any]], facts: dict[str, Any]) -> list[str]
         )
     if alone and "bound" in alone[0]:
         words.append(
-            f"a batch of 1 is bound by {alone[0]['bound']}, at "
+            f"A batch of 1 is bound by {alone[0]['bound']}, at "
             f"{alone[0]['bandwidth_share']:.0%} of bandwidth"
         )
     return words
@@ -173,7 +173,7 @@ def _gain_of_batches(batches: list[dict[str, Any]], facts: dict[str, Any]) -> li
     gain = many["tokens_per_s"] / few["tokens_per_s"]
     facts["throughput_gain"] = gain
     text = (
-        f"a batch of {many['batch']} generates {gain:.1f}× as many tokens per second as a batch "
+        f"A batch of {many['batch']} generates {gain:.1f}× as many tokens per second as a batch "
         f"of {few['batch']}"
     )
     if "bound" in many:

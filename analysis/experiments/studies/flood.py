@@ -346,8 +346,8 @@ def _sentence(
     mine, theirs = last[PROXY]["goodput_per_s"], last[peer]["goodput_per_s"]
     words = f"At {most:g}x capacity the proxy"
     words += " has" if mine > theirs else " does not help: it has"
-    words += f" {of(PROXY)} and rejects {last[PROXY]['rejected_share']:.0%}; "
-    return words + "; ".join(f"{name}: {of(name)}" for name in others) + "."
+    words += f" {of(PROXY)} and rejects {last[PROXY]['rejected_share']:.0%}. "
+    return words + ". ".join(f"{name.capitalize()}: {of(name)}" for name in others) + "."
 
 
 def _plot(rows: list[dict[str, Any]], names: Sequence[str]) -> str:

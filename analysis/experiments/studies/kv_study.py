@@ -269,17 +269,17 @@ def _sentence(
     words = f"The KV cache holds {tokens:,} tokens"
     if facts["predicted_pool_tokens"] is not None:
         words += f" (predicted {facts['predicted_pool_tokens']:,}, {facts['pool_error']:+.1%})"
-    words += f"; its use was predicted within {facts['worst_share_error'] * 100:.1f} points"
+    words += f". Its use was predicted within {facts['worst_share_error'] * 100:.1f} points"
     predicted, full = facts["predicted_full_at"], facts["reported_full_at"]
     # The cache was never full: either the study was too short or the prediction is wrong.
     if full is None and more_output is not None:
         return (
-            f"{words}; where it is full was not seen, because the first requests had ended before "
+            f"{words}. Where it is full was not seen, because the first requests had ended before "
             f"the last were prefilled: give --output-tokens {more_output} or more."
         )
     if full is None:
         last = rows[-1]
-        words += f"; {predicted:,} requests of {length:,} tokens should have filled it and did not"
+        words += f". {predicted:,} requests of {length:,} tokens should have filled it and did not"
         if last["running"] < last["requests"]:
             return (
                 f"{words}: max_num_seqs let only {last['running']:,} run, or a step has fewer "
@@ -292,10 +292,10 @@ def _sentence(
     then = "the rest waited"
     if preempted:
         then = f"{preempted:,} {'was' if preempted == 1 else 'were'} preempted"
-    words += f"; it was full with {full:,} requests of {length:,} tokens, {agrees}; "
+    words += f". It was full with {full:,} requests of {length:,} tokens, {agrees}. "
     if rows[-1]["failed"]:
-        return f"{words}then {rows[-1]['failed']:,} requests failed."
-    return f"{words}then {then} and nothing ran out of memory."
+        return f"{words}Then {rows[-1]['failed']:,} requests failed."
+    return f"{words}Then {then} and nothing ran out of memory."
 
 
 def _plot(rows: Sequence[dict[str, Any]], fit: int) -> str:

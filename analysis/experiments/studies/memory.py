@@ -109,7 +109,7 @@ def result(
     sentence = (
         f"{requests:,} requests of {used:,} tokens take {first['paged_gib']:.2f} GiB in pages and "
         f"{first['reserved_gib']:.2f} GiB with {first['max_model_len']:,} tokens reserved for each "
-        f"({first['saved_share']:.1%} saved); beside the weights "
+        f"({first['saved_share']:.1%} saved). Beside the weights "
         f"{first['paged_at_once']:,} fit in pages, {gain}."
     )
     layout = plan.budget.layout

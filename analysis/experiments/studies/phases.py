@@ -151,9 +151,9 @@ def result(name: str, model: ModelSpec, gpu: GpuSpec, rows: Sequence[dict[str, A
     sentence = (
         f"Prefill computes {best['tokens_per_s']:,.0f} tokens/s at {best['prompt_tokens']:,} "
         f"tokens, {ratio(best['ratio'])} what a batch of {alone['batch']} decodes "
-        f"({alone['tokens_per_s']:,.0f}); the ridge point of {gpu.name} is {ridge:,.0f} FLOP/byte: "
-        f"a prefill of {short['prompt_tokens']:,} tokens has {short['flop_per_byte']:,.0f} and is "
-        f"bound by {short['bound']}, a token of a batch of {alone['batch']} has "
+        f"({alone['tokens_per_s']:,.0f}). The ridge point of {gpu.name} is {ridge:,.0f} FLOP/byte. "
+        f"A prefill of {short['prompt_tokens']:,} tokens has {short['flop_per_byte']:,.0f} and is "
+        f"bound by {short['bound']}. A token of a batch of {alone['batch']} has "
         f"{alone['flop_per_byte']:.2f} and is bound by {alone['bound']}."
     )
     # The notes state the assumptions of the FLOPs and of the static batch.

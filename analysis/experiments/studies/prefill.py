@@ -119,15 +119,15 @@ def _result(
     # The sentence gives the formula, its crossover, and the resource that binds.
     words = (
         f"TTFT = {duration(fixed_s)} + {linear_s * 1e6:.1f} µs per token + "
-        f"{square_s * 1e12:,.0f} ps per token squared (worst error {worst:.1%}); "
+        f"{square_s * 1e12:,.0f} ps per token squared (worst error {worst:.1%}). "
     )
     if math.isfinite(crossover):
-        words += f"the quadratic term exceeds the linear one from {crossover:,.0f} tokens"
+        words += f"The quadratic term exceeds the linear one from {crossover:,.0f} tokens"
     else:
-        words += "no quadratic term was found at these lengths"
+        words += "No quadratic term was found at these lengths"
     if "bound" in longest:
         words += (
-            f"; at {longest['prompt_tokens']:,} tokens it is bound by {longest['bound']}, "
+            f". At {longest['prompt_tokens']:,} tokens a prefill is bound by {longest['bound']}, "
             f"{longest['peak_share']:.0%} of peak FLOP/s"
         )
     facts = {

@@ -227,7 +227,7 @@ def _sentence(rows: list[dict[str, Any]], at: int | None, gain: float, paced: bo
         return words + "."
     more = last["requests_per_s"] / knee["requests_per_s"] - 1
     later = ratio(last["ttft_s"] / knee["ttft_s"])
-    return f"{words}; at {last['load']:g}, throughput is {more:+.0%} and TTFT {later} as long."
+    return f"{words}. At {last['load']:g}, throughput is {more:+.0%} and TTFT {later} as long."
 
 
 def _advice(facts: dict[str, Any], last: dict[str, Any], tried: dict[str, Any] | None) -> str:

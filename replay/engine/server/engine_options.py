@@ -88,7 +88,7 @@ class EngineOptions:
     enable_prompt_tokens_details: Annotated[
         bool,
         typer.Option(
-            "--enable-prompt-tokens-details", help="Tell cached prompt tokens in each usage."
+            "--enable-prompt-tokens-details", help="Report cached prompt tokens in each usage."
         ),
     ] = False
     server_dev_mode: Annotated[

@@ -35,7 +35,7 @@ def test_both_phases_are_on_one_roofline(tmp_path: Path) -> None:
     assert all(row["peak_share"] < 1 and row["bandwidth_share"] < 1 for row in rows)
     best = max(row["tokens_per_s"] for row in rows[:3])
     assert facts["prefill_to_decode"] == pytest.approx(best / alone["tokens_per_s"])
-    assert "the ridge point of h200-nvl is 174 FLOP/byte" in found["sentence"]
+    assert "The ridge point of h200-nvl is 174 FLOP/byte" in found["sentence"]
     page = (tmp_path / "results.md").read_text(encoding="utf-8")
     assert "| phase | prompt | batch | tokens/s | ratio |" in page
 

@@ -448,7 +448,7 @@ def test_the_kv_cache_is_full_where_it_was_predicted(tmp_path: Path) -> None:
     assert facts["reported_full_at"] == facts["predicted_full_at"] == 6
     assert facts["worst_share_error"] < 0.005
     assert [row["waiting"] for row in found["rows"]][-2:] == [1, 2]
-    assert "as predicted; then the rest waited" in found["sentence"]
+    assert "as predicted. Then the rest waited" in found["sentence"]
     assert "only the use is checked" in found["notes"][0]
 
 
