@@ -26,7 +26,7 @@ KNOWN = DENSE | MIXTURES
 
 @dataclass(frozen=True, slots=True)
 class AdaptedProducts:
-    """The products of a family that vLLM gives LoRA matrices: those of all layers, and these.
+    """The products of a family that vLLM gives LoRA matrices: of all layers, and some more.
 
     Attributes:
         qkv, up: matrices A of the product of queries, keys and values, and of gate and up: one for

@@ -269,16 +269,19 @@ def calibration_file_of(model: str, gpu: str) -> CalibrationFile:
     raise LookupError(f"no calibration is shipped for {FALLBACK_GPU}")
 
 
-def calibration_for(given: Path | Calibration | None, model: str, gpu: str) -> CalibrationFile:
-    """Return the given constants, or the shipped ones (InputError: a bad file, or of others)."""
-    if given is None:
+def calibration_for(source: Path | Calibration | None, model: str, gpu: str) -> CalibrationFile:
+    """Return the constants of a file, or as they are, or the shipped ones (None).
+
+    Raises InputError if the file is bad or of another model or GPU.
+    """
+    if source is None:
         return calibration_file_of(model, gpu)
-    if isinstance(given, Calibration):
-        return CalibrationFile(model, gpu, "", given.source, "", given)
-    read = read_calibration(given)
+    if isinstance(source, Calibration):
+        return CalibrationFile(model, gpu, "", source.source, "", source)
+    read = read_calibration(source)
     if read.model not in (ANY, model) or read.gpu != gpu:
         raise InputError(
-            f"--calibration {given}: is for {read.model} on {read.gpu}, not for {model} on {gpu}"
+            f"--calibration {source}: is for {read.model} on {read.gpu}, not for {model} on {gpu}"
         )
     return read
 
