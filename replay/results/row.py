@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.traces.schema import TraceRequest
 
 if TYPE_CHECKING:  # `forebay simulate` has rows, but no client and no event loop
+    from forebay.proxy.telemetry.hlog import IntervalLog
     from forebay.replay.send.http.exchange import ClientExchange
     from forebay.replay.send.http.measure import Latency
 
@@ -81,6 +82,9 @@ class Row:
     task: str | None
 
 
+_UNDEFINED = dict.fromkeys(Row.__slots__)
+
+
 def row_of(
     request: TraceRequest,
     bucket: str,
@@ -147,4 +151,22 @@ def row_with(
         "task": task,
         "input_tokens": request.input_tokens,
     }
-    return Row(**{**dict.fromkeys(Row.__slots__), **described, **values})
+    return Row(**{**_UNDEFINED, **described, **values})
+
+
+def log_row(log: "IntervalLog", row: Row) -> None:
+    """Record the times of a request whose gaps between tokens are not known."""
+    served_ms = row.queue_ms if row.outcome == "ok" else None  # rejected requests: `reject`
+    values = {
+        "queue_wait": None if served_ms is None else served_ms / 1e3,
+        "reject": row.reject_latency_s,
+        "ttft_response": row.ttft_response_s,
+        "ttft_service": row.ttft_service_s,
+        "e2e_response": row.e2e_response_s,
+        "e2e_service": row.e2e_service_s,
+        "tpot": row.tpot_s,
+        "stall": row.stall_s,
+    }
+    for metric, value in values.items():
+        if value is not None:
+            log.record(f"{metric}.{row.bucket}", value)

@@ -15,12 +15,12 @@ from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.replay.plan.source import TraceSource
 from forebay.replay.plan.tasks import TaskNames
 from forebay.replay.results.folder import RunFolder
-from forebay.replay.results.row import Row, row_with
+from forebay.replay.results.row import Row, log_row, row_with
 from forebay.replay.send.http.measure import DEFINITIONS
 from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.scenario import Simulated
 from forebay.replay.sim.sweep import SweepCase
-from forebay.traces.buckets import bucket_of
+from forebay.traces.buckets import LengthBucket, bucket_of
 from forebay.traces.schema import TraceRequest
 
 LINES = 3_600  # most lines of each tag in the .hlog: writing one takes 0.4 ms
@@ -35,8 +35,7 @@ def keep(
         buckets = simulated.scenario.buckets()
         names = TaskNames()
         rows = [
-            row_of(outcome, bucket_of(outcome.request.input_tokens, buckets) or "other", names)
-            for outcome in simulated.outcomes
+            row_of(outcome, buckets, names.name(outcome.request)) for outcome in simulated.outcomes
         ]
         ended = sorted(rows, key=lambda row: row.done_s or 0.0)
         end_s = (ended[-1].done_s or 0.0) if ended else 0.0
@@ -49,7 +48,7 @@ def keep(
                 log.flush(line_ends_s)
                 line_ends_s = every_s * math.ceil(done_s / every_s)
                 log.flush(line_ends_s - every_s)  # skips the time in which no request ended
-            _log(log, row)
+            log_row(log, row)
         for row in rows:
             run.table.add(row)
         asyncio.run(run.table.write_full_groups())
@@ -57,9 +56,10 @@ def keep(
         run.commit(_record(case, simulated, summary), summary)
 
 
-def row_of(outcome: SimOutcome, bucket: str, names: TaskNames) -> Row:
+def row_of(outcome: SimOutcome, buckets: Sequence[LengthBucket], task: str | None) -> Row:
     """Make the row of one simulated request, which is sent the moment it is due."""
     request, reject = outcome.request, outcome.reject
+    bucket = bucket_of(request.input_tokens, buckets) or "other"
     due, first = request.arrival_s, outcome.first_token_s
     queued_s = reject.queued_s if reject else (outcome.sent_s or due) - due
     # A simulated request is sent when it is due, and the proxy's wait is the only delay before it.
@@ -80,7 +80,7 @@ def row_of(outcome: SimOutcome, bucket: str, names: TaskNames) -> Row:
         **_end(outcome),
         **(_rejection(reject) if reject else {}),
     }
-    return row_with(request, bucket, names.name(request), values)
+    return row_with(request, bucket, task, values)
 
 
 def _end(outcome: SimOutcome) -> dict[str, float | int | None]:
@@ -115,23 +115,6 @@ def _rejection(reject: Reject) -> dict[str, float | str | None]:
 
 def _since(start_s: float, at_s: float | None) -> float | None:
     return None if at_s is None else at_s - start_s
-
-
-def _log(log: IntervalLog, row: Row) -> None:
-    served_ms = row.queue_ms if row.outcome == "ok" else None  # rejected requests: `reject`
-    values = {
-        "queue_wait": None if served_ms is None else served_ms / 1e3,
-        "reject": row.reject_latency_s,
-        "ttft_response": row.ttft_response_s,
-        "ttft_service": row.ttft_service_s,
-        "e2e_response": row.e2e_response_s,
-        "e2e_service": row.e2e_service_s,
-        "tpot": row.tpot_s,
-        "stall": row.stall_s,
-    }
-    for metric, value in values.items():
-        if value is not None:
-            log.record(f"{metric}.{row.bucket}", value)
 
 
 def _record(case: SweepCase, simulated: Simulated, summary: dict[str, Any]) -> dict[str, Any]:

@@ -11,17 +11,9 @@ from forebay.analysis.runs.run import NUMBERS, WORDS, RunData
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.replay.plan.slo import parse_slos
 from forebay.replay.results.folder import RunFolder
-from forebay.replay.results.row import Row
+from forebay.replay.results.row import Row, log_row
 from forebay.replay.results.summary import RunTotals
 
-TAGS = {
-    "ttft_response_s": "ttft_response",
-    "ttft_service_s": "ttft_service",
-    "e2e_response_s": "e2e_response",
-    "tpot_s": "tpot",
-    "stall_s": "stall",
-    "reject_latency_s": "reject",
-}
 WHOLE = ("input_tokens", "prompt_tokens", "cached_tokens", "output_tokens", "status")
 
 
@@ -37,11 +29,7 @@ def write_folder(run: RunData, folder: Path) -> None:
         for row in _rows(run):
             output.table.add(row)
             totals.add(row)
-            for column, tag in TAGS.items():
-                if (value := getattr(row, column)) is not None:
-                    log.record(f"{tag}.{row.bucket}", value)
-            if row.queue_ms is not None and row.outcome == "ok":
-                log.record(f"queue_wait.{row.bucket}", row.queue_ms / 1e3)
+            log_row(log, row)
         asyncio.run(output.table.write_full_groups())
         end_s = run.number("duration_s") or 0.0
         log.close(end_s)
