@@ -28,13 +28,13 @@ from forebay.proxy.driver import Rejected
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import ApiError
-from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id, to_backend
+from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id
 from forebay.proxy.http1.server.byte_budget import ByteBudget, RequestMemory
 from forebay.proxy.http1.server.client_body import read_client_body
 from forebay.proxy.http1.server.cross_origin import Cors, answer_method
 from forebay.proxy.http1.server.request_checks import answer_target
 from forebay.proxy.http1.server.server import cannot_go_on, client_of
-from forebay.proxy.relay.backend_request import BackendRequest, ShapedRequest
+from forebay.proxy.relay.backend_request import ShapedRequest
 from forebay.proxy.relay.delivery import Opening, large_bytes, send_whole, wait_taken
 from forebay.proxy.runtime.memory import request_bytes
 from forebay.proxy.security.allowances import Allowances, permitted_models
@@ -393,20 +393,7 @@ class App:
             self._allowances.admit(self._config, record, model.name, record.estimated_tokens)
         model = model._replace(route=await self._backends.search.must_have(model.name))
         record.model = model.name
-        # Forward the request.
-        reply = self._stream_headers(record)
-        to_send = BackendRequest(
-            incoming=request,
-            # A HEAD request is forwarded as GET, and its response is sent without the body.
-            method="POST" if request.method == "POST" else "GET",
-            target=raw,
-            body=body,
-            headers=to_backend(
-                request.headers, record.upstream_id, authorization=not record.tenant
-            ),
-            model=model.route,
-            reply_headers=lambda: reply,
-            memory=memory,
-            wrote=record.wrote,
-        )
-        return await self._unshaped.serve(to_send, model=model, record=record, home=home)
+        return await self._unshaped.serve(
+            request, raw, body, model=model, record=record, memory=memory, home=home,
+            reply_headers=self._stream_headers(record),
+        )  # fmt: skip

@@ -16,6 +16,8 @@ from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.retries import Tries
 from forebay.proxy.config.paths import ENGINELESS
 from forebay.proxy.http1 import errors
+from forebay.proxy.http1.headers import to_backend
+from forebay.proxy.http1.server.byte_budget import RequestMemory
 from forebay.proxy.http1.sse import read_object
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.backend_request import BackendRequest
@@ -34,17 +36,43 @@ class UnshapedRelay:
         self._metrics = metrics
 
     async def serve(
-        self, request: BackendRequest, *, model: Wanted, record: RequestRecord, home: str = ""
+        self,
+        incoming: web.BaseRequest,
+        target: str,
+        body: bytes,
+        *,
+        model: Wanted,
+        record: RequestRecord,
+        memory: RequestMemory,
+        reply_headers: dict[str, str],
+        home: str = "",
     ) -> web.StreamResponse:
         """Forward a request to any backend that takes work. Raises ApiError.
 
         Args:
+            target: an allowed raw path with its query.
             model: where its `route` is "", any backend may have it.
             record: names the tenant and the estimated work; it gets the backend and the usage.
+            reply_headers: our headers of the response.
             home: the only backend that can answer; "": any.
         """
+        request = BackendRequest(
+            incoming=incoming,
+            # A HEAD request is forwarded as GET, and its response is sent without the body.
+            method="POST" if incoming.method == "POST" else "GET",
+            target=target,
+            body=body,
+            headers=to_backend(
+                incoming.headers, record.upstream_id, authorization=not record.tenant
+            ),
+            model=model.route,
+            reply_headers=lambda: reply_headers,
+            memory=memory,
+            wrote=record.wrote,
+        )
+        # Ask a backend, and after a failure another one, within the budget.
         failure: Failure | None = None
-        path, route = request.target.partition("?")[0], model.route
+        path, route = target.partition("?")[0], model.route
         tenant, tokens = record.tenant, _work_tokens(request, path, record)
         link = (
             must_be_home(self._backends.links, home)
