@@ -8,7 +8,7 @@ prefill queue, waiting requests, KV budget, prefix cache, cost model. Decisions 
 from collections.abc import Callable, Iterable
 from math import exp, inf
 
-from forebay.proxy.core.learn.cost import FULL_STEP_TOKENS, CostModel
+from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S, Average, DecayedSum
 from forebay.proxy.core.learn.prefix_cache import PrefixCache
 from forebay.proxy.core.model import MAJORITY, STANDARD, BackendSpec, Bucket, Request, serves
@@ -156,7 +156,7 @@ class Backend:
         In the engine it is `ahead_s`. Meanwhile the API server tokenizes the prompt.
         """
         if self.prefill_queue.chunked:
-            ahead_s = max(ahead_s, self._lone_s(now))
+            ahead_s = max(ahead_s, self.prefill_queue.lone_s(len(self.in_flight), now))
         server = self.api_server
         reaches_s = server.wait_s(now) + server.model.before_s(prompt_tokens)
         waits_s = ahead_s if ahead_s > reaches_s else reaches_s
@@ -165,18 +165,6 @@ class Backend:
     def work_left_s(self, now: float) -> float:
         """Return the predicted seconds of all prefills that were sent there or wait for it."""
         return self.prefill_queue.backlog_s(now) + self.queued_s
-
-    def _lone_s(self, now: float) -> float:
-        """Return the wait behind a long prompt that is alone in a chunking engine.
-
-        From 0.31 on vLLM does not cap a lone prompt: it takes full steps. A request that comes then
-        waits for the rest of the running step, half on average, and the step planned after it.
-        """
-        queue = self.prefill_queue
-        if queue.head is None or len(self.in_flight) > 1:
-            return 0.0
-        steps_s = 1.5 * FULL_STEP_TOKENS * queue.total_s / max(1, queue.tokens)
-        return min(steps_s, queue.backlog_s(now))
 
     # Waiting requests.
 

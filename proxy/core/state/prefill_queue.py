@@ -15,6 +15,7 @@ every longer prefill: it waits for a few chunks instead of for whole long prefil
 from collections.abc import Iterable, Sequence
 from math import fsum, inf
 
+from forebay.proxy.core.learn.cost import FULL_STEP_TOKENS
 from forebay.proxy.core.state.elsewhere import Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight, passing
 
@@ -95,6 +96,20 @@ class PrefillQueue:
             return backlog_s
         equals_s, chunks_s = passing(before, uncached_tokens, self.chunk_tokens)
         return min(backlog_s, equals_s + chunks_s + self._elsewhere_s(uncached_tokens, now))
+
+    def lone_s(self, running: int, now: float) -> float:
+        """Return the wait behind a long prompt that is alone in a chunking engine.
+
+        From 0.31 on vLLM does not cap a lone prompt: it takes full steps. A request that comes then
+        waits for the rest of the running step, half on average, and the step planned after it.
+
+        Args:
+            running: requests that the engine prefills or decodes.
+        """
+        if self.head is None or running > 1:
+            return 0.0
+        steps_s = 1.5 * FULL_STEP_TOKENS * self.total_s / max(1, self.tokens)
+        return min(steps_s, self.backlog_s(now))
 
     def drain_s(self, uncached_tokens: float, now: float, priority: float | None = None) -> float:
         """Return the part of `ahead_s` that must drain before dispatch.
