@@ -117,29 +117,30 @@ def warm_or_least_work(
     Other ties (all cold, all idle) go to the backend with the fewest tokens in use, then to the
     lower score, then to the first, so that a run can be repeated.
     """
+    # Where its prompt is cached, and who else wants that.
     enough = affinity.min_match * request.prompt_tokens
     cheapest = min([o.cold_prefill_s for o in options])
-    warmest = options[0]
-    for option in options:
-        if option.matched_tokens > warmest.matched_tokens:
-            warmest = option
+    warmest = warmest_of(options)
     warm = warmest.matched_tokens >= enough > 0
     alone = warm and not warmest.wanted
     # Where everything waits, a copy to decode elsewhere would cost more than it saves.
     spreads = not alone and min([o.wait_s for o in options]) < NO_WAIT_S
+    # What its prefill costs at each backend: itself and the requests that run there.
     scores: list[float] = []
+    twice = float(alone)
     for option in options:
         prefill_s = option.cold_prefill_s
         if prefill_s <= (1.0 + UNPROVEN) * cheapest:
             prefill_s = cheapest  # else a backend that seems a little faster would get everything
         if option.matched_tokens >= enough:
             prefill_s = option.prefill_s
-        weight = (1.0 if alone else 0.0) + DISTURBS * option.requests
+        weight = twice + DISTURBS * option.requests
         costs_s = prefill_s
         if weight and prefill_s > option.step_s:
             costs_s += weight * (prefill_s - option.step_s)
         score = option.wait_s + costs_s
         scores.append(score + option.decode_s if spreads else score)
+    # The first of the best, and of those that are nearly as good.
     least = min(scores) + SLACK * cheapest
     reads = 1.0 if warm and not spreads else 0.0  # else the scores have it
     near = [
@@ -148,6 +149,15 @@ def warm_or_least_work(
         if score <= least
     ]
     return options[min(near)[-1]]
+
+
+def warmest_of(options: Sequence[Option]) -> Option:
+    """Return the first option with the longest cached prefix."""
+    warmest = options[0]
+    for option in options:
+        if option.matched_tokens > warmest.matched_tokens:
+            warmest = option
+    return warmest
 
 
 def least_work(
