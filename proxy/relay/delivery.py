@@ -185,14 +185,10 @@ def _sent_at_once(request: web.BaseRequest, response: web.StreamResponse) -> boo
     if (
         not isinstance(body, bytes)
         or len(body) > AT_ONCE_BYTES
-        or request.method != "POST"
-        or request.version != HttpVersion11
-        or response.status in EMPTY_BODY_STATUS_CODES
-        or "Connection" in headers
-        or "Content-Length" in headers
-        or transport is None
-        or transport.is_closing()
+        or _framed_otherwise(request, response)
     ):
+        return False
+    if transport is None or transport.is_closing():
         return False
     # The headers, with those that every response gets. (aiohttp's names are slow in an f-string.)
     lines = [name + ": " + value for name, value in headers.items()]
@@ -215,6 +211,18 @@ def _sent_at_once(request: web.BaseRequest, response: web.StreamResponse) -> boo
     response._keep_alive = keep_alive
     response._eof_sent = True
     return True
+
+
+def _framed_otherwise(request: web.BaseRequest, response: web.StreamResponse) -> bool:
+    """True if a response with a body is not framed by a `Content-Length` that we add."""
+    headers = response.headers
+    return (
+        request.method != "POST"
+        or request.version != HttpVersion11
+        or response.status in EMPTY_BODY_STATUS_CODES
+        or "Connection" in headers
+        or "Content-Length" in headers
+    )
 
 
 def large_bytes(response: web.StreamResponse) -> int:
