@@ -91,8 +91,8 @@ class Tenants(Section):
     jwt: tokens that name tenants, in addition to keys or in place of them.
     client_ca: PEM file of authorities, whose client certificates name tenants of `known`.
     default_weight: weight of tenants without a weight of their own.
-    isolate_cache: keep tenants from hitting each other's cached prefixes; auto: if there are keys
-    or tokens.
+    isolate_cache: keep tenants from hitting each other's cached prefixes; auto: if there are keys,
+    tokens or client_ca.
     known: tenants with a weight, quota or trust group of their own.
     """
 
