@@ -5,10 +5,8 @@ path is spelled.
 """
 
 import asyncio
-from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from aiohttp import web
 
@@ -290,42 +288,32 @@ class App:
         Without `dialect`, its first API that has such bodies is taken.
         """
         body = as_utf8(body)
-        if len(body) < LARGE_BYTES:
-            fields = await parse_any(body)
-            return self._read(fields, body, request, dialect, id_=id_, tenant=tenant)
-        async with self._parsing:
-            fields = await parse_any(body, in_pieces=True)
-            return self._read(fields, body, request, dialect, id_=id_, tenant=tenant)
-
-    def _read(
-        self,
-        fields: dict[str, Any],
-        body: bytes,
-        request: web.BaseRequest,
-        dialect: Dialect | None,
-        *,
-        id_: str,
-        tenant: str,
-    ) -> ParsedBody:
-        """Return the facts of a parsed body for the policy. Raises ApiError."""
-        self._parsed_count += 1
-        return read_fields(
-            fields,
-            body,
-            request.headers,
-            id_=f"{id_}/{self._parsed_count}",  # unique, though clients may repeat their id
-            dialect=dialect or dialect_of(fields),
-            estimate=self._estimate,
-            block_bytes=self._config.affinity.block_bytes,
-            tenant=tenant,
-            salts=self._security.salts,
-            sdk_timeout=self._config.admission.sdk_timeout,
-            most_tokens=self._config.buckets[-1].up_to,
-            counted=bool(self._config.usage.path) or self._config.tenants.counts_usage(tenant),
-            models=self._backends.models,
-            ignore_salt=self._backends.salts.ignored,
-            response_ids=self._security.response_ids,
-        )
+        large = len(body) >= LARGE_BYTES
+        if large:
+            await self._parsing.begin()
+        try:
+            fields = await parse_any(body, in_pieces=large)
+            self._parsed_count += 1
+            return read_fields(
+                fields,
+                body,
+                request.headers,
+                id_=f"{id_}/{self._parsed_count}",  # unique, though clients may repeat their id
+                dialect=dialect or dialect_of(fields),
+                estimate=self._estimate,
+                block_bytes=self._config.affinity.block_bytes,
+                tenant=tenant,
+                salts=self._security.salts,
+                sdk_timeout=self._config.admission.sdk_timeout,
+                most_tokens=self._config.buckets[-1].up_to,
+                counted=bool(self._config.usage.path) or self._config.tenants.counts_usage(tenant),
+                models=self._backends.models,
+                ignore_salt=self._backends.salts.ignored,
+                response_ids=self._security.response_ids,
+            )
+        finally:
+            if large:
+                self._parsing.end()
 
     def _headers(self, record: RequestRecord) -> dict[str, str]:
         """Return our headers of a response to a shaped request."""
@@ -383,11 +371,17 @@ class App:
         named = self._config.usage.path is not None and not may_be_form(path)
         if body and (salts or models.matter or named or limited):
             content_type = request.headers.get("content-type", "")
-            async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
+            large = len(body) >= LARGE_BYTES
+            if large:
+                await self._parsing.begin()
+            try:
                 body, model = await prepared(
                     body, content_type, record.tenant, salts, models,
                     form=may_be_form(path), names_model=limited,
                 )  # fmt: skip
+            finally:
+                if large:
+                    self._parsing.end()
         # Check the tenant's allowance and the model.
         if request.method == "POST" and not home:
             self._allowances.admit(self._config, record, model.name, record.estimated_tokens)

@@ -136,9 +136,10 @@ def test_the_next_large_body_waits_for_twice_the_time_of_the_last() -> None:
 
     async def parse(turns: LargeBodies) -> None:
         nonlocal now
-        async with turns:
-            began.append(now)
-            now += 1.0
+        await turns.begin()
+        began.append(now)
+        now += 1.0
+        turns.end()
 
     async def main() -> None:
         nonlocal now
