@@ -78,7 +78,8 @@ def stream_case(case: SweepCase) -> dict[str, Any]:
     log.close(totals.last_done_s)
     # The summary of a replay, with what only a simulation knows.
     summary = totals.summary(log.totals, schedule.window_s, closed=False, scale=1.0)
-    busy = [engine.busy_s / totals.last_done_s for engine in engines.values()]
+    last_s = totals.last_done_s  # 0.0 if every request was rejected as it came
+    busy = [engine.busy_s / last_s if last_s else 0.0 for engine in engines.values()]
     return {
         "case": dict(case.values),
         **summary,

@@ -45,6 +45,19 @@ def test_a_streamed_simulation_gives_the_same_figures(
                 assert streamed[metric][bucket][name] == pytest.approx(value, rel=2e-3, abs=2e-3)
 
 
+def test_all_requests_may_be_rejected_as_they_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, config = tmp_path / "t.jsonl", tmp_path / "proxy.yaml"
+    write_trace(trace, [TraceRequest("long", 0.0, 9_000, 5, blocks=None)])
+    config.write_text("buckets: [{name: chat, up_to: 4000, max_wait: 1s}]\n")
+    words = str(trace), "--speed", "1", "--config", str(config)
+    whole, streamed = simulated(capsys, *words), simulated(capsys, *words, "--stream")
+    assert whole["rejected"] == {"prompt_too_long": 1}
+    for key in ("rejected", "duration_s", "busy", "attainment", "requests_per_s", "hit_ratio"):
+        assert streamed[key] == whole[key], key
+
+
 def test_a_streamed_simulation_forgets_requests_that_ended(
     trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
