@@ -176,6 +176,13 @@ class PrefillQueue:
             return True
         return any(prefill.prefill_s > than_s for prefill in self.prefills.values())
 
+    @property
+    def chunks_document(self) -> bool:
+        """True if the engine chunks a prefill here that exceeds a full step."""
+        if not self.chunked:
+            return False
+        return any(p.uncached_tokens > FULL_STEP_TOKENS for p in self.prefills.values())
+
     def longest_s(self) -> float:
         """Return the seconds of the longest prefill in the queue, or 0."""
         return max((prefill.prefill_s for prefill in self.prefills.values()), default=0.0)

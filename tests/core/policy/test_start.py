@@ -288,3 +288,16 @@ def test_a_retry_behind_a_full_queue_is_rejected() -> None:
     assert failing != waiting.backend
     assert refused(made.retry("chat", 1.2)) == {"chat": "queue_full"}
     assert [left.request.id for left in made.waiting()] == ["batch"]
+
+
+@pytest.mark.parametrize(("document_tokens", "chats"), [(0, 10), (8_192, 10), (8_193, 24)])
+def test_a_chunking_engine_gets_more_chats_beside_what_exceeds_a_step(
+    document_tokens: int, chats: int
+) -> None:
+    """A backlog of 0.3 s is ten chats. Without the fixed costs of steps it is 24."""
+    made = Shaper([BackendSpec("a", 64, chunk_tokens=2_048)], (CHAT, DOCUMENT))
+    made.backend_up("a", 0.0)
+    if document_tokens:
+        assert sent(made.arrive(Request("document", document_tokens, 1), 0.0))
+    starts = [bool(sent(made.arrive(Request(f"{n}", 500, 1), 0.0))) for n in range(40)]
+    assert sum(starts) == chats
