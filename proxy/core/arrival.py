@@ -213,8 +213,8 @@ class NewRequests:
         """Route a new request."""
         dispatcher, request = self._dispatcher, waiting.request
         # Prefer backends that can meet the limits, then an idle backend that was not priced.
-        shared = dispatcher.forecast.gate.beside_others(now)
         queued_s = dispatcher.queues.queued_s(bucket.name, request.model, now)
+        shared = queued_s > 0.0 and dispatcher.forecast.gate.beside_others(now)
         limits = dispatcher.return_times.limits(
             bucket, request, now, queued_s=queued_s, shared=shared
         )

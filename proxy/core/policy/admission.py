@@ -188,6 +188,12 @@ class ReturnTimes:
     def __init__(self, buckets: Mapping[str, Bucket]) -> None:
         self._booked_until: dict[tuple[str, str], float] = {}  # by model and bucket
         self._least_max_wait_s = min(bucket.max_wait_s for bucket in buckets.values())
+        # By name and share: the buckets with this share of their `max_wait`.
+        self._limited = {
+            (bucket.name, share): replace(bucket, max_wait_s=share * bucket.max_wait_s)
+            for bucket in buckets.values()
+            for share in (MAJORITY, 1.0 - RETURN_SHARE)
+        }
         self._due_back: dict[tuple[str, int], float] = {}  # in order of rejection
         self._came_back_at: dict[str, float] = {}  # by model
 
@@ -244,7 +250,7 @@ class ReturnTimes:
         left = self._left_for_new(bucket, request.model, now, queued_s=queued_s, shared=shared)
         if left == 1.0 or self.is_back(request, now):
             return bucket
-        return replace(bucket, max_wait_s=left * bucket.max_wait_s)
+        return self._limited[bucket.name, left]
 
     def _left_for_new(
         self, bucket: Bucket, model: str, now: float, *, queued_s: float, shared: bool

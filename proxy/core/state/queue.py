@@ -236,9 +236,9 @@ class BucketQueue:
         self._holdings = holdings
         self.flows: dict[FlowKey, DueQueue] = {}
         self._only: DueQueue | None = None  # the flow, while there is exactly one
-        # The orders of the flows, kept while there are several: by rank and by deadline.
-        self._by_counter: dict[int, FirstFlow] = {}
-        self._by_holding: dict[int, FirstFlow] = {}
+        # The orders of the flows, kept while there are several. By rank: first by counters, then by
+        # holdings. And by deadline.
+        self._by_turn: dict[int, tuple[FirstFlow, FirstFlow]] = {}
         self._by_deadline = FirstFlow(self._deadline_place)
         self.count = self.cold = 0
         self._work_s = 0.0
@@ -304,9 +304,8 @@ class BucketQueue:
             only = self._only.head()
             return [only] if only else []
         heads = []
-        by_turn = self._by_holding if self._holdings.scarce else self._by_counter
-        for rank in sorted(by_turn):
-            if (first := by_turn[rank].first()) is None:
+        for rank in sorted(self._by_turn):
+            if (first := self._by_turn[rank][self._holdings.scarce].first()) is None:
                 continue
             for own_rank in range(len(CLASSES)):
                 flow = self.flows.get((rank, first[1], own_rank))
@@ -366,19 +365,17 @@ class BucketQueue:
     def _note(self, key: FlowKey) -> None:
         """Note a flow whose place in an order may have fallen."""
         rank = key[0]
-        if rank not in self._by_counter:
-            self._by_counter[rank] = FirstFlow(self._counter_place)
-            self._by_holding[rank] = FirstFlow(self._holding_place)
-        self._by_counter[rank].note(key)
-        self._by_holding[rank].note(key)
+        if rank not in self._by_turn:
+            self._by_turn[rank] = FirstFlow(self._counter_place), FirstFlow(self._holding_place)
+        for order in self._by_turn[rank]:
+            order.note(key)
         self._by_deadline.note(key)
 
     def _forget(self, key: FlowKey) -> None:
         """Forget a flow in which no request waits any more."""
         self._by_deadline.forget(key)
-        for orders in (self._by_counter, self._by_holding):
-            if key[0] in orders:
-                orders[key[0]].forget(key)
+        for order in self._by_turn.get(key[0], ()):
+            order.forget(key)
 
     def _counter_place(self, key: FlowKey) -> Place:
         return self._turn_place(key, self._holdings.turn_by_counter(key[1]))
