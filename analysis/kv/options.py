@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from forebay.replay.engine.config import check_block_size
 from forebay.replay.engine.flags import PlacementFlags
+from forebay.replay.engine.placement import check_block_size
 from forebay.replay.engine.vllm_versions import NEWEST
 from forebay.traces.errors import InputError
 

@@ -25,7 +25,8 @@ class AsyncScheduler(Scheduler):
         if request.placeholders:  # 0: it was preempted, and its prefill includes the tokens
             request.placeholders -= count + rejected
             request.computed -= rejected
-            self.register(request, (request.computed - request.placeholders) // self._block_size)
+            full = (request.computed - request.placeholders) // self._block_size
+            self.tables.register(request, full)
 
     def finish(self, requests: list[EngineRequest]) -> None:
         for request in requests:
@@ -33,8 +34,16 @@ class AsyncScheduler(Scheduler):
                 self.waiting.remove(request)
         super().finish([request for request in requests if request.blocks])
 
+    def settle(self, step: Scheduled) -> None:
+        """Record that a step has ended, and no longer reads its blocks."""
+        for request, count in step.tokens.items():
+            request.in_flight -= count
+
     def _commit(self, step: Scheduled) -> None:
         super()._commit(step)
+        if self.tables.several:
+            for request, count in step.tokens.items():
+                request.in_flight += count
         for request in step.sampled:
             request.placeholders += 1 + step.drafted.get(request, 0)
             request.drafts = self._proposed
@@ -76,6 +85,8 @@ class AsyncEngineCore(EngineCore):
         if step is None:
             raise RuntimeError("no step is running")
         self._step = None
+        if self.scheduler.tables.several:
+            self.scheduler.settle(step)
         outputs = [request for request in step.sampled if self._requests.get(request.id) is request]
         finished = []
         for request in outputs:

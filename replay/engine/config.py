@@ -5,18 +5,23 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from forebay.replay.engine.hardware.find import find_gpu, find_model
-from forebay.replay.engine.hardware.memory import adapters_of, pool_blocks
+from forebay.replay.engine.hardware.kv_layout import KvOptions
+from forebay.replay.engine.hardware.memory import MemoryBudget, adapters_of, engine_budget
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
+from forebay.replay.engine.limits import POLICIES, SchedulerLimits
 from forebay.replay.engine.placement import (
     TEXT,
+    check_block_size,
     check_convert,
+    check_groups,
     check_links,
     check_precision,
+    check_room,
+    check_step,
     rank_of,
     served_model,
     unmeasured,
 )
-from forebay.replay.engine.scheduler import POLICIES, SchedulerLimits
 from forebay.replay.engine.timing.api_server import ApiServer, ServerTimes
 from forebay.replay.engine.timing.speculation import (
     Speculation,
@@ -68,6 +73,7 @@ class EngineConfig:
     enable_chunked_prefill: bool = True
     scheduling_policy: str = "fcfs"
     num_gpu_blocks_override: int | None = None
+    disable_hybrid_kv_cache_manager: bool = False
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
     tensor_parallel_size: int = 1
@@ -101,7 +107,8 @@ class EngineConfig:
         _ = self.draft_rank
         if self.speculation is not None:
             self.speculation.check(self.async_scheduling, self.batched_tokens)
-        self._check_version()
+        defaults = {field.name: field.default for field in fields(self)}
+        self.release.check_options(n for n in SINCE if getattr(self, n) != defaults[n])
         # Then the range of each number.
         _check_positive(self.time_scale, "--time-scale", "simulated seconds in a wall second")
         for name in (
@@ -142,6 +149,7 @@ class EngineConfig:
                 f"--scheduling-policy {self.scheduling_policy}: give {' or '.join(POLICIES)}"
             )
         check_convert(self.convert, self.speculation is not None, self.enable_lora)
+        check_groups(self.kv_budget.layout, self.release, self._draft())
         self._check_lengths()
         self.step_constants()
 
@@ -280,7 +288,7 @@ class EngineConfig:
         return self.release.batch_defaults(self.gpu_spec.memory_gib, self.gpu_spec.name)
 
     def limits(self) -> SchedulerLimits:
-        speculation = self.speculation
+        speculation, layout = self.speculation, self.kv_budget.layout
         heads = speculation is not None and speculation.drops_block
         return SchedulerLimits(
             # A pooled prompt has the whole context: no token of output follows.
@@ -309,6 +317,9 @@ class EngineConfig:
             counts_every_lookup=self.release.counts_every_lookup,
             whole_prompts_overtake=self.release.whole_prompts_overtake,
             sliding_window=self.model_spec.sliding_window,
+            groups=layout.groups,
+            tokens_in_flight=0 if layout.one_kind else layout.tokens_in_flight,
+            recaches_boundary=self.release.recaches_boundary,
             proposed_tokens=speculation.tokens if speculation else 0,
             lookahead_tokens=speculation.lookahead if speculation else 0,
             draft_slots=speculation.slots if speculation else 0,
@@ -317,31 +328,33 @@ class EngineConfig:
         )
 
     def num_blocks(self) -> int:
-        """Return the number of KV blocks, the null block included (InputError: bad adapters)."""
-        adapters = adapters_of(self.enable_lora, self.max_loras, self.max_lora_rank)
-        if self.num_gpu_blocks_override:
-            return self.num_gpu_blocks_override
-        return pool_blocks(
+        """Return the number of KV blocks, the null block included."""
+        return self.kv_budget.blocks
+
+    @property
+    def kv_budget(self) -> MemoryBudget:
+        """Return the memory of a GPU, its KV blocks, and their division among layers.
+
+        Raises InputError for bad adapters.
+        """
+        ahead = self.asynchronous and self.release.keeps_steps_in_flight
+        budget = engine_budget(
             self.model_spec,
             self.gpu_spec,
-            block_size=self.block_size,
+            KvOptions(
+                block_size=self.block_size,
+                value_bytes=self.model_spec.kv_value_bytes,
+                tensor_parallel=self.tensor_parallel_size,
+                max_num_batched_tokens=self.batched_tokens,
+                steps_in_flight=1 + ahead,
+            ),
             gpu_memory_utilization=self.gpu_memory_utilization,
-            max_num_batched_tokens=self.batched_tokens,
             max_num_seqs=self.seqs,
-            tensor_parallel=self.tensor_parallel_size,
             draft=self._draft(),
-            adapters=adapters,
+            adapters=adapters_of(self.enable_lora, self.max_loras, self.max_lora_rank),
+            whole=self.disable_hybrid_kv_cache_manager,
         )
-
-    def _check_version(self) -> None:
-        options = self.release.options
-        defaults = {field.name: field.default for field in fields(self)}
-        for name, since in SINCE.items():
-            if name not in options and getattr(self, name) != defaults[name]:
-                raise InputError(
-                    f"{_flag(name)}: vLLM {self.vllm_version} has no such option; "
-                    f"leave it out or give --vllm-version {since}"
-                )
+        return replace(budget, blocks=self.num_gpu_blocks_override or budget.blocks)
 
     def _check_lengths(self) -> None:
         # The context must not exceed the length that the model was trained for.
@@ -353,33 +366,9 @@ class EngineConfig:
             )
         if self.context < 2:
             raise InputError(f"--max-model-len {self.context}: leave room for prompt and output")
-        # A step must hold a token of each sequence, or a whole prompt.
-        if self.batched_tokens < self.seqs:
-            raise InputError(
-                f"--max-num-batched-tokens {self.batched_tokens} is less than --max-num-seqs "
-                f"{self.seqs}: raise the first or lower the second"
-            )
-        if not self.enable_chunked_prefill and self.batched_tokens < self.context:
-            raise InputError(
-                f"--max-num-batched-tokens {self.batched_tokens} is less than --max-model-len "
-                f"{self.context}: without chunked prefill a step must hold a whole prompt"
-            )
-        # One request of the full context must fit in the KV cache.
-        usable = (self.num_blocks() - 1) * self.block_size
-        if usable < self.context:
-            cure = "lower it, or raise --gpu-memory-utilization or --num-gpu-blocks-override"
-            if usable <= 0:
-                cure = "the weights leave no room: more --tensor-parallel-size, or --quantization"
-            raise InputError(
-                f"--max-model-len {self.context}: the KV cache holds {max(usable, 0)} tokens; "
-                f"{cure}"
-            )
-
-
-def check_block_size(tokens: int) -> None:
-    """Raise InputError unless `vllm serve` takes this --block-size."""
-    if tokens not in (8, 16, 32, 64, 128, 256):
-        raise InputError(f"--block-size {tokens}: give 8, 16, 32, 64, 128 or 256")
+        whole = 0 if self.enable_chunked_prefill else self.context
+        check_step(self.batched_tokens, self.seqs, whole)
+        check_room(self.kv_budget.layout, self.num_blocks(), self.context)
 
 
 def _flag(name: str) -> str:

@@ -8,7 +8,7 @@ that are added or aborted in between take effect in the next step, as in vLLM.
 from dataclasses import dataclass
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.kv_cache import BlockPool
+from forebay.replay.engine.kv_blocks.pool import BlockPool
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduled, Scheduler
 from forebay.replay.engine.timing.api_server import ApiServer
@@ -72,7 +72,7 @@ class EngineCore:
     @property
     def kv_tokens(self) -> int:
         """Return the number of tokens that the KV cache holds."""
-        return self.pool.num_blocks * self.limits.block_size
+        return self.config.kv_budget.pool_tokens(self.config.context)
 
     @property
     def has_work(self) -> bool:
@@ -183,7 +183,7 @@ class EngineCore:
             tokens = request.tokens = request.tokens + count
             if self._caches_new and request.blocks:
                 full = min(request.computed, tokens - 1) // self.limits.block_size
-                self.scheduler.register(request, full)
+                self.scheduler.tables.register(request, full)
             self.generation_tokens += count
             # Its first token ends the prompt, its last the request.
             produced = tokens - request.prompt_tokens

@@ -93,7 +93,7 @@ class PlacementFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlags(PlacementFlags):
-    """The flags above, and vLLM's flag of speculative decoding.
+    """The flags above, and vLLM's flags of speculative decoding and of windows.
 
     `engine`, `simulate`, `size` and `search` share them.
     """
@@ -108,6 +108,13 @@ class ModelFlags(PlacementFlags):
     acceptance: Annotated[
         float | None,
         typer.Option(help="Probability that a proposed token is accepted if all before it were."),
+    ] = None
+    disable_hybrid_kv_cache_manager: Annotated[
+        bool | None,
+        typer.Option(
+            "--disable-hybrid-kv-cache-manager",
+            help="Let layers with a window keep the whole context, too.",
+        ),
     ] = None
 
     def of_model(self) -> dict[str, Any]:

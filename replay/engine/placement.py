@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from forebay.replay.engine.hardware.gpu_sheet import features_of
-from forebay.replay.engine.hardware.kv_layout import KV_VALUE_BYTES
+from forebay.replay.engine.hardware.kv_layout import KV_VALUE_BYTES, KvLayout
 from forebay.replay.engine.hardware.layers import PLAIN, Mixture, WeightFormat
 from forebay.replay.engine.hardware.specs import GpuFeatures, GpuSpec, ModelSpec
+from forebay.replay.engine.vllm_versions import VllmRelease
 from forebay.traces.errors import InputError
 
 TP = "--tensor-parallel-size"
@@ -32,6 +33,59 @@ def check_kv_dtype(name: str) -> None:
     """Raise InputError for a --kv-cache-dtype that is not known."""
     if name not in KV_VALUE_BYTES:
         raise InputError(f"--kv-cache-dtype {name}: give one of {', '.join(KV_VALUE_BYTES)}")
+
+
+def check_block_size(tokens: int) -> None:
+    """Raise InputError unless `vllm serve` takes this --block-size."""
+    if tokens not in (8, 16, 32, 64, 128, 256):
+        raise InputError(f"--block-size {tokens}: give 8, 16, 32, 64, 128 or 256")
+
+
+def check_groups(layout: KvLayout, release: VllmRelease, draft: ModelSpec | None) -> None:
+    """Raise InputError if groups of layers with their own KV blocks are not simulated here."""
+    if layout.one_kind:
+        return
+    cure = "add --disable-hybrid-kv-cache-manager, with which all layers keep the whole context"
+    if not release.keeps_ends:
+        raise InputError(
+            f"--vllm-version {release.name}: the blocks of layers with a window are simulated as "
+            f"in 0.32 and 0.33; {cure}"
+        )
+    if draft is not None:
+        raise InputError(
+            "--speculative-config: a draft's layers beside layers with a window are not simulated; "
+            f"{cure}"
+        )
+
+
+def check_room(layout: KvLayout, blocks: int, context: int) -> None:
+    """Raise InputError if no request of `context` tokens fits in the KV cache."""
+    usable = max(0, blocks - 1)
+    if layout.request_blocks(context) <= usable:
+        return
+    holds = layout.longest(usable, context)
+    cure = "lower it, or raise --gpu-memory-utilization or --num-gpu-blocks-override"
+    if not usable:
+        cure = "the weights leave no room: more --tensor-parallel-size, or --quantization"
+    raise InputError(f"--max-model-len {context}: the KV cache holds {holds} tokens; {cure}")
+
+
+def check_step(tokens: int, seqs: int, whole: int) -> None:
+    """Raise InputError if a step of `tokens` cannot hold a token of each sequence, or a prompt.
+
+    Args:
+        whole: tokens of the longest prompt that is computed at once. 0: chunks are.
+    """
+    if tokens < seqs:
+        raise InputError(
+            f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {seqs}: raise the "
+            "first or lower the second"
+        )
+    if tokens < whole:
+        raise InputError(
+            f"--max-num-batched-tokens {tokens} is less than --max-model-len {whole}: without "
+            "chunked prefill a step must hold a whole prompt"
+        )
 
 
 def check_convert(name: str, speculates: bool, adapts: bool = False) -> None:
@@ -234,5 +288,5 @@ def unmeasured(model: ModelSpec, gpu: GpuSpec) -> list[str]:
     if model.latent is not None:
         parts.append("latent attention (MLA)")
     if model.sliding_layers:
-        parts.append("sliding windows, whose layers keep the whole context")
+        parts.append("sliding windows")
     return parts

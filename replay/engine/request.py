@@ -53,7 +53,10 @@ class EngineRequest:
         "finish_reason",
         "first_token_s",
         "hashes",
+        "hit_blocks",
         "id",
+        "in_flight",
+        "junction",
         "last_token_s",
         "lookup",
         "lookup_at",
@@ -68,7 +71,11 @@ class EngineRequest:
         "prompt_tokens",
         "queued_s",
         "registered",
+        "retired",
+        "room",
         "sink",
+        "state_at",
+        "tables",
         "tokens",
     )
 
@@ -109,12 +116,20 @@ class EngineRequest:
         self.prefilling = False  # its last step left tokens to compute (set with an interval only)
         self.blocks: list[int] = []
         self.registered = 0  # leading blocks entered in the prefix cache
+        self.room = 0  # tokens up to which it can decode while its blocks stay as they are
+        # Models with several groups of layers: `blocks` is the table of the first group.
+        self.tables: list[list[int]] = []  # a table for each group, null blocks are 0
+        self.hit_blocks = 0  # blocks of the last lookup that all groups have
+        self.junction = 0  # tokens of a longer prefix that some groups have, 0 without
+        self.in_flight = 0  # tokens of steps that have not ended (async scheduling only)
+        self.state_at = -1  # place of the state of the step before in its table
+        self.retired = 0  # places in front that hold no state any more
         self.cached_tokens = -1  # prefix hit at the first admission, -1 before it
         self.preemptions = 0
         self.aborted = False
         self.choices = 1  # n of its prompt; 0 for all but the first choice
         self.process: ApiProcess | None = None
-        self.lookup: list[int] = []  # hits of the last lookup
+        self.lookup: list[list[int]] = []  # hits of the last lookup, in each group
         self.lookup_at = -1  # the pool's change count at that lookup
         self.admitted_s = -1.0
         self.first_token_s = -1.0

@@ -23,42 +23,12 @@ for the next one.
 
 from dataclasses import dataclass, field
 
-from forebay.replay.engine.kv_cache import BlockPool
+from forebay.replay.engine.kv_blocks.groups import tables_of
+from forebay.replay.engine.kv_blocks.pool import BlockPool
+from forebay.replay.engine.limits import SchedulerLimits
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.timing.step_time import StepWork
 from forebay.replay.engine.waiting import PrefillInterval, WaitingQueue
-
-POLICIES = ("fcfs", "priority")
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """vLLM's options of the same names, with the defaults of an H200-class API server."""
-
-    max_model_len: int
-    max_num_batched_tokens: int = 8192
-    max_num_seqs: int = 1024
-    long_prefill_token_threshold: int = 0
-    enable_chunked_prefill: bool = True
-    enable_prefix_caching: bool = True
-    scheduling_policy: str = "fcfs"
-    block_size: int = 16
-    watermark: float = 0.0
-    scheduler_reserve_full_isl: bool = True
-    long_prefill_token_threshold_adaptive: bool = False
-    max_num_active_seqs: int | None = None
-    prefill_schedule_interval: int = 1
-    minds_skipped_victims: bool = True  # not an option: the rule since vLLM 0.29
-    passes_self_preempted: bool = True  # not an option: the rule since vLLM 0.33
-    cap_spares_lone_request: bool = True  # not an option: the rule since vLLM 0.31
-    counts_every_lookup: bool = False  # not an option: the rule up to vLLM 0.26
-    whole_prompts_overtake: bool = False  # not an option: the rule of vLLM 0.11
-    sliding_window: int = 0  # not an option: the model's, for the step-time model
-    proposed_tokens: int = 0  # of --speculative-config: num_speculative_tokens
-    lookahead_tokens: int = 0  # KV slots that the draft needs beyond the scheduled tokens
-    draft_slots: int = 0  # places in the budget of a step that each request leaves to the draft
-    drops_hit_block: bool = False  # a prefix hit loses its last block, as heads need its states
-    hash_lookahead: int = 0  # tokens behind a block that its hash covers
 
 
 @dataclass(slots=True)
@@ -103,6 +73,7 @@ class Scheduler:
         self.prefix_hits = 0  # cached tokens among them
         self.preemptions = 0
         self._block_size = limits.block_size
+        self.tables = tables_of(limits, pool)
         self._watermark_blocks = int(limits.watermark * pool.num_blocks)
         self._seats = limits.max_num_active_seqs or limits.max_num_seqs
         self._fcfs = limits.scheduling_policy == "fcfs"
@@ -138,6 +109,7 @@ class Scheduler:
     def schedule(self) -> Scheduled:
         """Decide the next step and record it in the requests."""
         limits, step, cap = self.limits, Scheduled(), self._prefill_cap()
+        self.tables.begin_step()
         if limits.prefill_schedule_interval > 1:
             self._interval.begin(self.running)
         budget = self._schedule_running(step, limits.max_num_batched_tokens, cap)
@@ -172,8 +144,8 @@ class Scheduler:
 
     def _schedule_running(self, step: Scheduled, budget: int, cap: int) -> int:
         running, scheduled, slots = self.running, step.tokens, self._slots
-        holds = self._interval.holds
-        block_size, last_position = self._block_size, self.limits.max_model_len - 1
+        holds, tables = self._interval.holds, self.tables
+        last_position = self.limits.max_model_len - 1
         index = 0
         while index < len(running) and budget > slots:
             request = running[index]
@@ -186,16 +158,14 @@ class Scheduler:
                 continue
             count = request.tokens + unknown + request.drafts - computed
             count = min(count, cap, budget - slots, last_position - computed)
+            if tables.aligns:
+                count = tables.chunk(request, computed, count)
             if count <= 0:
                 continue
             # Find blocks for them, if need be by preemption.
             end = computed + count
-            # A decode within a registered block needs nothing: this test keeps it fast.
-            if (
-                end + self._lookahead > len(request.blocks) * block_size
-                or not end % block_size
-                or count > 1
-            ) and not self._extend(request, end):
+            # A decode within its present blocks needs nothing: this test keeps it fast.
+            if (end > request.room or count > 1) and not tables.extend(request, end):
                 freed, passed = self._make_room(request, end, step)
                 budget += freed
                 index -= passed
@@ -227,7 +197,7 @@ class Scheduler:
             elif victim is request or self._was_passed(victim, request):
                 passed += 1
             self._preempt(victim, step)
-            if victim is request or self._extend(request, end):
+            if victim is request or self.tables.extend(request, end):
                 return freed, passed
 
     def _was_passed(self, victim: EngineRequest, request: EngineRequest) -> bool:
@@ -238,12 +208,12 @@ class Scheduler:
 
     def _schedule_waiting(self, step: Scheduled, budget: int, cap: int) -> None:
         limits, waiting, running, slots = self.limits, self.waiting, self.running, self._slots
+        tables = self.tables
         overtaken = []
         while waiting and budget > slots and len(running) < self._seats:
             # Look its prefix up, and count the tokens that it may compute.
             request = waiting.head()
-            hits = self._hits(request)
-            computed = len(hits) * self._block_size
+            computed = tables.look_up(request) * self._block_size
             if limits.counts_every_lookup:
                 self._count_lookup(request, computed)
             count = request.tokens - computed
@@ -258,10 +228,11 @@ class Scheduler:
                     overtaken.append(waiting.pop())
                     continue
                 count = budget - slots
-            if not self._admissible(request, hits, computed + count):
+            count = tables.chunk(request, computed, count)
+            if not count or not self._has_room(request, computed + count):
                 break
             # Admit it, with the cached blocks and new blocks for its tokens.
-            self._admit(waiting.pop(), hits, count, step)
+            self._admit(waiting.pop(), computed, count, step)
             step.prefills |= prefills
             if not prefills:
                 step.take_drafts(request, count - 1)
@@ -269,21 +240,20 @@ class Scheduler:
         for request in reversed(overtaken):
             waiting.put_back(request)
 
-    def _admit(self, request: EngineRequest, hits: list[int], count: int, step: Scheduled) -> None:
-        """Move a request to RUNNING, with `hits` from the cache and `count` tokens in the step."""
-        computed = len(hits) * self._block_size
+    def _has_room(self, request: EngineRequest, end: int) -> bool:
+        spare = self.pool.free_blocks - (self._watermark_blocks if self.running else 0)
+        return self.tables.admissible(request, end, spare)
+
+    def _admit(self, request: EngineRequest, computed: int, count: int, step: Scheduled) -> None:
+        """Move a request to RUNNING: `computed` tokens are cached, `count` are in the step."""
         self.running.append(request)
-        self.pool.take(hits)
-        request.blocks = list(hits)
-        request.registered = len(hits)
+        self.tables.take_hits(request)
         request.computed = computed
-        request.lookup = []
-        request.lookup_at = -1
         if not self.limits.counts_every_lookup:
             self._count_lookup(request, computed)
         if request.cached_tokens < 0:
             request.cached_tokens = computed
-        fits = self._extend(request, computed + count)
+        fits = self.tables.extend(request, computed + count)
         assert fits, request
         step.admitted.append(request)
         step.tokens[request] = count
@@ -306,56 +276,6 @@ class Scheduler:
             self.prefix_queries += request.tokens
             self.prefix_hits += hits
 
-    def _hits(self, request: EngineRequest) -> list[int]:
-        """Return the leading cached blocks. The last token is always computed again."""
-        if not self.limits.enable_prefix_caching:
-            return []
-        # A head that does not fit is looked up in every step: reuse the result while it is valid.
-        if request.lookup_at != self.pool.changes:
-            limit = (request.tokens - 1) // self._block_size
-            if limit > len(request.hashes) and request.preemptions:
-                request.hash_at(limit - 1)  # a token that arrived after preemption filled a block
-            request.lookup = self.pool.leading_run(request.hashes, limit)
-            if self.limits.drops_hit_block and request.lookup:
-                request.lookup.pop()
-            request.lookup_at = self.pool.changes
-        return request.lookup
-
-    def _admissible(self, request: EngineRequest, hits: list[int], end: int) -> bool:
-        """Return True if enough blocks are free for all tokens of the request.
-
-        Without scheduler_reserve_full_isl, blocks up to `end` and for the draft are enough. Prefix
-        hits in the free list count as needed.
-        """
-        if self._lookahead:
-            end = min(end + self._lookahead, self.limits.max_model_len)
-        if self.limits.scheduler_reserve_full_isl:
-            end = max(end, request.tokens)
-        needed = -(-end // self._block_size) - len(hits)
-        spare = self.pool.free_blocks - (self._watermark_blocks if self.running else 0)
-        return needed <= spare and needed + self.pool.count_free(hits) <= spare
-
-    def _extend(self, request: EngineRequest, end: int) -> bool:
-        """Allocate blocks up to token `end` and register full blocks. False if too few are free."""
-        blocks, block_size, pool = request.blocks, self._block_size, self.pool
-        slots = min(end + self._lookahead, self.limits.max_model_len) if self._lookahead else end
-        missing = -(-slots // block_size) - len(blocks)
-        if missing > 0:
-            if missing > pool.free_blocks:
-                return False
-            blocks += pool.allocate(missing)
-        self.register(request, min(end, request.tokens - self.limits.hash_lookahead) // block_size)
-        return True
-
-    def register(self, request: EngineRequest, full: int) -> None:
-        """Enter the request's first `full` blocks in the prefix cache."""
-        if self.limits.enable_prefix_caching and full > request.registered:
-            for index in range(request.registered, full):
-                self.pool.register(request.blocks[index], request.hash_at(index))
-            if self.pool.observer is not None:
-                self.pool.observer.stored(request, request.registered, full)
-            request.registered = full
-
     def _preempt(self, victim: EngineRequest, step: Scheduled) -> None:
         if self.running[-1] is victim:
             self.running.pop()
@@ -368,9 +288,8 @@ class Scheduler:
         step.preempted.append(victim)
 
     def _release(self, request: EngineRequest) -> None:
-        self.pool.release(request.blocks)
-        request.blocks = []
-        request.registered = request.computed = request.placeholders = request.drafts = 0
+        self.tables.release(request)
+        request.computed = request.placeholders = request.drafts = 0
         request.prefilling = False
 
     def _commit(self, step: Scheduled) -> None:

@@ -11,6 +11,7 @@ tests/support/vllm_differential.py compared each version with its own scheduler.
 A later version needs one name in `RELEASES`, and a line in `SINCE` or `RULES` for each new rule.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from forebay.traces.errors import InputError
@@ -34,6 +35,10 @@ class VllmRelease:
             under speculative decoding. Otherwise the request's next step enters it.
         drops_hit_block: a prefix hit loses its last block under EAGLE and MTP, whose heads need the
             token after it. Otherwise the hash of a block covers that token.
+        keeps_ends: the prefix cache keeps blocks of windows and of recurrent states only at the
+            ends of prompts and of shared prefixes. Otherwise such layers are not simulated.
+        recaches_boundary: a recurrent state at the end of a prompt cannot be hit while its request
+            still holds it. Otherwise it can, from the next step on.
         paces_prefills: a single engine obeys prefill_schedule_interval. Otherwise only the ranks
             of a data-parallel deployment do, which is not simulated.
         counts_every_lookup: every look at the head of the queue counts in prefix_cache_queries
@@ -55,6 +60,8 @@ class VllmRelease:
     passes_self_preempted: bool
     caches_new_tokens: bool
     drops_hit_block: bool
+    keeps_ends: bool
+    recaches_boundary: bool
     paces_prefills: bool
     counts_every_lookup: bool
     whole_prompts_overtake: bool
@@ -75,6 +82,16 @@ class VllmRelease:
     def reserves_full_isl(self) -> bool:
         """Return the default of scheduler_reserve_full_isl: True for versions with the option."""
         return "scheduler_reserve_full_isl" in self.options
+
+    def check_options(self, names: Iterable[str]) -> None:
+        """Raise InputError if this version lacks an option."""
+        for name in names:
+            if name not in self.options:
+                flag = "--" + name.replace("_", "-")
+                raise InputError(
+                    f"{flag}: vLLM {self.name} has no such option; leave it out or give "
+                    f"--vllm-version {SINCE[name]}"
+                )
 
     def batch_defaults(self, memory_gib: float, gpu: str = "") -> tuple[int, int]:
         """Return max_num_batched_tokens and max_num_seqs for a GPU's memory and name."""
@@ -107,6 +124,7 @@ RULES = {
     "passes_self_preempted": "0.33",
     "caches_new_tokens": "0.33",
     "paces_prefills": "0.33",
+    "keeps_ends": "0.32",
 }
 """First of the versions below that has each rule."""
 
@@ -115,6 +133,7 @@ ENDED = {
     "stretches_yarn": "0.32",
     "whole_prompts_overtake": "0.13",
     "drops_hit_block": "0.33",
+    "recaches_boundary": "0.33",
 }
 """First of the versions below that no longer has each rule."""
 

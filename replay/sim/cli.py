@@ -178,7 +178,7 @@ HEADINGS = {
     "Sweep": "sweep jobs ray",
     "Traffic": "rate load speed arrivals duration seed format skip-bad too-long",
     "Engines": "tensor-parallel-size quantization kv-cache-dtype speculative-config acceptance "
-    "enable-lora max-loras max-lora-rank "
+    "disable-hybrid-kv-cache-manager enable-lora max-loras max-lora-rank "
     "max-model-len max-num-batched-tokens max-num-seqs enable-prefix-caching "
     "gpu-memory-utilization block-size long-prefill-token-threshold enable-chunked-prefill "
     "scheduling-policy num-gpu-blocks-override vllm-version watermark "

@@ -178,6 +178,10 @@ class Fleet:
         self._play(inf)
         return list(outcomes.values())
 
+    def unfinished(self) -> list[SimOutcome]:
+        """Return the outcomes of requests that have arrived and not ended, in order of arrival."""
+        return list(self._outcomes.values())
+
     def _asked(self, row: TraceRequest, timeout_s: float) -> ProxyRequest:
         """Return a row as the policy sees it."""
         return proxy_request(row, timeout_s)

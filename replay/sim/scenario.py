@@ -16,6 +16,7 @@ from forebay.proxy.core.policy.admission import Admit, refuse
 from forebay.proxy.core.policy.routing import ROUTES, Route
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.engine.planning import KvDecides
 from forebay.replay.sim.engine.pools import DecodePool, KvLink
 from forebay.replay.sim.engine.served import ServedEngine, can_skip, served_engine
 from forebay.replay.sim.fleet import Fleet, Policy, PooledFleet, SimOutcome
@@ -94,8 +95,9 @@ class Scenario:
         if self.exact or not can_skip(self.engine):
             raise InputError(
                 f"--pools {words}: only for engines whose steps can be skipped; leave out --exact, "
-                "--speculative-config, --scheduling-policy and --prefill-schedule-interval, and "
-                "take --vllm-version 0.26 or newer"
+                "--speculative-config, --scheduling-policy and --prefill-schedule-interval, take "
+                "--vllm-version 0.26 or newer, and for a model with sliding windows add "
+                "--disable-hybrid-kv-cache-manager"
             )
         if any(bucket.backends for bucket in self.proxy.buckets):
             raise InputError(f"--pools {words}: leave out `backends` of the buckets in --config")
@@ -122,7 +124,7 @@ class Scenario:
         remarks = [self.engine_config(number).constants_remark() for number in kinds]
         return list(dict.fromkeys(remark for remark in remarks if remark))
 
-    def new_engines(self) -> dict[str, ServedEngine]:
+    def new_engines(self, *, hopeful: bool = False) -> dict[str, ServedEngine]:
         """Return idle engines by name.
 
         They have the names of the configured backends where a bucket names some of these, else
@@ -132,12 +134,16 @@ class Scenario:
             names = [backend.name for backend in self.proxy.backends]
         else:
             names = [f"gpu{number}" for number in range(self.gpus)]
-        return {name: self.new_engine(number) for number, name in enumerate(names)}
+        return {name: self.new_engine(number, hopeful=hopeful) for number, name in enumerate(names)}
 
-    def new_engine(self, number: int = 0) -> ServedEngine:
-        """Return an idle engine and its API server."""
+    def new_engine(self, number: int = 0, *, hopeful: bool = False) -> ServedEngine:
+        """Return an idle engine and its API server.
+
+        Args:
+            hopeful: the caller starts over where the engine raises `KvDecides`.
+        """
         config = self.engine_config(number)
-        return served_engine(config, exact=self.exact)
+        return served_engine(config, exact=self.exact, hopeful=hopeful)
 
     def new_fleet(
         self,
@@ -236,19 +242,57 @@ class Simulated:
     receipts: Receipts | None = None
 
 
-def simulate(trace: Sequence[TraceRequest], scenario: Scenario) -> Simulated:
+Enough = Callable[[SimOutcome], bool]
+"""Takes each outcome when it has ended. True ends the simulation."""
+
+
+class _Decided(Exception):
+    """The question is answered before the trace ends."""
+
+
+def simulate(
+    trace: Sequence[TraceRequest],
+    scenario: Scenario,
+    new_enough: Callable[[], Enough] | None = None,
+) -> Simulated:
     """Play `trace`, in order of arrival. Equal input gives equal output to the bit.
 
-    Raises InputError for a request that no engine could ever hold.
+    Args:
+        new_enough: makes a function that may end the simulation, with the requests that have
+            arrived by then.
+
+    Raises:
+        InputError: no engine could ever hold a request.
     """
     check_lengths(trace, scenario.engine.context)
-    engines = scenario.new_engines()
-    fleet = scenario.new_fleet(engines)
+    try:
+        return _simulate(trace, scenario, new_enough and new_enough(), hopeful=True)
+    except KvDecides:
+        return _simulate(trace, scenario, new_enough and new_enough(), hopeful=False)
+
+
+def _simulate(
+    trace: Sequence[TraceRequest], scenario: Scenario, enough: Enough | None, *, hopeful: bool
+) -> Simulated:
+    engines, ended = scenario.new_engines(hopeful=hopeful), list[SimOutcome]()
+
+    def note(outcome: SimOutcome) -> None:
+        ended.append(outcome)
+        if enough is not None and enough(outcome):
+            raise _Decided
+
+    fleet = scenario.new_fleet(engines, None if enough is None else note)
     policy = fleet.policy
     with no_collections():
         started = time.process_time()
-        outcomes = fleet.run(trace)
+        try:
+            outcomes = fleet.run(trace)
+        except _Decided:
+            outcomes = fleet.unfinished()
         cpu_s = time.process_time() - started
+    if enough is not None:
+        places = {row.id: place for place, row in enumerate(trace)}
+        outcomes = sorted([*ended, *outcomes], key=lambda outcome: places[outcome.request.id])
     end_s = max((o.finished_s or 0.0 for o in outcomes), default=0.0)
     busy = [engine.busy_s / end_s if end_s else 0.0 for engine in engines.values()]
     preemptions = sum(engine.preemptions for engine in engines.values())

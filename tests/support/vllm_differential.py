@@ -21,15 +21,19 @@ import tempfile
 import time
 import traceback
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from inspect import signature
+from math import lcm
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from xxhash import xxh3_64_intdigest
 
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.hardware.kv_layout import WHOLE, KvGroup
+from forebay.replay.engine.hardware.memory import MemoryBudget
+from forebay.replay.engine.hardware.specs import LLAMA_3_8B, ModelSpec
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduled
 from forebay.replay.engine.timing.speculation import Speculation
@@ -37,6 +41,7 @@ from forebay.replay.engine.timing.speculation import Speculation
 os.environ.update(VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="CRITICAL")
 
 VOCABULARY, STOP = 10_000, 9_999
+LAYERS = ("one", "windows", "states")
 TINY = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -48,6 +53,20 @@ TINY = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 4_096,
 }
+
+
+class WithStates(EngineConfig):
+    """The options of an engine whose model also has layers with a recurrent state.
+
+    Such a model cannot be given to the engine yet: only its scheduler is compared.
+    """
+
+    groups: ClassVar[tuple[KvGroup, ...]] = ()
+
+    @property
+    def kv_budget(self) -> MemoryBudget:
+        budget = super().kv_budget
+        return replace(budget, layout=replace(budget.layout, groups=self.groups))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +91,36 @@ def same(what: str, theirs: object, ours: object) -> None:
         raise Difference(f"{what}:\n  vLLM {theirs}\n  ours {ours}")
 
 
-def draw_config(rng: random.Random, version: str) -> EngineConfig:
+def draw_model(rng: random.Random, layers: str) -> ModelSpec:
+    """A model by the kinds of its layers: one group of them, or several with their own blocks."""
+    if layers != "windows":
+        return LLAMA_3_8B
+    # Groups have as many layers as the rarer kind, so these numbers make 1 to 5 groups.
+    whole, near = rng.choice([(0, 2), (1, 1), (1, 2), (2, 1), (1, 4), (3, 4)])
+    return replace(
+        LLAMA_3_8B,
+        layers=whole + near,
+        sliding_layers=near,
+        sliding_window=rng.choice([2, 16, 17, 40, 100]),
+        sliding_first=rng.random() < 0.5,
+    )
+
+
+def draw_states(rng: random.Random, config: EngineConfig) -> EngineConfig:
+    """The same options for a model with recurrent states, which come first or last."""
+    states = (KvGroup(state=True, exports=rng.random() < 0.5),) * rng.choice([1, 1, 3])
+    groups = (*states, WHOLE) if rng.random() < 0.8 else (WHOLE, *states)
+    made: type[EngineConfig] = type("WithStates", (WithStates,), {"groups": groups})
+    options = {field.name: getattr(config, field.name) for field in fields(config)}
+    if config.enable_prefix_caching:  # vLLM then needs chunks, which end at blocks
+        options["enable_chunked_prefill"] = True
+    options |= {"speculative_config": None, "acceptance": None, "num_gpu_blocks_override": 10_000}
+    needed = made(**options).kv_budget.layout.request_blocks(config.context)
+    spare = 1 + rng.choice([0, 2, 6, 25, 150])
+    return made(**{**options, "num_gpu_blocks_override": needed + spare})
+
+
+def draw_config(rng: random.Random, version: str, model: ModelSpec) -> EngineConfig:
     """Random options that `version` knows, with memory short more often than not."""
     block_size = rng.choice([8, 16, 16, 32])
     context = rng.choice([96, 200, 512])
@@ -88,28 +136,36 @@ def draw_config(rng: random.Random, version: str) -> EngineConfig:
         "prefill_schedule_interval": rng.choice([1, 2, 3, 8]),
     }
     plain = EngineConfig(vllm_version=version)
-    return EngineConfig(
+    config = EngineConfig(
+        model=model,
         vllm_version=version,
         max_model_len=context,
         block_size=block_size,
-        num_gpu_blocks_override=-(-context // block_size) + 1 + rng.choice([0, 2, 6, 25, 150]),
+        num_gpu_blocks_override=10_000,
         max_num_batched_tokens=budget,
         max_num_seqs=seats,
         long_prefill_token_threshold=threshold,
         enable_chunked_prefill=chunked,
         enable_prefix_caching=rng.random() < 0.85,
         scheduling_policy=rng.choice(["fcfs", "priority"]),
-        **{"async_scheduling": rng.random() < 0.4, **draw_speculation(rng, budget, version)},
+        **{"async_scheduling": rng.random() < 0.4, **draw_speculation(rng, budget, version, model)},
         **{name: value for name, value in options.items() if name in plain.release.options},
     )
+    spare = 1 + rng.choice([0, 2, 6, 25, 150])
+    needed = config.kv_budget.layout.request_blocks(context)
+    return replace(config, num_gpu_blocks_override=needed + spare)
 
 
-def draw_speculation(rng: random.Random, budget: int, version: str) -> dict[str, Any]:
+def draw_speculation(
+    rng: random.Random, budget: int, version: str, model: ModelSpec
+) -> dict[str, Any]:
     """Speculative decoding in a third of the workloads, from the version on that we follow."""
     count = rng.choice([1, 2, 3, 5])
     if rng.random() < 0.67 or count >= budget or float(version) < 0.32:
         return {}
     method = rng.choice(["ngram", "draft_model", "eagle", "eagle3"])
+    if model is not LLAMA_3_8B:
+        method = "ngram"  # a draft's layers are not simulated beside layers of several kinds
     options = {"method": method, "num_speculative_tokens": count, "model": "llama-3-8b"}
     drawn = {"speculative_config": json.dumps(options), "acceptance": rng.choice([0, 0.5, 0.8, 1])}
     return {**drawn, "async_scheduling": False} if method == "ngram" else drawn
@@ -216,7 +272,10 @@ class Ours:
                 name: (request.tokens, request.computed, request.preemptions)
                 for name, request in self.requests.items()
             },
-            "blocks": [list(request.blocks) for request in core.scheduler.running],
+            "blocks": [
+                [list(table) for table in request.tables or [request.blocks]]
+                for request in core.scheduler.running
+            ],
             "free list": pool.free_order(),
             "cached blocks": [pool.hash_of(b) is not None for b in range(1, pool.num_blocks)],
             "prefix cache": (core.prefix_queries, core.prefix_hits),
@@ -227,20 +286,24 @@ class Theirs:
     """vLLM's scheduler, stepped as EngineCore.step and step_with_batch_queue step it."""
 
     def __init__(self, config: EngineConfig, vllm_config: Any, manager: Any) -> None:
-        import torch
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
-        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.kv_cache_interface import KVCacheConfig
 
         size, blocks = config.block_size, config.num_blocks()
         vllm_config.cache_config.num_gpu_blocks = blocks
-        layer = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
         self.ahead = config.asynchronous
+        # It decides how many tokens of a window the scheduler reserves.
+        vllm_config.scheduler_config.async_scheduling = self.ahead
+        kv_cache = KVCacheConfig(blocks, [], kv_groups(config))
+        if hasattr(kv_cache, "prefix_cache_retention_interval"):
+            kv_cache.prefix_cache_retention_interval = 0  # vLLM's default
         self.scheduler: Any = (AsyncScheduler if self.ahead else Scheduler)(
             vllm_config,
-            KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], layer)]),
+            kv_cache,
             manager,
-            block_size=size,
+            block_size=lcm(*(group.kv_cache_spec.block_size for group in kv_cache.kv_cache_groups)),
+            hash_block_size=size,
             log_stats=True,
         )
         self.requests: dict[str, Any] = {}
@@ -316,7 +379,7 @@ class Theirs:
                 for name, request in self.requests.items()
             },
             "blocks": [
-                manager.get_block_ids(request.request_id)[0] for request in scheduler.running
+                list(manager.get_block_ids(request.request_id)) for request in scheduler.running
             ],
             "free list": [b.block_id for b in pool.free_block_queue.get_all_free_blocks()],
             "cached blocks": [b.block_hash is not None for b in pool.blocks[1:]],
@@ -383,6 +446,41 @@ class Theirs:
         self.scheduler.update_draft_token_ids(DraftTokenIds(names, proposals))
 
 
+def kv_groups(config: EngineConfig) -> list[Any]:
+    """vLLM's own description of the groups of layers. It asks nothing of their sizes."""
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, SlidingWindowSpec
+
+    made = []
+    for number, group in enumerate(config.limits().groups):
+        sizes = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+        if group.state:
+            made.append(KVCacheGroupSpec([f"layer {number}"], state_spec(config, group)))
+            continue
+        spec = (
+            SlidingWindowSpec(block_size=config.block_size, sliding_window=group.window, **sizes)
+            if group.window
+            else FullAttentionSpec(block_size=config.block_size, **sizes)
+        )
+        made.append(KVCacheGroupSpec([f"layer {number}"], spec))
+    return made
+
+
+def state_spec(config: EngineConfig, group: KvGroup) -> Any:
+    import torch
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    caches = config.enable_prefix_caching
+    return MambaSpec(
+        block_size=config.block_size if caches else config.context,
+        shapes=((1,),),
+        dtypes=(torch.float32,),
+        mamba_cache_mode="align" if caches else "none",
+        num_prefill_checkpoint_blocks=int(group.exports),
+        prefill_checkpoint_alignment=1 if group.exports else None,
+    )
+
+
 def block_hasher(size: int, lookahead: int) -> Any:
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -420,6 +518,8 @@ def vllm_config_of(config: EngineConfig, model: Any) -> Any:
         cache_config=cache,
         device_config=DeviceConfig("cpu"),
     )
+    if any(group.state for group in limits.groups) and limits.enable_prefix_caching:
+        made.cache_config.mamba_cache_mode = "align"
     if config.speculation is not None:
         made.speculative_config = speculative_config_of(config.speculation, made)
     return made
@@ -440,12 +540,17 @@ def speculative_config_of(speculation: Speculation, vllm_config: Any) -> Any:
     return made
 
 
-def play(seed: int, version: str, model: Any, seen: Counter[str]) -> None:
+def play(seed: int, version: str, layers: str, model: Any, seen: Counter[str]) -> None:
     """Play a workload to its end. Raises Difference."""
     from vllm.v1.structured_output import StructuredOutputManager
 
     rng = random.Random(seed)
-    config = draw_config(rng, version)
+    layers_rng = random.Random(f"layers of {seed}")
+    if layers == "any":
+        layers = layers_rng.choice(LAYERS) if float(version) >= 0.32 else "one"
+    config = draw_config(rng, version, draw_model(layers_rng, layers))
+    if layers == "states":
+        config = draw_states(layers_rng, config)
     coming = deque(draw_requests(rng, config))
     vllm_config = vllm_config_of(config, model)
     ours, theirs = Ours(config), Theirs(config, vllm_config, StructuredOutputManager(vllm_config))
@@ -455,6 +560,7 @@ def play(seed: int, version: str, model: Any, seen: Counter[str]) -> None:
     seen["priority workloads"] += config.scheduling_policy == "priority"
     seen["speculative workloads"] += config.speculation is not None
     seen["interval workloads"] += config.prefill_schedule_interval > 1
+    seen[f"{layers} workloads"] += 1
 
     def abort_some() -> None:
         while theirs.requests and rng.random() < aborting:
@@ -498,6 +604,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--workloads", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="of the first workload")
+    parser.add_argument(
+        "--layers", choices=("any", *LAYERS), default="any", help="kinds of layers of the models"
+    )
     parser.add_argument("--stop", action="store_true", help="at the first difference")
     options = parser.parse_args()
 
@@ -516,7 +625,7 @@ def main() -> int:
         for seed in range(options.seed, options.seed + options.workloads):
             played += 1
             try:
-                play(seed, version, model, seen)
+                play(seed, version, options.layers, model, seen)
             except Exception as fault:  # a crash of either side is a difference too
                 differences += 1
                 if differences <= 3:

@@ -135,6 +135,7 @@ def _read_model(name: str, stretches_yarn: bool) -> ModelSpec:
         latent=read_latent(fields),
         sliding_layers=shape.sliding_layers,
         sliding_window=shape.sliding_window,
+        sliding_first=shape.sliding_first,
         weights=stored,
         served_bytes=0 if plain else shape.weight_bytes,
         kv_value_bytes=shape.kv_value_bytes,

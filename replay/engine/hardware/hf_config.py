@@ -78,6 +78,7 @@ def _shape(
         weight_bytes=size,
         sliding_layers=sliding,
         sliding_window=window,
+        sliding_first=_slides_first(fields, sliding),
         long_window=_has_long_window(fields, layers, longest),
         chunked=chunk > 0,
         latent=latent.rank + latent.rope if latent else 0,
@@ -199,6 +200,14 @@ def _window_layers(fields: Fields, layers: int) -> int:
     every = fields.whole("sliding_window_pattern", "_sliding_window_pattern")
     every = every or _PATTERNS.get(fields.model_type)
     return layers - layers // every if every else layers
+
+
+def _slides_first(fields: Fields, sliding: int) -> bool:
+    """Return True if the first layer is a sliding one: all but Qwen's begin with them."""
+    types = fields.listed("layer_types")
+    if types:
+        return bool(types[0] != "full_attention")
+    return sliding > 0 and not fields.whole("max_window_layers")
 
 
 def _has_long_window(fields: Fields, layers: int, longest: int) -> bool:

@@ -36,6 +36,7 @@ class ModelShape:
         weight_bytes: bytes of the whole model as served, before tensor parallelism.
         max_model_len: longest context, tokens.
         sliding_layers: number of layers that keep only a window of the context.
+        sliding_first: the first layer slides.
         sliding_window: tokens of that window.
         long_window: all layers have a window that is not shorter than the context.
         chunked: the window starts at multiples of its length (Llama 4), and not at any token.
@@ -59,6 +60,7 @@ class ModelShape:
     weight_bytes: int
     sliding_layers: int = 0
     sliding_window: int = 0
+    sliding_first: bool = False
     long_window: bool = field(default=False, compare=False)
     chunked: bool = False
     latent: int = 0
@@ -98,6 +100,11 @@ class KvOptions:
     pad_latent: bool = False
     steps_in_flight: int = 1
 
+    @property
+    def tokens_in_flight(self) -> int:
+        """Return the most tokens of steps that have not ended."""
+        return self.steps_in_flight * self.max_num_batched_tokens
+
 
 def layer_bytes(shape: ModelShape, options: KvOptions | None = None) -> int:
     """Return the KV-cache bytes of one token in one layer on one GPU.
@@ -117,6 +124,25 @@ def layer_bytes(shape: ModelShape, options: KvOptions | None = None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class KvGroup:
+    """Layers that share a table of blocks: each block has the same tokens of all of them.
+
+    Attributes:
+        window: tokens that these layers attend to, the token itself included. 0: all.
+        state: they keep one recurrent state in place of keys and values.
+        exports: a chunk also leaves its state at the last block boundary inside it.
+    """
+
+    window: int = 0
+    state: bool = False
+    exports: bool = False
+
+
+WHOLE = KvGroup()
+"""Layers that attend to the whole context."""
+
+
+@dataclass(frozen=True, slots=True)
 class KvLayout:
     """The layout of a model's layers in vLLM's KV blocks.
 
@@ -126,7 +152,8 @@ class KvLayout:
 
     Attributes:
         group_layers: layers that share a block of `block_size` tokens.
-        full_groups, sliding_groups: groups of layers. A request needs blocks for each.
+        groups: groups of layers, in the order of vLLM. A request needs blocks for each.
+        tokens_in_flight: most tokens of steps that have not ended.
         window_tokens: most tokens a sliding layer holds: window - 1, or the chunk, and
             max_num_batched_tokens of each step in flight.
         chunked: a window starts at the start of a block.
@@ -137,9 +164,9 @@ class KvLayout:
     layer_bytes: int
     block_size: int
     group_layers: int
-    full_groups: int
-    sliding_groups: int
+    groups: tuple[KvGroup, ...]
     window_tokens: int
+    tokens_in_flight: int
     chunked: bool = False
     spare_blocks: int = 0
 
@@ -149,9 +176,19 @@ class KvLayout:
         return self.layers * self.layer_bytes
 
     @property
+    def full_groups(self) -> int:
+        """Return the groups of layers that keep the whole context."""
+        return self.groups.count(WHOLE)
+
+    @property
+    def sliding_groups(self) -> int:
+        """Return the groups of layers with a window."""
+        return sum(group.window > 0 for group in self.groups)
+
+    @property
     def one_kind(self) -> bool:
         """Return True if all layers keep the whole context."""
-        return self.full_groups == 1 and not self.sliding_groups
+        return self.groups == (WHOLE,)
 
     @property
     def block_bytes(self) -> int:
@@ -165,14 +202,15 @@ class KvLayout:
         """Return the blocks of one request of `tokens`.
 
         A window needs one more unless it is a chunk, because it may start inside a block. vLLM
-        reserves it for a window of any length.
+        reserves it for a window of any length. A state is in one block, and until the next step in
+        the block before, and at the end of a prompt in a third where a chunk leaves it there.
         """
         blocks = self.spare_blocks + self.full_groups * math.ceil(tokens / self.block_size)
         if self.sliding_groups:
             held = math.ceil(min(tokens, self.window_tokens) / self.block_size)
             held += not self.chunked
             blocks += self.sliding_groups * held
-        return blocks
+        return blocks + sum(2 + group.exports for group in self.groups if group.state)
 
     def longest(self, blocks: int, limit: int) -> int:
         """Return the longest request, tokens, that fits: `limit`, or whole blocks below it."""
@@ -198,15 +236,16 @@ def kv_layout(shape: ModelShape, options: KvOptions) -> KvLayout:
             group = max(full, sliding)
     else:
         group = full + sliding
+    groups = (WHOLE,) * math.ceil(full / group)
+    windows = (KvGroup(shape.sliding_window),) * math.ceil(sliding / group)
     return KvLayout(
         layers=full + sliding,
         layer_bytes=layer_bytes(shape, options),
         block_size=options.block_size,
         group_layers=group,
-        full_groups=math.ceil(full / group),
-        sliding_groups=math.ceil(sliding / group),
-        window_tokens=max(0, shape.sliding_window - (not shape.chunked))
-        + options.steps_in_flight * options.max_num_batched_tokens,
+        groups=windows + groups if shape.sliding_first else groups + windows,
+        window_tokens=max(0, shape.sliding_window - (not shape.chunked)) + options.tokens_in_flight,
+        tokens_in_flight=options.tokens_in_flight,
         chunked=shape.chunked,
         spare_blocks=int(shape.long_window),
     )

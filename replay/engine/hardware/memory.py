@@ -189,39 +189,38 @@ def memory_budget(shape: ModelShape, memory_gib: float, options: MemoryOptions) 
     )
 
 
-def pool_blocks(
+def engine_budget(
     model: ModelSpec,
     gpu: GpuSpec,
+    kv: KvOptions,
     *,
-    block_size: int = 16,
     gpu_memory_utilization: float = 0.9,
-    max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 1024,
-    tensor_parallel: int = 1,
     draft: ModelSpec | None = None,
     adapters: Adapters | None = None,
-) -> int:
-    """Return the KV blocks that fit next to weights and activations. May be 0 or negative.
+    whole: bool = False,
+) -> MemoryBudget:
+    """Return the budget of an engine, with the number of its KV blocks. May be 0 or negative.
 
-    Every layer keeps the whole context, sliding ones too, as with
-    --disable-hybrid-kv-cache-manager: the simulated scheduler has blocks of one kind. A draft model
-    takes its weights, and its layers a part of each block.
+    A draft model takes its weights, and its layers a part of each block.
+
+    Args:
+        whole: every layer keeps the whole context, sliding ones too, as with
+            --disable-hybrid-kv-cache-manager.
     """
     options = MemoryOptions(
-        KvOptions(
-            block_size=block_size,
-            value_bytes=model.kv_value_bytes,
-            tensor_parallel=tensor_parallel,
-            max_num_batched_tokens=max_num_batched_tokens,
-        ),
+        kv,
         gpu_memory_utilization=gpu_memory_utilization,
         max_num_seqs=max_num_seqs,
         adapters=adapters,
     )
-    shape = replace(model.shape, sliding_layers=0, sliding_window=0)
+    shape = model.shape
+    if whole:
+        shape = replace(shape, sliding_layers=0, sliding_window=0)
     budget = memory_budget(shape, gpu.memory_gib, options)
     if draft is None:
-        return budget.blocks
-    own = kv_layout(replace(draft.shape, sliding_layers=0, sliding_window=0), options.kv)
-    left = budget.pool - draft.weight_bytes / tensor_parallel
-    return math.floor(left / (budget.layout.block_bytes + own.block_bytes))
+        return budget
+    own = kv_layout(replace(draft.shape, sliding_layers=0, sliding_window=0), kv)
+    left = budget.pool - draft.weight_bytes / kv.tensor_parallel
+    blocks = math.floor(left / (budget.layout.block_bytes + own.block_bytes))
+    return replace(budget, blocks=blocks)

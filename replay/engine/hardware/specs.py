@@ -32,6 +32,7 @@ class ModelSpec:
         mixture: experts of the layers that have them. None: all layers are dense.
         latent: sizes of multi-head latent attention (MLA). None: keys and values are cached.
         sliding_layers, sliding_window: layers that attend to the last tokens only, and how many.
+        sliding_first: the first layer slides.
         weights: format in which the matrices of the layers are stored and multiplied.
         served_bytes: bytes of all weights as served. 0: `parameters` times `bytes_per_value`.
         kv_value_bytes: bytes of one cached number.
@@ -56,6 +57,7 @@ class ModelSpec:
     latent: Latent | None = None
     sliding_layers: int = 0
     sliding_window: int = 0
+    sliding_first: bool = False
     weights: WeightFormat = PLAIN
     served_bytes: int = 0
     kv_value_bytes: int = 2
@@ -102,6 +104,7 @@ class ModelSpec:
             weight_bytes=self.weight_bytes,
             sliding_layers=self.sliding_layers,
             sliding_window=self.sliding_window,
+            sliding_first=self.sliding_first,
             latent=latent.rank + latent.rope if latent is not None else 0,
             kv_value_bytes=self.kv_value_bytes,
             default_len=self.default_len,

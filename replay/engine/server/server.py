@@ -13,7 +13,7 @@ from aiohttp import web
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
-from forebay.replay.engine.kv_events import KvEvents, KvEventsConfig
+from forebay.replay.engine.kv_events import FLAG, KvEvents, KvEventsConfig
 from forebay.replay.engine.loop.core_loop import EngineLoop
 from forebay.replay.engine.loop.faults import Fault
 from forebay.replay.engine.loop.metrics import EngineMetrics
@@ -21,6 +21,7 @@ from forebay.replay.engine.server.generation import Generator
 from forebay.replay.engine.server.kv_publisher import open_publisher
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.pages import make_app
+from forebay.traces.errors import InputError
 
 KEEP_ALIVE_S = 5.0  # wall time: uvicorn's default in vLLM, VLLM_HTTP_TIMEOUT_KEEP_ALIVE
 SHUTDOWN_S = 1.0  # time for handlers to write their last chunks
@@ -115,7 +116,15 @@ async def _kv_events(loop: EngineLoop, config: KvEventsConfig) -> AsyncIterator[
     """Publish the changes of the prefix cache, one batch for each step, like vLLM's scheduler.
 
     A reset between two steps is therefore published with the next step.
+
+    Raises:
+        InputError: the model has several groups of layers.
     """
+    if loop.core.scheduler.tables.several:
+        raise InputError(
+            f"{FLAG}: events of layers with a window are not simulated; add "
+            "--disable-hybrid-kv-cache-manager, with which all layers keep the whole context"
+        )
     events = KvEvents(loop.core.limits.block_size)
     async with open_publisher(config) as publisher:
 

@@ -1,4 +1,4 @@
-"""Model `engine.kv_cache.BlockPool` in runs of blocks, at a cost per run instead of per block.
+"""Model `engine.kv_blocks.pool.BlockPool` in runs of blocks, at a cost for each run.
 
 Two facts make this exact. First, uncached free blocks always lie in front of the cached ones: they
 are freed to the front, and only allocation uncaches a block. So a number stands for them. Second, a

@@ -7,7 +7,8 @@ so planning a step costs time for its prefills only, regardless of the number of
 from collections import deque
 from typing import Final
 
-from forebay.replay.engine.scheduler import SchedulerLimits
+from forebay.replay.engine.hardware.kv_layout import KvLayout
+from forebay.replay.engine.limits import SchedulerLimits
 from forebay.replay.engine.timing.step_time import StepWork
 from forebay.replay.sim.engine.block_runs import RunPool
 from forebay.replay.sim.engine.cohort import Cohort
@@ -15,13 +16,22 @@ from forebay.replay.sim.engine.request import ENDING, PREFILLING, SimRequest
 from forebay.replay.sim.engine.runs import Node, Run
 from forebay.replay.sim.engine.stalls import LongestSince
 
+
+class KvDecides(Exception):
+    """The KV blocks of several groups of layers decide, which `Planner` does not follow."""
+
+
 RELEASED: list[tuple[Run, int]] = []
 PLANNED: Final = -1  # the planned step prefills or preempts
 NOTHING: Final = -2  # no request can be scheduled
+UNLIMITED: Final = 1 << 40
 
 
 class Planner:
     """The WAITING and RUNNING requests and the KV blocks of one engine.
+
+    Several groups of layers are planned without their blocks. That is exact as long as no prompt
+    shares a prefix and the blocks are enough for all requests, which raises `KvDecides` otherwise.
 
     Attributes:
         waiting: waiting requests, the next one first.
@@ -35,12 +45,15 @@ class Planner:
         preempted: True if that step preempted a request.
     """
 
-    def __init__(self, limits: SchedulerLimits, num_blocks: int) -> None:
+    def __init__(self, limits: SchedulerLimits, num_blocks: int, layout: KvLayout) -> None:
         # KV cache and requests, by their state.
         self.limits = limits
         self.block_size = limits.block_size
         self.pool_blocks = num_blocks - 1
-        self.pool = RunPool(num_blocks, limits.block_size)
+        self._layout = None if layout.one_kind else layout
+        self._held = int(limits.watermark * num_blocks)  # blocks of several groups, at most
+        self._begun: set[tuple[int, int]] = set()  # first trace blocks of prompts
+        self.pool = RunPool(num_blocks if layout.one_kind else UNLIMITED, limits.block_size)
         self.cohort = Cohort(limits.block_size, limits.sliding_window)
         self.stalls = LongestSince()
         self.waiting: deque[SimRequest] = deque()
@@ -57,7 +70,7 @@ class Planner:
         # Limits as numbers, because each step reads them.
         self._longest = limits.max_model_len
         self._caching = limits.enable_prefix_caching
-        self._watermark_blocks = int(limits.watermark * num_blocks)
+        self._watermark_blocks = 0 if self._layout else int(limits.watermark * num_blocks)
         self._budget = limits.max_num_batched_tokens
         self._threshold = limits.long_prefill_token_threshold
         self._seats = limits.max_num_seqs
@@ -89,6 +102,8 @@ class Planner:
                 )
             whole, named = prompt // self.block_size, len(request.ids) * per_id
             request.shareable = whole if whole < named else named
+            if self._layout is not None and request.shareable:
+                self._begin(request)
         if late:
             self.arriving.append(request)
         else:
@@ -182,6 +197,20 @@ class Planner:
         if end == request.tokens:
             self.sampling.append(request)
 
+    def _begin(self, request: SimRequest) -> None:
+        """Note the first block of a prompt, which no other may have with several groups."""
+        begins = request.block_tokens, request.ids[0]
+        if begins in self._begun:
+            raise KvDecides
+        self._begun.add(begins)
+
+    def _hold(self, request: SimRequest) -> None:
+        """Count the most blocks of a request, of several groups of layers."""
+        if self._layout is not None:
+            self._held += self._layout.request_blocks(request.last)
+            if self._held > self.pool_blocks:
+                raise KvDecides
+
     def _load(self, request: SimRequest, hits: int) -> None:
         """Take blocks for keys and values that came from another engine, behind `hits` blocks."""
         block_size, loaded = self.block_size, request.loaded
@@ -199,6 +228,8 @@ class Planner:
             return
         del self.running[request]
         block_size, last = self.block_size, request.last
+        if self._layout is not None:
+            self._held -= self._layout.request_blocks(last)
         full = last // block_size
         uncached = 1 if last % block_size else 0
         if self._caching:
@@ -320,6 +351,7 @@ class Planner:
         spare = pool.free - self._watermark_blocks if self.running else pool.free
         if -(-tokens // block_size) - hits + in_free > spare:
             return 0
+        self._hold(request)
         # Nothing can fail from here on.
         self.waiting.popleft()
         self.running[request] = None

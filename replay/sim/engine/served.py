@@ -4,12 +4,14 @@ They are the engine and the server of `forebay engine`. A driver calls `send` wh
 the proxy, and `advance` when time reaches `next_at`.
 """
 
+from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 from typing import Final
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.scheduler import SchedulerLimits
+from forebay.replay.engine.hardware.kv_layout import WHOLE
+from forebay.replay.engine.limits import SchedulerLimits
 from forebay.replay.engine.timing.api_server import ApiServer
 from forebay.replay.sim.engine.request import SimRequest
 from forebay.replay.sim.engine.skipping import SkippingEngine
@@ -113,9 +115,15 @@ class ServedEngine:
         heappush(self._passages, (at, self._count, kind, request))
 
 
-def can_skip(config: EngineConfig) -> bool:
-    """True if `SkippingEngine` can simulate this engine. Otherwise every step is computed."""
+def can_skip(config: EngineConfig, *, hopeful: bool = False) -> bool:
+    """True if `SkippingEngine` can simulate this engine. Otherwise every step is computed.
+
+    Args:
+        hopeful: the caller starts over where the engine raises `KvDecides`.
+    """
     limits = config.limits()
+    if hopeful:
+        limits = replace(limits, groups=(WHOLE,), tokens_in_flight=0)
     skippable = SchedulerLimits(
         max_model_len=limits.max_model_len,
         max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -125,7 +133,8 @@ def can_skip(config: EngineConfig) -> bool:
         enable_prefix_caching=limits.enable_prefix_caching,
         block_size=limits.block_size,
         watermark=limits.watermark,
-        # Rules of scheduling by priority, which `skippable` does not have.
+        # Rules of scheduling by priority and of recurrent states, which `skippable` does not have.
+        recaches_boundary=limits.recaches_boundary,
         minds_skipped_victims=limits.minds_skipped_victims,
         passes_self_preempted=limits.passes_self_preempted,
         sliding_window=limits.sliding_window,
@@ -133,13 +142,16 @@ def can_skip(config: EngineConfig) -> bool:
     return limits == skippable and config.release.uncached_blocks_first
 
 
-def served_engine(config: EngineConfig, *, exact: bool = False) -> ServedEngine:
+def served_engine(
+    config: EngineConfig, *, exact: bool = False, hopeful: bool = False
+) -> ServedEngine:
     """Return an idle engine and its API server.
 
     Args:
         exact: compute every step, even if the engine can skip some.
+        hopeful: the caller starts over where the engine raises `KvDecides`.
     """
-    step = exact or not can_skip(config)
+    step = exact or not can_skip(config, hopeful=hopeful)
     engine: Engine = SteppingEngine(config) if step else SkippingEngine(config)
     return ServedEngine(engine, config.api_server())
 

@@ -51,13 +51,13 @@ class SkippingEngine:
                 f"--scheduling-policy {limits.scheduling_policy}: only fcfs can be skipped through"
             )
         self._timing = config.timing()
-        self._planner = Planner(limits, config.num_blocks())
+        self._planner = Planner(limits, config.num_blocks(), config.kv_budget.layout)
         self._cohort = self._planner.cohort
         self._pool = self._planner.pool
         self._pool_block_size = limits.block_size
         self._stalls = self._planner.stalls
         self._terms: dict[int, tuple[float, float]] = {}  # cached StepTimeModel.decode_terms
-        self.kv_tokens = config.num_blocks() * limits.block_size
+        self.kv_tokens = config.kv_budget.pool_tokens(config.context)
         self.steps = 0
         self.busy_s = 0.0
         self._state = IDLE

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kv_models import CONFIGS
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.engine.request import SimRequest
@@ -105,3 +106,25 @@ def test_the_time_and_the_room_of_a_long_prompt(
     room = (config.num_blocks() - 1) * 16
     most = model.kv_tokens(1 if quantization else 2)
     assert 0.85 * most < room < most
+
+
+def test_the_time_and_the_room_of_a_model_with_windows(tmp_path: Path) -> None:
+    """gpt-oss-20b: every second of 24 layers attends to 128 tokens, experts have 4.25 bits."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["openai/gpt-oss-20b"]))
+    config, tokens = EngineConfig(str(tmp_path), "h200"), 100_000
+    request = SimRequest("document", tokens, 1)
+    run_alone(served_engine(config), request, 0.0)
+    layers, hidden, heads, kv_heads, width, vocabulary = 24, 2880, 64, 8, 64, 201_088
+    attention = layers * hidden * width * (2 * heads + 2 * kv_heads)
+    expert = layers * 3 * hidden * hidden
+    products = 2 * (attention + 4 * expert) * tokens / (H200_FLOPS * PRODUCTS)
+    pairs = 12 * tokens * tokens / 2 + 12 * tokens * 128
+    by_hand = products + 4 * heads * width * pairs / (H200_FLOPS * ATTENTION)
+    server = 0.46 * tokens / 120_000  # docs/explanation/simulator.md has it for 120,000
+    assert request.first_token_s == pytest.approx(by_hand + server, rel=0.1)
+    # A block has 16 tokens of 12 layers. A request of 131,072 tokens has 8,192 blocks for the
+    # layers that keep them, and 1,033 for those that keep 127 and two steps of 8,192.
+    stored = 32 * expert * 4.25 / 8 + 2 * attention + 2 * 2 * vocabulary * hidden
+    blocks = (0.9 * H200_BYTES - stored) / (12 * 2 * kv_heads * width * 2 * 16)
+    most = blocks / (8_192 + 1_033) * 131_072
+    assert 0.85 * most < config.kv_budget.pool_tokens(131_072) < most

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.replay.engine.kv_cache import BlockPool
+from forebay.replay.engine.kv_blocks.pool import BlockPool
+from forebay.replay.engine.limits import SchedulerLimits
 from forebay.replay.engine.request import EngineRequest
-from forebay.replay.engine.scheduler import Scheduled, Scheduler, SchedulerLimits
+from forebay.replay.engine.scheduler import Scheduled, Scheduler
 
 BLOCK = 16
 

@@ -28,5 +28,6 @@ def test_every_step_is_vllms(capfd: pytest.CaptureFixture[str]) -> None:
     for name in (
         *("async_workloads", "priority_workloads", "interval_workloads", "preemptions"),
         *("hit_tokens", "aborts", "stop", "length", "speculative_workloads", "accepted_tokens"),
+        *("one_workloads", "windows_workloads", "states_workloads"),
     ):
         assert told[name] > 0, f"the workloads exercise no {name}"

@@ -8,7 +8,7 @@ from forebay.replay.engine.async_engine import AsyncScheduler
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.hardware.specs import H100_SXM
-from forebay.replay.engine.kv_cache import BlockPool
+from forebay.replay.engine.kv_blocks.pool import BlockPool
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduler
 from forebay.replay.engine.vllm_versions import RELEASES, SINCE, find_release

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -17,8 +18,11 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.timing.step_time import StepWork
 from forebay.replay.engine.tokenizer import hashes_of_ids
+from forebay.replay.sim.engine.planning import UNLIMITED, KvDecides
 from forebay.replay.sim.engine.served import can_skip
 from forebay.replay.sim.engine.skipping import SimRequest, SkippingEngine
+from forebay.replay.sim.scenario import Scenario, simulate
+from forebay.traces.schema import TraceRequest
 
 TOLERANCE_S = 1e-8
 
@@ -133,7 +137,8 @@ def check_pool(fast: SkippingEngine) -> None:
     """All blocks are back, and the ring and the tree agree."""
     pool = fast._planner.pool
     pool.settle()
-    assert pool.free == fast._planner.pool_blocks
+    several = fast._planner._layout is not None
+    assert pool.free == (UNLIMITED - 1 if several else fast._planner.pool_blocks)
     in_ring, run = pool._blank, pool._ring.after
     while run is not pool._ring:
         assert run.holders == 0
@@ -255,12 +260,17 @@ def sliding_model(folder: Path, window: int) -> str:
     return str(path)
 
 
+def whole_context(config: EngineConfig, model: str) -> EngineConfig:
+    """The same options for a model all of whose layers keep the whole context."""
+    return replace(config, model=model, disable_hybrid_kv_cache_manager=True)
+
+
 def test_sliding_windows_at_random(tmp_path: Path) -> None:
     outgrown = 0
     for seed in range(150):
         rng = random.Random(f"windows {seed}")
         window = rng.choice([1, 2, 5, 16, 33, 64, 100, 300])
-        config = replace(random_config(rng), model=sliding_model(tmp_path, window))
+        config = whole_context(random_config(rng), sliding_model(tmp_path, window))
         assert can_skip(config)
         workload = random_workload(rng, config)
         compare(config, workload)
@@ -278,10 +288,52 @@ def test_sliding_windows_at_full_size(tmp_path: Path) -> None:
     for blocks in (None, 2_850):  # the second preempts
         config = EngineConfig(
             sliding_model(tmp_path, 1_024), "h200", max_model_len=45_000,
-            num_gpu_blocks_override=blocks,
+            num_gpu_blocks_override=blocks, disable_hybrid_kv_cache_manager=True,
         )  # fmt: skip
         _, totals = compare(config, workload)
     assert totals.preemptions > 0
+
+
+def test_several_groups_of_layers_at_random(tmp_path: Path) -> None:
+    """Equal times, or `KvDecides`: prompts that share nothing, in memory that may be short."""
+    seen: Counter[str] = Counter()
+    for seed in range(150):
+        rng = random.Random(f"groups {seed}")
+        drawn = replace(random_config(rng), num_gpu_blocks_override=100_000)
+        config = replace(drawn, model=sliding_model(tmp_path, rng.choice([2, 16, 33, 100])))
+        assert not can_skip(config)
+        assert can_skip(config, hopeful=True)
+        needed = 1 + config.kv_budget.layout.request_blocks(config.context)
+        config = replace(config, num_gpu_blocks_override=needed * rng.choice([1, 2, 20]))
+        workload = [replace(one, ids=()) for one in random_workload(rng, config)]
+        try:
+            compare(config, workload)
+            seen["skipped"] += 1
+        except KvDecides:
+            seen["decided"] += 1
+    assert min(seen["skipped"], seen["decided"]) > 30, seen
+
+
+def test_a_shared_prefix_of_several_groups_is_not_skipped(tmp_path: Path) -> None:
+    config = EngineConfig(sliding_model(tmp_path, 1_024), "h200", max_model_len=45_000)
+    ids = tuple(range(10))
+    with pytest.raises(KvDecides):
+        skipped(config, [Asked(0.0, 6_000, 5, ids), Asked(1.0, 6_000, 5, ids)])
+
+
+def test_a_simulation_of_several_groups_is_that_of_every_step(tmp_path: Path) -> None:
+    model = sliding_model(tmp_path, 1_024)
+    for shared in (False, True):
+        trace = [
+            TraceRequest(str(number), float(number), 6_000, 5, (0 if shared else number, 1))
+            for number in range(6)
+        ]
+        engine = EngineConfig(model, "h200", max_model_len=45_000)
+        mine, exact = (simulate(trace, Scenario(engine, 1, exact=exact)) for exact in (False, True))
+        for one, other in zip(mine.outcomes, exact.outcomes, strict=True):
+            assert one.finished_s == pytest.approx(other.finished_s, abs=TOLERANCE_S)
+            assert one.cached_tokens == other.cached_tokens
+        assert any(one.cached_tokens for one in mine.outcomes) == shared
 
 
 TICK_S = 2.0**-12
@@ -318,7 +370,7 @@ def test_arrivals_at_the_end_of_a_step(
         rng = random.Random(f"ticks {seed}")
         config = random_config(rng)
         for model in ("llama-3-8b", sliding_model(tmp_path, rng.randint(1, 60))):
-            sized = replace(config, model=model)
+            sized = whole_context(config, model)
             difference, _ = compare(sized, random_workload(rng, sized, TICK_S))
             assert difference == 0.0
 

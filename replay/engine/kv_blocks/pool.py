@@ -77,6 +77,11 @@ class BlockPool:
             blocks.append(entry if isinstance(entry, int) else next(iter(entry)))
         return blocks
 
+    def first(self, block_hash: int) -> int | None:
+        """Return the block of this content that was registered first, None without one."""
+        entry = self._cached.get(block_hash)
+        return entry if entry is None or isinstance(entry, int) else next(iter(entry))
+
     def count_free(self, blocks: Iterable[int]) -> int:
         """Count the blocks in the free list: taking them uses up free blocks."""
         references = self._references

@@ -1,0 +1,173 @@
+"""Which blocks layers of one kind need: all of them, those in a window, or the last state.
+
+Groups of one kind are looked up together: a block counts as cached if each of them has it.
+"""
+
+from collections.abc import Sequence
+
+from forebay.replay.engine.hardware.kv_layout import KvGroup
+from forebay.replay.engine.kv_blocks.pool import BlockPool
+from forebay.replay.engine.limits import SchedulerLimits
+
+
+class WholeKind:
+    """Groups whose layers attend to the whole context.
+
+    Attributes:
+        members: numbers of the groups.
+    """
+
+    def __init__(
+        self, group: KvGroup, members: Sequence[int], limits: SchedulerLimits, pool: BlockPool
+    ) -> None:
+        self.members = members
+        self._group = group
+        self._block_size = limits.block_size
+        self._groups = len(limits.groups)
+        self._pool = pool
+
+    def key(self, block_hash: int, member: int) -> int:
+        """Return the name in the pool of a block's content for the layers of a group."""
+        return block_hash * self._groups + member
+
+    def cached(self, block_hash: int) -> list[int] | None:
+        """Return the cached block of each of the groups, None if a group lacks it."""
+        blocks = []
+        for member in self.members:
+            block = self._pool.first(self.key(block_hash, member))
+            if block is None:
+                return None
+            blocks.append(block)
+        return blocks
+
+    def find(self, hashes: Sequence[int], most: int) -> list[list[int]]:
+        """Return, for each group, the blocks of the longest prefix that is cached.
+
+        Blocks that these layers do not need behind the prefix are null.
+
+        Args:
+            most: most blocks of the prefix.
+        """
+        rows: list[list[int]] = [[] for _ in self.members]
+        for block_hash in hashes[:most]:
+            blocks = self.cached(block_hash)
+            if blocks is None:
+                break
+            for row, block in zip(rows, blocks, strict=True):
+                row.append(block)
+        return rows
+
+    def blocks(self, end: int) -> int:
+        """Return the length of the table of a request of `end` tokens."""
+        return -(-end // self._block_size)
+
+    def most_blocks(self, end: int) -> int:
+        """Return the most blocks that a request of `end` tokens holds at once."""
+        return self.blocks(end)
+
+    def skipped(self, tokens: int) -> int:
+        """Return the leading blocks that nothing needs once `tokens` are computed."""
+        return 0
+
+    def room(self, end: int, skipped: int) -> int:
+        """Return the tokens up to which a request can decode while its table stays as it is.
+
+        Args:
+            end: tokens of the request.
+            skipped: leading null blocks of the table.
+        """
+        return -(-end // self._block_size) * self._block_size - 1
+
+    def keeps(self, index: int, ends: Sequence[int]) -> bool:
+        """Return True if the prefix cache keeps block `index`.
+
+        Args:
+            ends: tokens behind which later requests may continue.
+        """
+        return True
+
+
+class WindowKind(WholeKind):
+    """Groups whose layers attend to a window."""
+
+    def __init__(
+        self, group: KvGroup, members: Sequence[int], limits: SchedulerLimits, pool: BlockPool
+    ) -> None:
+        super().__init__(group, members, limits, pool)
+        self._window = group.window
+        self._needed = -(-(group.window - 1) // limits.block_size)
+        held = min(group.window - 1 + limits.tokens_in_flight, limits.max_model_len)
+        self._most = -(-held // limits.block_size) + 1  # a window may begin inside a block
+
+    def find(self, hashes: Sequence[int], most: int) -> list[list[int]]:
+        rows: list[list[int]] = [[0] * most for _ in self.members]
+        run = start = 0
+        for index in range(most - 1, -1, -1):
+            blocks = self.cached(hashes[index])
+            if blocks is None:
+                run = 0
+                continue
+            for row, block in zip(rows, blocks, strict=True):
+                row[index] = block
+            run += 1
+            if run >= self._needed:
+                start = index
+                break
+        for row in rows:
+            del row[start + run :]
+        return rows
+
+    def most_blocks(self, end: int) -> int:
+        return min(self.blocks(end), self._most)
+
+    def skipped(self, tokens: int) -> int:
+        return max(0, tokens - self._window + 1) // self._block_size
+
+    def room(self, end: int, skipped: int) -> int:
+        leaves = (skipped + 1) * self._block_size + self._window - 1
+        return min(super().room(end, skipped), leaves)
+
+    def keeps(self, index: int, ends: Sequence[int]) -> bool:
+        size = self._block_size
+        return any(tokens // size - self._needed <= index < tokens // size for tokens in ends)
+
+
+class StateKind(WholeKind):
+    """Groups whose layers have a recurrent state, with prefix caching (mamba_cache_mode align).
+
+    A block holds the state after its last token. A request holds the block that it writes, and
+    until the next step the one before.
+    """
+
+    def find(self, hashes: Sequence[int], most: int) -> list[list[int]]:
+        for index in range(most - 1, -1, -1):
+            blocks = self.cached(hashes[index])
+            if blocks is not None:
+                return [[0] * index + [block] for block in blocks]
+        return [[] for _ in self.members]
+
+    def skipped(self, tokens: int) -> int:
+        return max(0, tokens - 1) // self._block_size
+
+    def keeps(self, index: int, ends: Sequence[int]) -> bool:
+        return any(index == tokens // self._block_size - 1 for tokens in ends)
+
+
+class HeldStateKind(WholeKind):
+    """Groups whose layers have a recurrent state, without prefix caching: a block a request."""
+
+    def blocks(self, end: int) -> int:
+        return 1
+
+    def room(self, end: int, skipped: int) -> int:
+        return end + (1 << 40)  # it never changes
+
+
+def kind_of(
+    group: KvGroup, members: Sequence[int], limits: SchedulerLimits, pool: BlockPool
+) -> WholeKind:
+    """Return the kind of groups that are equal to `group`."""
+    if group.state:
+        kind = StateKind if limits.enable_prefix_caching else HeldStateKind
+        return kind(group, members, limits, pool)
+    return (WindowKind if group.window else WholeKind)(group, members, limits, pool)

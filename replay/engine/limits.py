@@ -1,0 +1,40 @@
+"""The options and rules of the scheduler of one engine."""
+
+from dataclasses import dataclass
+
+from forebay.replay.engine.hardware.kv_layout import WHOLE, KvGroup
+
+POLICIES = ("fcfs", "priority")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """vLLM's options of the same names, with the defaults of an H200-class API server."""
+
+    max_model_len: int
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 1024
+    long_prefill_token_threshold: int = 0
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    block_size: int = 16
+    watermark: float = 0.0
+    scheduler_reserve_full_isl: bool = True
+    long_prefill_token_threshold_adaptive: bool = False
+    max_num_active_seqs: int | None = None
+    prefill_schedule_interval: int = 1
+    minds_skipped_victims: bool = True  # not an option: the rule since vLLM 0.29
+    passes_self_preempted: bool = True  # not an option: the rule since vLLM 0.33
+    cap_spares_lone_request: bool = True  # not an option: the rule since vLLM 0.31
+    counts_every_lookup: bool = False  # not an option: the rule up to vLLM 0.26
+    whole_prompts_overtake: bool = False  # not an option: the rule of vLLM 0.11
+    sliding_window: int = 0  # not an option: the model's, for the step-time model
+    groups: tuple[KvGroup, ...] = (WHOLE,)  # not an option: the model's, in the order of vLLM
+    tokens_in_flight: int = 0  # not an option: most tokens of steps that have not ended
+    recaches_boundary: bool = False  # not an option: the rule up to vLLM 0.32, see `StateKind`
+    proposed_tokens: int = 0  # of --speculative-config: num_speculative_tokens
+    lookahead_tokens: int = 0  # KV slots that the draft needs beyond the scheduled tokens
+    draft_slots: int = 0  # places in the budget of a step that each request leaves to the draft
+    drops_hit_block: bool = False  # a prefix hit loses its last block, as heads need its states
+    hash_lookahead: int = 0  # tokens behind a block that its hash covers
