@@ -208,7 +208,7 @@ def _binding(
     if usage.seats_peak >= usage.seats:
         what_if.append(_with_slots(question, 2 * usage.seats))
     jobs = [
-        (replace(changed, seed=judgement.seed), gpus - 1)
+        (replace(changed, seed=judgement.seed, decides=True), gpus - 1)
         for changed in what_if
         for judgement in failed
     ]
@@ -250,7 +250,8 @@ def _variants(question: Question) -> list[tuple[str, Question]]:
     if users.document_share:
         if users.shared > 0:
             people("no document shared", shared=0.0)
-        if users.shared < 1:
+        # With several groups of layers, shared prefixes need every step computed: minutes.
+        if users.shared < 1 and scenario.engine.kv_budget.layout.one_kind:
             people(f"all questions about {users.documents} shared documents", shared=1.0)
     for cv in (2.0, 3.0):
         if users.cv != cv:
@@ -276,7 +277,7 @@ def _vary(job: tuple[Question, LeastCount]) -> int | None:
     guess = max(1, round(base.gpus * max(0.25, offered / before)))
     try:
         check_floor(config, users, changed.targets)
-        return search((changed, guess, max(16, 4 * guess + 8))).gpus
+        return search((replace(changed, decides=True), guess, max(16, 4 * guess + 8))).gpus
     except NotMet:
         return None
 

@@ -17,8 +17,10 @@ from forebay.analysis.sizing.targets import LatencyTarget
 from forebay.analysis.sizing.workload import CLASSES, class_of
 from forebay.analysis.statistics.quantiles import order_statistic
 from forebay.analysis.statistics.units import NONE
+from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.scenario import Simulated
 from forebay.replay.sim.summary import Table
+from forebay.traces.schema import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,50 @@ def judge(
         preemptions=simulated.preemptions,
         cpu_s=simulated.cpu_s,
     )
+
+
+class Misses:
+    """Counts requests that missed a target, until the rest cannot make up for them."""
+
+    def __init__(
+        self,
+        targets: Sequence[LatencyTarget],
+        trace: Sequence[TraceRequest],
+        from_s: float,
+        to_s: float,
+    ) -> None:
+        self._from_s, self._to_s = from_s, to_s
+        kinds = [class_of(row) for row in trace if from_s <= row.arrival_s < to_s]
+        # The more requests may count, the more may miss: all of a kind are the most.
+        self._left = {
+            target: (1 - target.share) * sum(target.concerns(kind) for kind in kinds) + 1e-6
+            for target in targets
+        }
+
+    def decide(self, outcome: SimOutcome) -> bool:
+        """Count a request that has ended. True if a target is lost."""
+        row = outcome.request
+        if not self._from_s <= row.arrival_s < self._to_s:
+            return False
+        kind = class_of(row)
+        for target in self._left:
+            if target.concerns(kind) and _seconds(outcome, target.metric) > target.limit_s + 1e-9:
+                self._left[target] -= 1
+        return min(self._left.values()) < 0
+
+
+def _seconds(outcome: SimOutcome, metric: str) -> float:
+    """Return a metric of a request as `Table` has it: inf if rejected, 0 where undefined."""
+    row, first, last = outcome.request, outcome.first_token_s, outcome.finished_s
+    if first is None or last is None:
+        return inf
+    if metric == "ttft":
+        return first - row.arrival_s
+    if metric == "e2e":
+        return last - row.arrival_s
+    if metric not in ("tpot", "stall") or row.output_tokens < 2:
+        return 0.0
+    return outcome.stall_s if metric == "stall" else (last - first) / (row.output_tokens - 1)
 
 
 def _samples(table: Table, metric: str, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from forebay.analysis.sizing.judge import FleetJudgement, judge
+from forebay.analysis.sizing.judge import FleetJudgement, Misses, judge
 from forebay.analysis.sizing.targets import LatencyTarget, NotMet
 from forebay.analysis.sizing.workload import Users
-from forebay.replay.sim.scenario import Scenario, simulate
+from forebay.replay.sim.scenario import Enough, Scenario, simulate
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
@@ -32,26 +32,34 @@ class JudgedWindow:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A simulation with everything set but the number of GPUs."""
+    """A simulation with everything set but the number of GPUs.
+
+    Attributes:
+        decides: only whether the targets are met counts, so a simulation ends when one is lost.
+    """
 
     users: Users
     scenario: Scenario
     targets: tuple[LatencyTarget, ...]
     window: JudgedWindow
     seed: int
+    decides: bool = False
 
     def ask(self, gpus: int) -> FleetJudgement:
         """Simulate `gpus` GPUs. Raises InputError if a target has no request to judge."""
-        window = self.window
-        simulated = simulate(
-            _trace(self.users, self.seed, window.total_s), replace(self.scenario, gpus=gpus)
-        )
+        window, trace = self.window, _trace(self.users, self.seed, self.window.total_s)
+        from_s, to_s = window.warmup_s, window.warmup_s + window.judged_s
+
+        def new_enough() -> Enough:
+            return Misses(self.targets, trace, from_s, to_s).decide
+
+        scenario = replace(self.scenario, gpus=gpus)
         judged = judge(
-            simulated,
+            simulate(trace, scenario, new_enough if self.decides else None),
             self.targets,
             seed=self.seed,
-            from_s=window.warmup_s,
-            to_s=window.warmup_s + window.judged_s,
+            from_s=from_s,
+            to_s=to_s,
             until_s=window.total_s,
         )
         for attained in judged.attained:
