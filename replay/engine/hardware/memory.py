@@ -161,6 +161,7 @@ def memory_budget(shape: ModelShape, memory_gib: float, options: MemoryOptions) 
     Args:
         memory_gib: total memory as the runtime reports it.
     """
+    # The sizes of one GPU, before the KV cache.
     parallel = options.kv.tensor_parallel
     per_token = 3 * shape.ffn / parallel + 3 * shape.hidden
     non_torch_gib = options.non_torch_gib
@@ -175,6 +176,7 @@ def memory_budget(shape: ModelShape, memory_gib: float, options: MemoryOptions) 
     non_torch, graphs = non_torch_gib * GIB, options.cuda_graph_gib * GIB
     room = options.adapters
     adapters = room.bytes_of(shape, parallel) if room is not None else 0
+    # The rest is for blocks.
     layout = kv_layout(shape, options.kv)
     return MemoryBudget(
         total=memory_gib * GIB,
