@@ -287,10 +287,12 @@ class App:
 
         Without `dialect`, its first API that has such bodies is taken.
         """
+        # Take the turn of a large body.
         body = as_utf8(body)
         large = len(body) >= LARGE_BYTES
         if large:
             await self._parsing.begin()
+        # Parse it, and read the fields that decisions need.
         try:
             fields = await parse_any(body, in_pieces=large)
             self._parsed_count += 1
