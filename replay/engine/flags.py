@@ -1,7 +1,8 @@
 """vLLM's flags as options of commands: how a model is placed on GPUs, how the engine schedules."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -75,8 +76,10 @@ class PlacementFlags:
         bool, typer.Option("--enable-expert-parallel", "-ep", hidden=True)
     ] = False
 
+    refused: ClassVar[Mapping[str, str]] = NOT_SIMULATED
+
     def __post_init__(self) -> None:
-        for name, remedy in NOT_SIMULATED.items():
+        for name, remedy in self.refused.items():
             value = getattr(self, name)
             if value is True or (value or 1) != 1:
                 flag = "--" + name.replace("_", "-")
@@ -203,3 +206,20 @@ class EngineFlags(ModelFlags):
             if flag.name not in placed
         }
         return {**scheduling, **self.of_model()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFlags(EngineFlags):
+    """The flags above for a server that runs, whose ranks need not be servers of their own."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        name: remedy for name, remedy in NOT_SIMULATED.items() if name != "data_parallel_size"
+    }
+    data_parallel_size: Annotated[
+        int | None,
+        typer.Option(
+            "--data-parallel-size",
+            "-dp",
+            help="Engines behind the URL, each on GPUs of its own, of a dense model; default: 1.",
+        ),
+    ] = None

@@ -4,7 +4,7 @@ This module has the events and their option, `kv_publisher` sends them. A prefix
 The hashes are this engine's own 64-bit block hashes: chained like vLLM's, but never equal to them.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import orjson
@@ -59,9 +59,30 @@ class KvEventsConfig:
     def publishes(self) -> bool:
         return self.enable_kv_cache_events and self.publisher == "zmq"
 
+    def of_rank(self, rank: int) -> "KvEventsConfig":
+        """Return the addresses of a data-parallel rank: vLLM adds it to the ports of rank 0."""
+        if not rank:
+            return self
+        replay = self.replay_endpoint
+        return replace(
+            self,
+            endpoint=_moved("endpoint", self.endpoint, rank),
+            replay_endpoint=_moved("replay_endpoint", replay, rank) if replay else None,
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return the answer to GET /kv_event_sources."""
         return asdict(self)
+
+
+def _moved(name: str, address: str, rank: int) -> str:
+    host, _, port = address.rpartition(":")
+    if not address.startswith("tcp://") or not port.isdecimal() or int(port) + rank > 65_535:
+        raise InputError(
+            f"{FLAG} {name}: {address}: data-parallel ranks need tcp:// and a port, with as many "
+            "more above it"
+        )
+    return f"{host}:{int(port) + rank}"
 
 
 _KINDS = {

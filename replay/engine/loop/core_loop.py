@@ -48,6 +48,8 @@ class EngineLoop:
         server: the API server, which delays requests and tokens.
         after_step: called when a step is done, before its tokens are delivered.
         died: set when an injected fault killed the engine.
+        draining: it accepts no more requests.
+        backlog_tokens: prompt tokens of requests without a first token.
     """
 
     def __init__(self, core: EngineCore, metrics: EngineMetrics, time_scale: float = 1.0) -> None:
@@ -56,13 +58,13 @@ class EngineLoop:
         self.server = core.api_server()
         self.after_step: Callable[[], None] | None = None
         self.died = asyncio.Event()
-        self._draining = False
+        self.draining = False
         self._idle = asyncio.Event()
         self._scale = time_scale
         self._clock = asyncio.get_running_loop().time
         self._born = self._clock()
         self._wake = asyncio.Event()
-        self._backlog_tokens = 0  # prompt tokens of requests without a first token
+        self.backlog_tokens = 0
         self._last_end_s = math.nan  # not equal to any time
         # Tokens on their way through the API server: when they are out, whose, how many, and why
         # the answer ends with them.
@@ -76,21 +78,6 @@ class EngineLoop:
     def wall_s(self, simulated_s: float) -> float:
         return simulated_s / self._scale
 
-    def unavailable(self) -> Unavailable | None:
-        """Return why a request would be rejected now, and count a rejection by a queue limit."""
-        if self.died.is_set():
-            return Unavailable.ENGINE_DEAD
-        if self._draining:
-            return Unavailable.SHUTTING_DOWN
-        config = self.core.config
-        limit = config.max_num_queued_reqs
-        if limit is not None and self.core.running + self.core.waiting >= limit:
-            return self._over_limit(Unavailable.QUEUE_FULL)
-        limit = config.max_num_queued_tokens
-        if limit is not None and self._backlog_tokens >= limit:
-            return self._over_limit(Unavailable.BACKLOG_FULL)
-        return None
-
     async def receive(self, prompt_tokens: int, *, text: bool) -> ApiProcess:
         """Wait until the API server has read and tokenized a prompt, and return the process."""
         process, now = self.server.next_process(), self.now()
@@ -100,7 +87,7 @@ class EngineLoop:
     def add(self, request: EngineRequest) -> None:
         """Queue a request whose `sink` is a Sink. The next step can include it."""
         self.core.add(request)
-        self._backlog_tokens += request.prompt_tokens
+        self.backlog_tokens += request.prompt_tokens
         self._wake.set()
 
     def abort(self, request: EngineRequest) -> None:
@@ -119,7 +106,7 @@ class EngineLoop:
 
     async def drain(self, timeout_s: float) -> None:
         """Accept no more requests and let the present ones finish within `timeout_s`."""
-        self._draining = True
+        self.draining = True
         if self.core.has_work:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.wall_s(timeout_s)):
@@ -156,10 +143,6 @@ class EngineLoop:
             if self.after_step is not None:
                 self.after_step()
             self._deliver(result, end_s)
-
-    def _over_limit(self, limit: Unavailable) -> Unavailable:
-        self.metrics.rejections[limit.value] += 1
-        return limit
 
     def _note_lag(self, due_s: float) -> None:
         lag_s = max(0.0, self.now() - due_s)
@@ -236,7 +219,7 @@ class EngineLoop:
     def _leave_backlog(self, request: EngineRequest) -> None:
         """Subtract the prompt of a request without a first token from the backlog."""
         if request.first_token_s < 0:
-            self._backlog_tokens -= request.prompt_tokens
+            self.backlog_tokens -= request.prompt_tokens
 
 
 def _hand_over(request: EngineRequest, produced: int, reason: str | None) -> None:

@@ -10,7 +10,7 @@ from forebay.proxy.command import new_app
 from forebay.proxy.runtime.event_loop import fast_runner, short_collections
 from forebay.replay.engine.calibration.output import print_shipped
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.flags import EngineFlags
+from forebay.replay.engine.flags import ServerFlags
 from forebay.replay.engine.loop.faults import Fault, fault_help, parse_fault
 from forebay.replay.engine.server.engine_options import EngineOptions
 from forebay.replay.engine.server.options import ServerOptions
@@ -39,7 +39,8 @@ Without a fault, as vLLM:
 """
 
 HEADINGS = {
-    "Model and GPU": "model gpu tensor-parallel-size quantization kv-cache-dtype "
+    "Model and GPU": "model gpu tensor-parallel-size data-parallel-size quantization "
+    "kv-cache-dtype "
     "speculative-config acceptance disable-hybrid-kv-cache-manager enable-lora max-loras "
     "max-lora-rank convert "
     "vllm-version calibration list-calibrations time-scale seed",
@@ -59,13 +60,13 @@ app = new_app(headings=HEADINGS)
 
 @app.callback(invoke_without_command=True, help=HELP)
 @takes_options
-def engine(context: typer.Context, options: EngineOptions, flags: EngineFlags) -> None:
+def engine(context: typer.Context, options: EngineOptions, flags: ServerFlags) -> None:
     if context.invoked_subcommand is not None:
         return
     if options.list_calibrations:
         print_shipped(options.as_json)
         return
-    config, server = options.config(flags), options.server()
+    config, server = options.config(flags), options.server(flags)
     fault = parse_fault(options.fault) if options.fault else None
     with fast_runner() as runner:
         died = runner.run(_serve(config, server, options.host, options.port, fault))
@@ -110,8 +111,10 @@ async def _serve(
 
 def start_line(config: EngineConfig, running: RunningEngine) -> str:
     """Describe a server that has started, in the words of vLLM's start-up log."""
-    core, ranks = running.core, config.tensor_parallel_size
-    gpus = core.gpu.name if ranks == 1 else f"{ranks} x {core.gpu.name}"
+    core, shares = running.core, config.tensor_parallel_size
+    gpus = core.gpu.name if shares == 1 else f"{shares} x {core.gpu.name}"
+    if (ranks := len(running.loop.loops)) > 1:
+        gpus = f"each of {ranks} ranks of {gpus}" if shares > 1 else f"each of {ranks} {gpus}"
     return (
         f"{running.url}  {core.model.name} on {gpus}, served as {config.served_name}; "
         f"GPU KV cache size: {core.kv_tokens:,} tokens; maximum concurrency for "

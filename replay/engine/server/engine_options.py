@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.flags import EngineFlags
+from forebay.replay.engine.flags import EngineFlags, ServerFlags
 from forebay.replay.engine.kv_events import parse_kv_events
 from forebay.replay.engine.placement import TEXT
 from forebay.replay.engine.server.options import ServerOptions
@@ -111,10 +111,11 @@ class EngineOptions:
             raise InputError("Missing option '--model': e.g. --model llama-3-8b")
         return EngineConfig(**same_named(self, EngineConfig), **flags.values())
 
-    def server(self) -> ServerOptions:
+    def server(self, flags: ServerFlags) -> ServerOptions:
         """Return the checked options of the API server (InputError: a wrong value)."""
         values = {
             "api_key": tuple(self.api_key or ()),
             "kv_events": parse_kv_events(text) if (text := self.kv_events_config) else None,
+            "data_parallel_size": 1 if (ranks := flags.data_parallel_size) is None else ranks,
         }
         return ServerOptions(**same_named(self, ServerOptions) | values)

@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
+from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.loop.metrics import EngineHistogram, EngineMetrics
 
 Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
@@ -22,6 +23,7 @@ LABELS = ("engine", "model_name")
 OTHER_TIERS = ("host", "p2p", "disk", "external_unspecified")  # not simulated: always 0
 
 Number = Callable[[EngineMetrics], float]
+Numbers = Callable[[EngineMetrics], Mapping[str, float]]
 GAUGES: dict[str, tuple[str, Number]] = {
     "num_requests_running": (
         "Number of requests in model execution batches.", lambda m: m.core.running),
@@ -76,11 +78,10 @@ HISTOGRAMS: dict[str, tuple[str, Callable[[EngineMetrics], EngineHistogram]]] = 
 
 
 class Exposition:
-    """A registry of one server's metrics."""
+    """A registry of one server's metrics: series of each engine, labelled with its rank."""
 
-    def __init__(self, metrics: EngineMetrics) -> None:
-        self._metrics = metrics
-        self._values = ("0", metrics.served_name)
+    def __init__(self, *engines: EngineMetrics) -> None:
+        self._engines = engines
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -93,29 +94,35 @@ class Exposition:
         yield from self._counters()
         yield from self._histograms()
         yield self._cache_config()
-        lag, most = self._metrics.lag_s, self._metrics.max_lag_s
+        yield from self._lag()
+
+    def _lag(self) -> Iterable[Metric]:
+        """Yield how far the simulation is behind: the engine that is furthest."""
+        lag = max(engine.lag_s for engine in self._engines)
+        most = max(engine.max_lag_s for engine in self._engines)
         for name, text, value in (
             ("lag_seconds", "How far the simulation is behind its clock now.", lag),
             ("max_lag_seconds", "The furthest it has been behind.", most),
         ):
             yield GaugeMetricFamily(f"forebay_engine_{name}", text, value)
-        behind = self._metrics.step_lag
         family = HistogramMetricFamily(
             "forebay_engine_step_lag_seconds", "How far it was behind, by step."
         )
-        family.add_metric((), behind.buckets(), behind.total)
+        behind = [engine.step_lag for engine in self._engines]
+        rows = zip(*(histogram.buckets() for histogram in behind), strict=True)
+        buckets = [(row[0][0], sum(count for _, count in row)) for row in rows]
+        family.add_metric((), buckets, sum(histogram.total for histogram in behind))
         yield family
 
     def _gauges(self) -> Iterable[Metric]:
-        core = self._metrics.core
         for name, (text, number) in GAUGES.items():
-            yield self._one(GaugeMetricFamily, name, text, number(self._metrics))
+            yield self._one(GaugeMetricFamily, name, text, number)
         yield self._several(
             GaugeMetricFamily,
             "num_requests_waiting_by_reason",
             "Number of waiting requests by reason.",
             "reason",
-            {"capacity": core.waiting, "deferred": 0},
+            lambda m: {"capacity": m.core.waiting, "deferred": 0},
         )
         yield self._several(
             GaugeMetricFamily,
@@ -124,25 +131,23 @@ class Exposition:
             "awake; weights_offloaded = 1 means sleep level 1; "
             "discard_all = 1 means sleep level 2.",
             "sleep_state",
-            {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+            lambda _: {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
         )
 
     def _counters(self) -> Iterable[Metric]:
-        metrics, core = self._metrics, self._metrics.core
         for name, (text, number) in COUNTERS.items():
-            yield self._one(CounterMetricFamily, name, text, number(self._metrics))
-        if core.speculation is not None:
+            yield self._one(CounterMetricFamily, name, text, number)
+        if self._engines[0].core.speculation is not None:
             yield from self._speculation()
         # Counters with one more label.
-        cached = metrics.cached_tokens
-        for name, text, label, values in (
+        labelled: tuple[tuple[str, str, str, Numbers], ...] = (
             (
                 "prompt_tokens_by_source",
                 "Number of prompt tokens by source.",
                 "source",
-                {
-                    "local_compute": core.prompt_tokens - cached,
-                    "local_cache_hit": cached,
+                lambda m: {
+                    "local_compute": m.core.prompt_tokens - m.cached_tokens,
+                    "local_cache_hit": m.cached_tokens,
                     "external_kv_transfer": 0,
                 },
             ),
@@ -150,80 +155,104 @@ class Exposition:
                 "prompt_tokens_cached_by_source",
                 "Prefix-cache hit tokens by the cache tier that supplied them.",
                 "source",
-                {"device": core.prefix_hits, **dict.fromkeys(OTHER_TIERS, 0)},
+                lambda m: {"device": m.core.prefix_hits, **dict.fromkeys(OTHER_TIERS, 0)},
             ),
             (
                 "request_success",
                 "Count of successfully processed requests.",
                 "finished_reason",
-                metrics.success,
+                lambda m: m.success,
             ),
-        ):
-            yield self._several(CounterMetricFamily, name, text, label, values)
+        )
+        for name, text, label, numbers in labelled:
+            yield self._several(CounterMetricFamily, name, text, label, numbers)
         # vLLM leaves the engine out of the labels of this metric.
         rejected = CounterMetricFamily(
             "vllm:admission_rejections",
             "Number of admission attempts rejected by a queue limit, by reason.",
             labels=("model_name", "reason"),
         )
-        for reason, count in metrics.rejections.items():
-            rejected.add_metric((metrics.served_name, reason), count)
+        first = self._engines[0]
+        for reason, count in first.rejections.items():
+            rejected.add_metric((first.served_name, reason), count)
         yield rejected
 
     def _speculation(self) -> Iterable[Metric]:
         """Yield the counters of speculative decoding, which a vLLM without it does not export."""
-        by_accepted = self._metrics.core.drafted
-        drafts, most = sum(by_accepted), len(by_accepted) - 1
-        at_least = {str(n): sum(by_accepted[n + 1 :]) for n in range(most)}
-        for name, text, value in (
-            ("num_drafts", "Number of spec decoding drafts.", drafts),
-            ("num_draft_tokens", "Number of draft tokens.", most * drafts),
-            ("num_accepted_tokens", "Number of accepted tokens.", sum(at_least.values())),
-        ):
-            yield self._one(CounterMetricFamily, f"spec_decode_{name}", text, value)
+        numbers: tuple[tuple[str, str, Number], ...] = (
+            ("num_drafts", "Number of spec decoding drafts.", lambda m: sum(m.core.drafted)),
+            (
+                "num_draft_tokens",
+                "Number of draft tokens.",
+                lambda m: (len(m.core.drafted) - 1) * sum(m.core.drafted),
+            ),
+            (
+                "num_accepted_tokens",
+                "Number of accepted tokens.",
+                lambda m: sum(_by_position(m).values()),
+            ),
+        )
+        for name, text, number in numbers:
+            yield self._one(CounterMetricFamily, f"spec_decode_{name}", text, number)
         yield self._several(
             CounterMetricFamily,
             "spec_decode_num_accepted_tokens_per_pos",
             "Accepted tokens per draft position.",
             "position",
-            at_least,
+            _by_position,
         )
 
     def _histograms(self) -> Iterable[Metric]:
         for name, (text, chosen) in HISTOGRAMS.items():
-            histogram = chosen(self._metrics)
             family = HistogramMetricFamily(f"vllm:{name}", text, labels=LABELS)
-            family.add_metric(self._values, histogram.buckets(), histogram.total)
+            for labels, engine in self._labelled():
+                histogram = chosen(engine)
+                family.add_metric(labels, histogram.buckets(), histogram.total)
             yield family
 
     def _cache_config(self) -> Metric:
-        core = self._metrics.core
-        values = {
-            "engine": "0",
-            "block_size": str(core.limits.block_size),
-            "enable_prefix_caching": str(core.limits.enable_prefix_caching),
-            "gpu_memory_utilization": str(core.config.gpu_memory_utilization),
-            "num_gpu_blocks": str(core.pool.num_blocks),
-            "num_gpu_blocks_override": str(core.config.num_gpu_blocks_override),
-            "kv_cache_size_tokens": str(core.kv_tokens),
-        }
+        rows = [_cache_of(rank, engine.core) for rank, engine in enumerate(self._engines)]
         family = GaugeMetricFamily(
             "vllm:cache_config_info",
             "Information of the LLMEngine CacheConfig",
-            labels=list(values),
+            labels=list(rows[0]),
         )
-        family.add_metric(list(values.values()), 1.0)
+        for row in rows:
+            family.add_metric(list(row.values()), 1.0)
         return family
 
-    def _one(self, kind: Family, name: str, text: str, value: float) -> Metric:
+    def _labelled(self) -> Iterable[tuple[tuple[str, str], EngineMetrics]]:
+        """Yield the engines, each with the values of LABELS."""
+        for rank, engine in enumerate(self._engines):
+            yield (str(rank), engine.served_name), engine
+
+    def _one(self, kind: Family, name: str, text: str, number: Number) -> Metric:
         family = kind(f"vllm:{name}", text, labels=LABELS)
-        family.add_metric(self._values, value)
+        for labels, engine in self._labelled():
+            family.add_metric(labels, number(engine))
         return family
 
-    def _several(
-        self, kind: Family, name: str, text: str, label: str, values: Mapping[str, float]
-    ) -> Metric:
+    def _several(self, kind: Family, name: str, text: str, label: str, numbers: Numbers) -> Metric:
         family = kind(f"vllm:{name}", text, labels=(*LABELS, label))
-        for which, value in values.items():
-            family.add_metric((*self._values, which), value)
+        for labels, engine in self._labelled():
+            for which, value in numbers(engine).items():
+                family.add_metric((*labels, which), value)
         return family
+
+
+def _by_position(metrics: EngineMetrics) -> Mapping[str, float]:
+    """Return the drafts whose token at each position was accepted."""
+    by_accepted = metrics.core.drafted
+    return {str(n): sum(by_accepted[n + 1 :]) for n in range(len(by_accepted) - 1)}
+
+
+def _cache_of(rank: int, core: EngineCore) -> dict[str, str]:
+    return {
+        "engine": str(rank),
+        "block_size": str(core.limits.block_size),
+        "enable_prefix_caching": str(core.limits.enable_prefix_caching),
+        "gpu_memory_utilization": str(core.config.gpu_memory_utilization),
+        "num_gpu_blocks": str(core.pool.num_blocks),
+        "num_gpu_blocks_override": str(core.config.num_gpu_blocks_override),
+        "kv_cache_size_tokens": str(core.kv_tokens),
+    }

@@ -12,8 +12,9 @@ from typing import Any
 from aiohttp import HttpVersion11, web
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.loop.core_loop import EngineLoop, Sink, Unavailable
+from forebay.replay.engine.loop.core_loop import Sink, Unavailable
 from forebay.replay.engine.loop.faults import Fault
+from forebay.replay.engine.loop.ranks import EngineRanks
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.server.answers import (
     DONE,
@@ -24,7 +25,7 @@ from forebay.replay.engine.server.answers import (
     WholeAnswer,
     ending_of,
 )
-from forebay.replay.engine.server.api_errors import EngineApiError, unavailable
+from forebay.replay.engine.server.api_errors import EngineApiError, bad_value, unavailable
 from forebay.replay.engine.server.dialects.apis import Api
 from forebay.replay.engine.server.dialects.several import (
     ChoiceChunks,
@@ -65,7 +66,7 @@ class Generator:
     """
 
     def __init__(
-        self, config: EngineConfig, loop: EngineLoop, options: ServerOptions, fault: Fault | None
+        self, config: EngineConfig, loop: EngineRanks, options: ServerOptions, fault: Fault | None
     ) -> None:
         self.fault = fault
         self.load = 0
@@ -123,7 +124,7 @@ class Generator:
             for index, single in enumerate(choices_of(call))
         ]
         try:
-            await self._run(choices)
+            await self._run(choices, rank_of(http, len(loop.loops)) if api.takes_rank else None)
         except EngineApiError as error:
             if response is None:
                 raise
@@ -197,8 +198,12 @@ class Generator:
         )
         return api.whole(answer)
 
-    async def _run(self, choices: Sequence[Choice]) -> None:
-        """Pass all choices through one process of the API server, and wait for their ends."""
+    async def _run(self, choices: Sequence[Choice], rank: int | None) -> None:
+        """Pass all choices through one process of the API server, and wait for their ends.
+
+        Args:
+            rank: the engine of all choices. None: the least loaded for each.
+        """
         loop, first = self._loop, choices[0]
         prompts = {id(choice.call.prompt): choice.call.prompt for choice in choices}.values()
         tokens = sum(prompt.tokens for prompt in prompts)
@@ -207,8 +212,7 @@ class Generator:
             raise unavailable(why)
         for choice in choices:
             choice.request.process = process
-            choice.request.queued_s = loop.now()
-            loop.add(choice.request)
+            loop.add(choice.request, rank)
         # Only a stream of one choice gets comments.
         interval_s, sink = self._options.sse_keep_alive_interval, first.sink
         if not (interval_s and isinstance(sink, TokenStream) and len(choices) == 1):
@@ -318,6 +322,17 @@ class Generator:
             return headers
         name = http.headers.get("X-Request-Id", "")[:MAX_ID_BYTES]
         return {**headers, "X-Request-Id": name or f"{self._random.getrandbits(128):032x}"}
+
+
+def rank_of(http: web.Request, ranks: int) -> int | None:
+    """Return the rank that the client chose (EngineApiError: there is no such rank)."""
+    try:
+        rank = int(http.headers.get("X-data-parallel-rank", ""))
+    except ValueError:
+        return None
+    if not 0 <= rank < ranks:
+        raise bad_value(f"data_parallel_rank {rank} is out of range [0, {ranks}).")
+    return rank
 
 
 def _several(call: Call) -> bool:

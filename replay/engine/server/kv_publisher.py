@@ -16,18 +16,17 @@ from forebay.replay.engine.kv_events import FLAG, KvEventsConfig
 from forebay.traces.errors import InputError
 
 END = (-1).to_bytes(8, "big", signed=True)  # sequence number of the end of a replay
-RANK = 0  # data-parallel rank: a server has one engine
 LINGER_MS = 500  # time for the last batches to leave at shutdown
 SLICE = 64  # batches replayed before the event loop gets a turn
 
 
 @asynccontextmanager
-async def open_publisher(config: KvEventsConfig) -> AsyncIterator["KvPublisher"]:
-    """Open a publisher for the time of the block.
+async def open_publisher(config: KvEventsConfig, rank: int = 0) -> AsyncIterator["KvPublisher"]:
+    """Open the publisher of a data-parallel rank for the time of the block.
 
     Raises InputError without pyzmq or msgspec, or for an address that cannot be used.
     """
-    publisher = KvPublisher(config)
+    publisher = KvPublisher(config.of_rank(rank), rank)
     replaying = asyncio.create_task(publisher.serve_replays(), name="KV event replay")
     try:
         yield publisher
@@ -41,7 +40,8 @@ async def open_publisher(config: KvEventsConfig) -> AsyncIterator["KvPublisher"]
 class KvPublisher:
     """The two sockets of one engine, used on the event loop's thread only."""
 
-    def __init__(self, config: KvEventsConfig) -> None:
+    def __init__(self, config: KvEventsConfig, rank: int) -> None:
+        self._rank = rank
         self._zmq, msgspec = _modules()
         self._encode = msgspec.msgpack.Encoder().encode
         self._topic = config.topic.encode()
@@ -67,7 +67,7 @@ class KvPublisher:
         """Send one step's events, without waiting."""
         number = self._sent.to_bytes(8, "big")
         self._sent += 1
-        payload = self._encode([time.time(), events, RANK])
+        payload = self._encode([time.time(), events, self._rank])
         self._buffer.append((number, payload))
         self._pub.send_multipart((self._topic, number, payload), flags=self._zmq.NOBLOCK)
 

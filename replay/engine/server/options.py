@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from forebay.replay.engine.kv_events import KvEventsConfig
 from forebay.traces.errors import InputError
 
+MOST_RANKS = 64
+"""All ranks run in one process, so a number that only a typing error asks for is refused."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
@@ -21,6 +24,7 @@ class ServerOptions:
         enable_prompt_tokens_details: usage tells the cached tokens of the prompt. On here, off in
             `forebay engine`, as in `vllm serve`.
         kv_events: how the prefix cache publishes its changes. None: not at all.
+        data_parallel_size: engines behind the server's URL, each with a KV cache of its own.
     """
 
     startup_time: float = 0.0
@@ -31,6 +35,7 @@ class ServerOptions:
     server_dev_mode: bool = False
     enable_prompt_tokens_details: bool = True
     kv_events: KvEventsConfig | None = None
+    data_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         for name in ("startup_time", "shutdown_timeout", "sse_keep_alive_interval"):
@@ -38,5 +43,9 @@ class ServerOptions:
             if not 0 <= seconds < math.inf:
                 flag = "--" + name.replace("_", "-")
                 raise InputError(f"{flag} {seconds:g}: give seconds, or 0 for none")
+        if not 1 <= self.data_parallel_size <= MOST_RANKS:
+            raise InputError(
+                f"--data-parallel-size {self.data_parallel_size}: give 1 to {MOST_RANKS}"
+            )
         if not all(self.api_key):
             raise InputError("--api-key: an empty key; leave the option out to require none")

@@ -10,8 +10,7 @@ import orjson
 from aiohttp import web
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.loop.core_loop import EngineLoop
-from forebay.replay.engine.loop.metrics import EngineMetrics
+from forebay.replay.engine.loop.ranks import EngineRanks
 from forebay.replay.engine.placement import TEXT
 from forebay.replay.engine.server.api_errors import EngineApiError, bad_value, invalid
 from forebay.replay.engine.server.dialects.apis import APIS
@@ -32,12 +31,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def make_app(
     config: EngineConfig,
     options: ServerOptions,
-    loop: EngineLoop,
-    metrics: EngineMetrics,
+    loop: EngineRanks,
     generator: Generator,
 ) -> web.Application:
     # An error of a handler becomes a response in vLLM's form.
-    pages = _Pages(config, options, loop, metrics, generator)
+    pages = _Pages(config, options, loop, generator)
     keys = [key.encode() for key in options.api_key]
 
     @web.middleware
@@ -98,14 +96,13 @@ class _Pages:
         self,
         config: EngineConfig,
         options: ServerOptions,
-        loop: EngineLoop,
-        metrics: EngineMetrics,
+        loop: EngineRanks,
         generator: Generator,
     ) -> None:
         self._config = config
         self._options = options
         self._loop = loop
-        self._exposition = Exposition(metrics)
+        self._exposition = Exposition(*loop.metrics)
         self._generator = generator
         self._random = Random(config.seed)
 
@@ -126,11 +123,16 @@ class _Pages:
     async def kv_event_sources(self, request: web.Request) -> web.Response:
         config = self._options.kv_events
         publishes = config is not None and config.publishes
-        return self._json(request, {"0": config.as_dict()} if config and publishes else {})
+        sources = (
+            {str(rank): config.of_rank(rank).as_dict() for rank in range(len(self._loop.loops))}
+            if config and publishes
+            else {}
+        )
+        return self._json(request, sources)
 
     async def reset_prefix_cache(self, request: web.Request) -> web.Response:
         """Drop the prefix cache. The success is false while a request holds blocks."""
-        return self._json(request, {"success": self._loop.core.pool.forget_all()})
+        return self._json(request, {"success": self._loop.forget_all()})
 
     async def models(self, request: web.Request) -> web.Response:
         created = int(time.time())

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.kv_events import FLAG, KvEvents, KvEventsConfig
 from forebay.replay.engine.loop.core_loop import EngineLoop
 from forebay.replay.engine.loop.faults import Fault
 from forebay.replay.engine.loop.metrics import EngineMetrics
+from forebay.replay.engine.loop.ranks import EngineRanks
 from forebay.replay.engine.server.generation import Generator
 from forebay.replay.engine.server.kv_publisher import open_publisher
 from forebay.replay.engine.server.options import ServerOptions
@@ -31,12 +31,16 @@ DEFAULTS = ServerOptions()
 
 @dataclass(frozen=True, slots=True)
 class RunningEngine:
-    """A listening server. The task `stepping` ends if it fails or a fault killed the engine."""
+    """A listening server. The task `stepping` ends if it fails or a fault killed the engine.
+
+    Attributes:
+        core, metrics: the engine's, of data-parallel ranks the first's.
+    """
 
     host: str
     port: int
     core: EngineCore
-    loop: EngineLoop
+    loop: EngineRanks
     metrics: EngineMetrics
     generator: Generator
     stepping: asyncio.Task[None]
@@ -61,18 +65,19 @@ async def start_engine(
 ) -> AsyncIterator[RunningEngine]:
     """Run a server for the time of the block, whose end ends streams as SIGTERM ends vLLM's.
 
-    Raises InputError if KV events cannot be published, OSError if the server cannot listen.
+    Raises InputError if KV events cannot be published or the model's ranks would share experts,
+    OSError if the server cannot listen.
     """
-    core = new_core(config)
-    metrics = EngineMetrics(core, config.served_name)
-    loop = EngineLoop(core, metrics, config.time_scale)
+    check_ranks(config, options.data_parallel_size)
+    loop = EngineRanks(config, options.data_parallel_size)
     generator = Generator(config, loop, options, fault)
     async with AsyncExitStack() as stack:
         if options.kv_events is not None and options.kv_events.publishes:
-            await stack.enter_async_context(_kv_events(loop, options.kv_events))
+            for rank, engine in enumerate(loop.loops):
+                await stack.enter_async_context(_kv_events(engine, options.kv_events, rank))
         # A handler is cancelled when its client leaves, so that the engine drops the request.
         runner = web.AppRunner(
-            make_app(config, options, loop, metrics, generator),
+            make_app(config, options, loop, generator),
             handler_cancellation=True,
             keepalive_timeout=KEEP_ALIVE_S,
             access_log=None,
@@ -89,7 +94,8 @@ async def start_engine(
             await site.start()
             closing = asyncio.create_task(_close_when_dead(loop, site), name="engine death")
             bound = runner.addresses[0][1]
-            yield RunningEngine(host, bound, core, loop, metrics, generator, stepping)
+            first = loop.loops[0]
+            yield RunningEngine(host, bound, first.core, loop, first.metrics, generator, stepping)
         finally:
             # As on SIGTERM: running requests may finish for a while, the others are aborted.
             if options.shutdown_timeout and not stepping.done():
@@ -105,14 +111,29 @@ async def start_engine(
                         await task  # raises the task's exception if it failed
 
 
-async def _close_when_dead(loop: EngineLoop, site: web.TCPSite) -> None:
+def check_ranks(config: EngineConfig, ranks: int) -> None:
+    """Raise InputError for data-parallel ranks that cannot be simulated as engines of their own."""
+    flag = f"--data-parallel-size {ranks}"
+    if ranks > 1 and config.model_spec.mixture is not None:
+        raise InputError(
+            f"{flag}: ranks of {config.model_spec.name} share experts, which is not simulated; "
+            "leave it out"
+        )
+    if ranks > 1 and config.api_server_count not in (1, ranks):
+        raise InputError(
+            f"--api-server-count {config.api_server_count}: with {flag} the API server has a "
+            "process for each rank; leave it out"
+        )
+
+
+async def _close_when_dead(loop: EngineRanks, site: web.TCPSite) -> None:
     """Stop listening when the engine dies, because vLLM's API server then exits at once."""
     await loop.died.wait()
     await site.stop()
 
 
 @asynccontextmanager
-async def _kv_events(loop: EngineLoop, config: KvEventsConfig) -> AsyncIterator[None]:
+async def _kv_events(loop: EngineLoop, config: KvEventsConfig, rank: int) -> AsyncIterator[None]:
     """Publish the changes of the prefix cache, one batch for each step, like vLLM's scheduler.
 
     A reset between two steps is therefore published with the next step.
@@ -126,7 +147,7 @@ async def _kv_events(loop: EngineLoop, config: KvEventsConfig) -> AsyncIterator[
             "--disable-hybrid-kv-cache-manager, with which all layers keep the whole context"
         )
     events = KvEvents(loop.core.limits.block_size)
-    async with open_publisher(config) as publisher:
+    async with open_publisher(config, rank) as publisher:
 
         def publish() -> None:
             if batch := events.take():

@@ -2,15 +2,12 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 
 import aiohttp
-from aiohttp import web
 from ports import free_ports
 from proxy_stage import Stage, stage
 
-from forebay.proxy.config.backends import RANK_HEADER
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEventsConfig
 from forebay.replay.engine.server.options import ServerOptions
@@ -22,43 +19,14 @@ DOCUMENTS = [
 ]
 
 
-async def start_rank(stack: AsyncExitStack, rank: int, base: int) -> str:
-    """Start an engine that publishes where vLLM's rank does; returns its URL."""
+async def start_server(stack: AsyncExitStack, base: int) -> str:
+    """Start a server whose ranks publish where vLLM's do; returns its URL."""
     # Slow engines: a cached prompt is faster by more than a busy machine takes.
     config = EngineConfig(seed=1, time_scale=0.1, max_model_len=8_192)
-    events = KvEventsConfig(True, endpoint=f"tcp://*:{base + rank}", topic="kv")
-    options = ServerOptions(kv_events=events, server_dev_mode=True)
-    port = free_ports(1)[0]
-    engine = await stack.enter_async_context(start_engine(config, port=port, options=options))
+    events = KvEventsConfig(True, endpoint=f"tcp://*:{base}", topic="kv")
+    options = ServerOptions(kv_events=events, server_dev_mode=True, data_parallel_size=RANKS)
+    engine = await stack.enter_async_context(start_engine(config, options=options))
     return engine.url
-
-
-@asynccontextmanager
-async def one_url(urls: list[str], client: aiohttp.ClientSession) -> AsyncIterator[str]:
-    """Serve several engines at one URL: the header names the engine, as in vLLM."""
-
-    async def serve(request: web.Request) -> web.Response:
-        url = urls[int(request.headers[RANK_HEADER])]
-        body, kind = await request.read(), request.headers.get("content-type", "")
-        async with client.request(
-            request.method, url + request.path, data=body, headers={"content-type": kind}
-        ) as answer:
-            text = await answer.read()
-            if request.path == "/metrics":
-                text += text.replace(b'engine="0"', b'engine="1"')
-            return web.Response(status=answer.status, body=text, content_type=answer.content_type)
-
-    app = web.Application(client_max_size=1 << 24)
-    app.router.add_route("*", "/{path:.*}", serve)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}"
-    finally:
-        await runner.cleanup()
 
 
 async def ask(on: Stage, document: str, question: str) -> tuple[str, int]:
@@ -86,9 +54,8 @@ def test_each_lane_follows_its_rank() -> None:
     async def main() -> None:
         base = consecutive_ports()
         async with asyncio.timeout(120), AsyncExitStack() as stack:
-            urls = [await start_rank(stack, rank, base) for rank in range(RANKS)]
+            url = await start_server(stack, base)
             client = await stack.enter_async_context(aiohttp.ClientSession())
-            url = await stack.enter_async_context(one_url(urls, client))
             keys = {"data_parallel": RANKS, "kv_events": f"tcp://127.0.0.1:{base}"}
             health = {"timeout": "30s", "interval": "100ms"}
             on = await stack.enter_async_context(
@@ -96,9 +63,9 @@ def test_each_lane_follows_its_rank() -> None:
             )
             await asyncio.sleep(1)  # until the subscriptions are made
             core = on.proxy.driver.shaper.backends
-            for path in urls:  # so each rank has published from an empty cache on
-                async with client.post(path + "/reset_prefix_cache") as response:
-                    assert response.status == 200
+            # So each rank has published from an empty cache on.
+            async with client.post(url + "/reset_prefix_cache") as response:
+                assert response.status == 200
             first = await asyncio.gather(*(ask(on, document, "first") for document in DOCUMENTS))
             home = {document: lane for document, (lane, _) in zip(DOCUMENTS, first, strict=True)}
             while {lane.cache.mode for lane in core.values()} != {"exact"}:  # noqa: ASYNC110

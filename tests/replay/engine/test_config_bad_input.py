@@ -28,7 +28,7 @@ MIXTURE = {**LLAMA, "model_type": "qwen3_moe", "num_experts": 8, "num_experts_pe
         ("--model llama-3-8b --gpu {folder}/terabytes.json", ("bandwidth", "4.8", "bytes/s")),
         ("--model llama-3-8b --gpu {folder}/mib.json", ("memory_gib", "143155")),
         ("--model {folder}/fp5/config.json", ("fp5", "hf_quant_config.json")),
-        ("--model llama-3-8b --data-parallel-size 2", ("--data-parallel-size 2", "as servers")),
+        ("--model {folder}/moe/config.json -dp 2", ("--data-parallel-size 2", "share experts")),
         ("--model llama-3-8b -pp 2", ("--pipeline-parallel-size 2", "--tensor-parallel-size")),
         ("--model llama-3-8b --enable-expert-parallel", ("--enable-expert-parallel", "leave it")),
         ("--model {folder}/moe/config.json --enable-lora", ("qwen3_moe", "leave it out")),

@@ -22,18 +22,23 @@ from forebay.replay.engine.server.protocol import Call, read_call
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One generation endpoint: how a body is read, and how answers are named and written."""
+    """One generation endpoint: how a body is read, and how answers are named and written.
+
+    Attributes:
+        takes_rank: a header of the request may name the data-parallel rank.
+    """
 
     kind: str
     read: Callable[..., Call]
     chunks: type[Chunks] = Chunks
     whole: Callable[[WholeAnswer], bytes] = whole_answer
     error: Callable[[EngineApiError], bytes] = EngineApiError.body
+    takes_rank: bool = True
 
 
 APIS = {
     "/v1/chat/completions": Api("chatcmpl", partial(read_call, chat=True)),
     "/v1/completions": Api("cmpl", partial(read_call, chat=False)),
     "/v1/messages": Api("chatcmpl", read_messages, MessageChunks, whole_message, message_error),
-    "/v1/responses": Api("resp", read_responses, ResponseChunks, whole_response),
+    "/v1/responses": Api("resp", read_responses, ResponseChunks, whole_response, takes_rank=False),
 }

@@ -12,7 +12,7 @@ import orjson
 from aiohttp import web
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.loop.core_loop import EngineLoop
+from forebay.replay.engine.loop.ranks import EngineRanks
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.server.api_errors import unavailable
 from forebay.replay.engine.server.generation import HEADERS, JSON, Generator
@@ -36,7 +36,7 @@ BYTES = {**HEADERS, "Content-Type": "application/octet-stream"}
 class Pooler:
     """Answers from pooled prompts. `generator` names requests, and has faults and load."""
 
-    def __init__(self, config: EngineConfig, loop: EngineLoop, generator: Generator) -> None:
+    def __init__(self, config: EngineConfig, loop: EngineRanks, generator: Generator) -> None:
         self._config = config
         self._loop = loop
         self._generator = generator
