@@ -239,6 +239,11 @@ def _with_kv(question: Question, times: int) -> Question:
     return replace(question, scenario=replace(question.scenario, engine=more))
 
 
+def sharing_takes_minutes(question: Question) -> bool:
+    """True if shared prefixes need every step computed: with several groups of layers."""
+    return not question.scenario.engine.kv_budget.layout.one_kind
+
+
 def _variants(question: Question) -> list[tuple[str, Question]]:
     users, scenario = question.users, question.scenario
     variants: list[tuple[str, Question]] = []
@@ -250,8 +255,7 @@ def _variants(question: Question) -> list[tuple[str, Question]]:
     if users.document_share:
         if users.shared > 0:
             people("no document shared", shared=0.0)
-        # With several groups of layers, shared prefixes need every step computed: minutes.
-        if users.shared < 1 and scenario.engine.kv_budget.layout.one_kind:
+        if users.shared < 1 and not sharing_takes_minutes(question):
             people(f"all questions about {users.documents} shared documents", shared=1.0)
     for cv in (2.0, 3.0):
         if users.cv != cv:

@@ -7,7 +7,7 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from forebay.analysis.sizing.guide import SizingAnswer, Validation
+from forebay.analysis.sizing.guide import SizingAnswer, Validation, sharing_takes_minutes
 from forebay.analysis.sizing.judge import FleetJudgement, pooled
 from forebay.analysis.statistics.share_intervals import wilson
 
@@ -233,6 +233,13 @@ def print_answer(
     console.print(_naive_table(answer))
     if answer.variants:
         console.print(_variants_table(answer))
+        if sharing_takes_minutes(answer.question):
+            console.print(
+                Text(
+                    "not simulated: all documents shared. With layers that keep part of a "
+                    "context it takes minutes. Ask with --shared 1."
+                )
+            )
     if check:
         for line in validation_lines(check):
             console.print(Text(line))
