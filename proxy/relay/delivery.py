@@ -195,7 +195,8 @@ def _sent_at_once(request: web.BaseRequest, response: web.StreamResponse) -> boo
     lines.append(f"Content-Length: {len(body)}")
     if body and "Content-Type" not in headers:
         lines.append("Content-Type: application/octet-stream")
-    lines.append(f"Date: {rfc822_formatted_time()}")
+    if "Date" not in headers:
+        lines.append(f"Date: {rfc822_formatted_time()}")
     if "Server" not in headers:
         lines.append(f"Server: {SERVER_SOFTWARE}")
     keep_alive = request.keep_alive and response.keep_alive is None

@@ -15,6 +15,7 @@ RESPONSES = {
     "bare": lambda: web.Response(body=b"text"),
     "not ASCII": lambda: web.Response(body=b"x", headers={"content-type": "text/é"}),
     "a tab": lambda: web.Response(body=b"x", headers={"content-type": "a\tb"}),
+    "dated": lambda: web.Response(body=b"x", headers={"Date": "then"}),
     "twice": lambda: web.Response(body=b"x", headers=[("a", "1"), ("A", "2")]),
     "closed": lambda: web.Response(body=b"x", headers={"Connection": "close"}),
     "no content": lambda: web.Response(status=204),
