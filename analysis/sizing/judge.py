@@ -144,7 +144,8 @@ class Misses:
     ) -> None:
         self._from_s, self._to_s = from_s, to_s
         kinds = [class_of(row) for row in trace if from_s <= row.arrival_s < to_s]
-        # The more requests may count, the more may miss: all of a kind are the most.
+        # A percentile lets a share of its samples miss. A request whose time is undefined is no
+        # sample. It is counted all the same, so a simulation may end late, but never too early.
         self._left = {
             target: (1 - target.share) * sum(target.concerns(kind) for kind in kinds) + 1e-6
             for target in targets

@@ -107,9 +107,8 @@ class Relay:
                             raise  # it may be up again soon
                         if rejected.action.reason != "no_backend_available":
                             raise  # the others are busy: the client may come back
-                        return (
-                            failure.result()
-                        )  # no other backend: the first backend's response stands
+                        # There is no other backend: the first backend's response stands.
+                        return failure.result()
                     shaped.record.sent(send, self._clock())
 
     async def _send(

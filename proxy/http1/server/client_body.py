@@ -36,7 +36,8 @@ async def read_client_body(
     A body is too slow if it falls `patience_s` behind LEAST_BYTES_PER_S, counted from its beginning
     or from any later moment. A fast start buys no time for later silence.
 
-    `took` gets the seconds in which it came, also if it did not come whole.
+    `took` gets the seconds that a body takes which has not come with its head, also if it does not
+    come whole.
     """
     coding = coding_of(request.headers)
     if request.content.is_eof() and "expect" not in request.headers:
