@@ -39,8 +39,8 @@ class VllmRelease:
             ends of prompts and of shared prefixes. Otherwise such layers are not simulated.
         recaches_boundary: a recurrent state at the end of a prompt cannot be hit while its request
             still holds it. Otherwise it can, from the next step on.
-        paces_prefills: a single engine obeys prefill_schedule_interval. Otherwise only the ranks
-            of a data-parallel deployment do, which is not simulated.
+        paces_prefills: a single engine obeys prefill_schedule_interval. Otherwise only the
+            data-parallel ranks of a mixture of experts do, which are not simulated.
         counts_every_lookup: every look at the head of the queue counts in prefix_cache_queries
             and _hits. Otherwise its admission does.
         whole_prompts_overtake: without chunked prefill, a prompt that fits the rest of the token
