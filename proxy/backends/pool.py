@@ -62,7 +62,7 @@ class Backends:
         say: Say,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        # State that requests have taught this proxy about the backends.
+        # The services that it uses, and the state of backends as requests have shown it.
         self._config = config
         self._tls = tls
         self._driver = driver

@@ -228,8 +228,8 @@ class StartGate:
         before = [p for p in queue.prefills.values() if p.uncached_tokens <= least]
         if sum([prefill.uncached_tokens for prefill in before]) < STEP_TOKENS:
             return True
-        # Prefills that cost next to nothing have more room than one step. So has all that is beside
-        # a document in a chunking engine: a chunk of it is in each step, however many they are.
+        # Prefills that cost next to nothing have more room than one step. So have all prefills
+        # beside a document in a chunking engine: each step has a chunk of the document anyway.
         limit_s = ahead_s if queue.chunks_document else BESIDE_OTHERS * self.dispatch_ahead_s
         return _work_s(backend, before) < limit_s
 

@@ -178,7 +178,7 @@ class PrefillQueue:
 
     @property
     def chunks_document(self) -> bool:
-        """True if the engine chunks a prefill here that exceeds a full step."""
+        """True if the engine chunks long prefills, and a prefill here exceeds a full step."""
         if not self.chunked:
             return False
         return any(p.uncached_tokens > FULL_STEP_TOKENS for p in self.prefills.values())

@@ -236,8 +236,8 @@ class BucketQueue:
         self._holdings = holdings
         self.flows: dict[FlowKey, DueQueue] = {}
         self._only: DueQueue | None = None  # the flow, while there is exactly one
-        # The orders of the flows, kept while there are several. By rank: first by counters, then by
-        # holdings. And by deadline.
+        # The orders of the flows, kept while there are several. A rank has two: by counters, and by
+        # holdings for the time in which these are scarce. One more is by deadline.
         self._by_turn: dict[int, tuple[FirstFlow, FirstFlow]] = {}
         self._by_deadline = FirstFlow(self._deadline_place)
         self.count = self.cold = 0
