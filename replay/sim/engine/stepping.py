@@ -5,12 +5,17 @@ such as scheduling policies other than fcfs, run here.
 """
 
 from math import inf
+from typing import Final
 
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.tokenizer import hashes_of_ids
 from forebay.replay.sim.engine.request import SimRequest
+from forebay.traces.errors import InputError
+
+MOST_PREEMPTIONS: Final = 50_000
+"""Preemptions without a token between them. A workload that ends has far fewer."""
 
 
 class SteppingEngine:
@@ -19,6 +24,7 @@ class SteppingEngine:
         self.kv_tokens = self.core.kv_tokens
         self._at = inf
         self._stepping = False
+        self._preempted = 0  # preemptions up to the last token
 
     @property
     def steps(self) -> int:
@@ -51,11 +57,20 @@ class SteppingEngine:
         return self._at
 
     def advance(self, now: float) -> tuple[list[SimRequest], list[SimRequest]]:
-        """End the current step, if there is one, and start the next, if there is work."""
+        """End the current step, if there is one, and start the next, if there is work.
+
+        Raises:
+            InputError: the engine preempts and admits the same requests forever.
+        """
         firsts: list[SimRequest] = []
         finished: list[SimRequest] = []
         if self._stepping:
+            # End the step. A workload that goes on without a token never ends.
             result = self.core.finish_step()
+            if result.outputs:
+                self._preempted = self.core.preemptions
+            elif self.core.preemptions > self._preempted + MOST_PREEMPTIONS:
+                raise InputError(self._endless())
             ended = set(map(id, result.finished))
             # In the order of the server: first requests that continue, then requests that end.
             continuing = [request for request in result.outputs if id(request) not in ended]
@@ -72,9 +87,19 @@ class SteppingEngine:
                 served.sink.finished_s = now
                 served.sink.preemptions = served.preemptions
                 finished.append(served.sink)
+        # Start the next step.
         self._stepping = self.core.has_work
         self._at = now + self.core.start_step(now) if self._stepping else inf
         return firsts, finished
+
+    def _endless(self) -> str:
+        config = self.core.config
+        return (
+            f"--scheduling-policy {config.scheduling_policy}: the engine preempts and admits the "
+            "same requests forever, as vLLM's rules have it where "
+            f"{self.kv_tokens} tokens of KV cache are too few; leave the option out, or raise "
+            "--gpu-memory-utilization or --num-gpu-blocks-override"
+        )
 
 
 def engine_request(request: SimRequest, arrival_s: float, block_size: int) -> EngineRequest:
