@@ -75,6 +75,8 @@ class Scenario:
                 f"give --gpus {len(self.gpu_mix)} or more"
             )
         check_policy(self.policy)
+        if self.policy == ALL_KNOWING:
+            self._check_skipping(f"--policy {ALL_KNOWING}")
         if self.pools is not None:
             self._check_pools(self.pools)
         for bucket in self.proxy.buckets:
@@ -92,15 +94,19 @@ class Scenario:
                 f"--pools {words}: give a number of prefill and of decode engines, together the "
                 f"{self.gpus} of --gpus"
             )
+        self._check_skipping(f"--pools {words}")
+        if any(bucket.backends for bucket in self.proxy.buckets):
+            raise InputError(f"--pools {words}: leave out `backends` of the buckets in --config")
+
+    def _check_skipping(self, option: str) -> None:
+        """Raise InputError unless `option` can have engines that skip steps."""
         if self.exact or not can_skip(self.engine):
             raise InputError(
-                f"--pools {words}: only for engines whose steps can be skipped; leave out --exact, "
+                f"{option}: only for engines whose steps can be skipped; leave out --exact, "
                 "--speculative-config, --scheduling-policy and --prefill-schedule-interval, take "
                 "--vllm-version 0.26 or newer, and for a model with sliding windows add "
                 "--disable-hybrid-kv-cache-manager"
             )
-        if any(bucket.backends for bucket in self.proxy.buckets):
-            raise InputError(f"--pools {words}: leave out `backends` of the buckets in --config")
 
     def buckets(self) -> tuple[LengthBucket, ...]:
         return tuple(LengthBucket(b.name, b.up_to) for b in self.proxy.buckets)

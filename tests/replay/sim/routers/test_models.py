@@ -1,13 +1,21 @@
 """Models of other routers in virtual time: each chooses as its documentation states."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from forebay.proxy.core.model import Reject, Request, Send
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.hardware.specs import LLAMA_3_8B
 from forebay.replay.sim.routers.base import RouterModel
 from forebay.replay.sim.routers.models import ROUTER_MODELS, LeastConnectionsQueue
 from forebay.replay.sim.scenario import ALL_KNOWING, DIRECT, Scenario, simulate
+from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.documents import shared_document
+
+WINDOWS = replace(LLAMA_3_8B, sliding_layers=16, sliding_window=1_024)
 
 
 def started(name: str, engines: int = 2) -> RouterModel:
@@ -170,3 +178,18 @@ def test_who_looks_into_the_engines_pays_for_a_document_once() -> None:
     done = simulate(rows, Scenario(policy=ALL_KNOWING))
     full = [o for o in done.outcomes if o.cached_tokens == 0]
     assert [o.request.id for o in full] == [rows[0].id, "cold"]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "remedy"),
+    [
+        ({"exact": True}, "leave out --exact"),
+        ({"engine": EngineConfig(WINDOWS)}, "add --disable-hybrid-kv-cache-manager"),
+    ],
+)
+def test_who_looks_into_the_engines_needs_those_that_skip(
+    scenario: dict[str, Any], remedy: str
+) -> None:
+    with pytest.raises(InputError, match="--policy all_knowing: only for engines") as caught:
+        Scenario(policy=ALL_KNOWING, **scenario)
+    assert remedy in str(caught.value)
