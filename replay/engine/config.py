@@ -368,7 +368,7 @@ class EngineConfig:
             raise InputError(f"--max-model-len {self.context}: leave room for prompt and output")
         whole = 0 if self.enable_chunked_prefill else self.context
         check_step(self.batched_tokens, self.seqs, whole)
-        check_room(self.kv_budget.layout, self.num_blocks(), self.context)
+        check_room(self.kv_budget, self.context)
 
 
 def _flag(name: str) -> str:

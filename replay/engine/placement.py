@@ -10,6 +10,7 @@ from dataclasses import replace
 from forebay.replay.engine.hardware.gpu_sheet import features_of
 from forebay.replay.engine.hardware.kv_layout import KV_VALUE_BYTES, KvLayout
 from forebay.replay.engine.hardware.layers import PLAIN, Mixture, WeightFormat
+from forebay.replay.engine.hardware.memory import MemoryBudget
 from forebay.replay.engine.hardware.specs import GpuFeatures, GpuSpec, ModelSpec
 from forebay.replay.engine.vllm_versions import VllmRelease
 from forebay.traces.errors import InputError
@@ -58,15 +59,16 @@ def check_groups(layout: KvLayout, release: VllmRelease, draft: ModelSpec | None
         )
 
 
-def check_room(layout: KvLayout, blocks: int, context: int) -> None:
+def check_room(budget: MemoryBudget, context: int) -> None:
     """Raise InputError if no request of `context` tokens fits in the KV cache."""
-    usable = max(0, blocks - 1)
-    if layout.request_blocks(context) <= usable:
+    holds = budget.longest(context)
+    if holds == context:
         return
-    holds = layout.longest(usable, context)
     cure = "lower it, or raise --gpu-memory-utilization or --num-gpu-blocks-override"
-    if not usable:
+    if budget.blocks <= 1:
         cure = "the weights leave no room: more --tensor-parallel-size, or --quantization"
+    if budget.adapters:
+        cure += ", or fewer adapters: lower --max-loras or --max-lora-rank"
     raise InputError(f"--max-model-len {context}: the KV cache holds {holds} tokens; {cure}")
 
 
