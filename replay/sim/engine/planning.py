@@ -18,7 +18,7 @@ from forebay.replay.sim.engine.stalls import LongestSince
 
 
 class KvDecides(Exception):
-    """The KV blocks of several groups of layers decide, which `Planner` does not follow."""
+    """Several groups of layers share a prefix or lack blocks, which `Planner` cannot compute."""
 
 
 RELEASED: list[tuple[Run, int]] = []
@@ -30,8 +30,8 @@ UNLIMITED: Final = 1 << 40
 class Planner:
     """The WAITING and RUNNING requests and the KV blocks of one engine.
 
-    Several groups of layers are planned without their blocks. That is exact as long as no prompt
-    shares a prefix and the blocks are enough for all requests, which raises `KvDecides` otherwise.
+    Several groups of layers are planned without their blocks. That is exact as long as no prompts
+    share a prefix and the blocks are enough for all requests. Otherwise `KvDecides` is raised.
 
     Attributes:
         waiting: waiting requests, the next one first.
