@@ -86,6 +86,8 @@ def stream_case(case: SweepCase) -> dict[str, Any]:
         **simulated_verdict(totals.requests, totals.completed, dict(totals.rejected)),
         "possible_goodput_per_s": None,
         "share_of_possible": None,
+        "sessions": None,  # their requests are not kept
+        "session_e2e_ms": None,
         "busy": [round(share, 4) for share in busy],
         "preemptions": sum(engine.preemptions for engine in engines.values()),
         "constants_remarks": scenario.constants_remarks(),

@@ -45,6 +45,20 @@ def test_a_streamed_simulation_gives_the_same_figures(
                 assert streamed[metric][bucket][name] == pytest.approx(value, rel=2e-3, abs=2e-3)
 
 
+def test_a_streamed_simulation_does_not_count_sessions_as_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.jsonl"
+    write_trace(
+        path, (TraceRequest(f"r{n}", 1.0 * n, 500, 5, session=f"s{n % 3}") for n in range(9))
+    )
+    words = str(path), "--speed", "1"
+    assert simulated(capsys, *words)["sessions"] == 3
+    streamed = simulated(capsys, *words, "--stream")
+    assert streamed["sessions"] is streamed["session_e2e_ms"] is None
+    assert main(["simulate", *words, "--stream"]) == 0  # the table has no column of them
+
+
 def test_all_requests_may_be_rejected_as_they_come(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
