@@ -1,4 +1,4 @@
-"""An API is one class and one entry of DIALECTS: no other part of the proxy knows it."""
+"""An API is one file and one line of the table of paths: no other part of the proxy knows it."""
 
 import re
 from typing import Any
