@@ -5,6 +5,7 @@ path is spelled.
 """
 
 import asyncio
+from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
 
@@ -287,13 +288,9 @@ class App:
 
         Without `dialect`, its first API that has such bodies is taken.
         """
-        # Take the turn of a large body.
         body = as_utf8(body)
         large = len(body) >= LARGE_BYTES
-        if large:
-            await self._parsing.begin()
-        # Parse it, and read the fields that decisions need.
-        try:
+        async with self._parsing if large else nullcontext():
             fields = await parse_any(body, in_pieces=large)
             self._parsed_count += 1
             return read_fields(
@@ -313,9 +310,6 @@ class App:
                 ignore_salt=self._backends.salts.ignored,
                 response_ids=self._security.response_ids,
             )
-        finally:
-            if large:
-                self._parsing.end()
 
     def _headers(self, record: RequestRecord) -> dict[str, str]:
         """Return our headers of a response to a shaped request."""
@@ -373,17 +367,11 @@ class App:
         named = self._config.usage.path is not None and not may_be_form(path)
         if body and (salts or models.matter or named or limited):
             content_type = request.headers.get("content-type", "")
-            large = len(body) >= LARGE_BYTES
-            if large:
-                await self._parsing.begin()
-            try:
+            async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
                 body, model = await prepared(
                     body, content_type, record.tenant, salts, models,
                     form=may_be_form(path), names_model=limited,
                 )  # fmt: skip
-            finally:
-                if large:
-                    self._parsing.end()
         # Check the tenant's allowance and the model.
         if request.method == "POST" and not home:
             self._allowances.admit(self._config, record, model.name, record.estimated_tokens)

@@ -57,7 +57,7 @@ _ESCAPED = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 
 
 class LargeBodies:
-    """Lets one large body be parsed at a time, between `begin` and `end`.
+    """Lets one large body be parsed at a time, Use it in `async with`.
 
     A body takes up to four times its size while it is parsed. Then no other is parsed for twice the
     time that it took, so most of the time is left to small requests.
@@ -67,11 +67,11 @@ class LargeBodies:
         self._lock = asyncio.Lock()
         self._began = 0.0
 
-    async def begin(self) -> None:
+    async def __aenter__(self) -> None:
         await self._lock.acquire()
         self._began = asyncio.get_running_loop().time()
 
-    def end(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(2 * (loop.time() - self._began), self._lock.release)
 

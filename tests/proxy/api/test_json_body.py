@@ -136,10 +136,9 @@ def test_the_next_large_body_waits_for_twice_the_time_of_the_last() -> None:
 
     async def parse(turns: LargeBodies) -> None:
         nonlocal now
-        await turns.begin()
-        began.append(now)
-        now += 1.0
-        turns.end()
+        async with turns:
+            began.append(now)
+            now += 1.0
 
     async def main() -> None:
         nonlocal now
