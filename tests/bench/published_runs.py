@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import numpy as np
-from kv_models import CONFIGS
+from kv_models import CONFIGS, INFERENCE_SIM
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.closed_loop import closed_loop
@@ -38,19 +38,9 @@ RESULT = Path(__file__).with_name("results") / "published-runs.json"
 SERVED_TIMES, LOOP_TIMES = ("e2e_s", "ttft_mean_s", "ttft_p99_s"), ("tpot_ms", "ttft_ms")
 BLOCK = 16
 WARM_S, LATE_S = 60.0, 120.0
-"""At the second rate only so long is simulated, after so long at the first."""
-_LLAMA_2 = {"model_type": "llama", "vocab_size": 32_000, "max_position_embeddings": 16_384,
-            "tie_word_embeddings": False}  # fmt: skip
+"""Seconds that are simulated at the first rate, and then at the second."""
 MODELS: dict[str, dict[str, Any]] = {
-    "Llama-2-7B": {**_LLAMA_2, "num_hidden_layers": 32, "hidden_size": 4096,
-                   "num_attention_heads": 32, "intermediate_size": 11_008},
-    "CodeLlama-34B": {**_LLAMA_2, "num_hidden_layers": 48, "hidden_size": 8192,
-                      "num_attention_heads": 64, "num_key_value_heads": 8,
-                      "intermediate_size": 22_016},
-    "Llama-2-70B": {**_LLAMA_2, "num_hidden_layers": 80, "hidden_size": 8192,
-                    "num_attention_heads": 64, "num_key_value_heads": 8,
-                    "intermediate_size": 28_672},
-    "Mixtral-8x7B": CONFIGS["mistralai/Mixtral-8x7B-v0.1"],
+    **INFERENCE_SIM,
     "Qwen3-14B": CONFIGS["Qwen/Qwen3-14B"],
     "MiniMax-M2.5": {
         "model_type": "minimax_m2", "hidden_size": 3072, "intermediate_size": 1536,
@@ -146,8 +136,8 @@ def served(row: Served, folder: Path) -> dict[str, float]:
         for n, at_s in enumerate(times)
     ]  # fmt: skip
     done = simulate(trace, Scenario(engine, 1, DIRECT)).outcomes[warm:]
-    ttfts = np.array([_ttft_s(one) for one in done])
-    e2e_s = fmean((one.finished_s or 0.0) - one.request.arrival_s for one in done)
+    ttfts = np.array([_ttft_s(outcome) for outcome in done])
+    e2e_s = fmean((outcome.finished_s or 0.0) - outcome.request.arrival_s for outcome in done)
     return {"e2e_s": e2e_s, "ttft_mean_s": float(ttfts.mean()),
             "ttft_p99_s": float(np.quantile(ttfts, 0.99))}  # fmt: skip
 
@@ -170,14 +160,15 @@ def looped(row: tuple[str, int, int, int, int, float, float], folder: Path) -> d
     ]
     done = closed_loop(trace, served_engine(engine), "gpu0", at_once)
     tpots = [
-        ((one.finished_s or 0.0) - (one.first_token_s or 0.0)) / (one.request.output_tokens - 1)
-        for one in done
+        ((outcome.finished_s or 0.0) - (outcome.first_token_s or 0.0))
+        / (outcome.request.output_tokens - 1)
+        for outcome in done
     ]
     return {"ttft_ms": 1e3 * fmean(map(_ttft_s, done)), "tpot_ms": 1e3 * fmean(tpots)}
 
 
-def _ttft_s(one: SimOutcome) -> float:
-    return (one.first_token_s or 0.0) - one.request.arrival_s
+def _ttft_s(outcome: SimOutcome) -> float:
+    return (outcome.first_token_s or 0.0) - outcome.request.arrival_s
 
 
 def main() -> None:
@@ -230,11 +221,11 @@ def _loop_lines() -> Iterator[str]:
 
 
 def _line(kind: str, errors: Sequence[float]) -> str:
-    return f"| {kind} | {' | '.join(f'{one:+.1%}' for one in errors)} |"
+    return f"| {kind} | {' | '.join(f'{error:+.1%}' for error in errors)} |"
 
 
 def _summary(sizes: Sequence[Sequence[float]]) -> str:
-    cells = [f"{median(one):.1%}, {one[int(0.9 * len(one))]:.1%}" for one in sizes]
+    cells = [f"{median(size):.1%}, {size[int(0.9 * len(size))]:.1%}" for size in sizes]
     return f"| median and p90 without sign | {' | '.join(cells)} |"
 
 

@@ -188,3 +188,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "quantization_config": {"quant_method": "fp8"},
     },
 }
+
+_LLAMA_2 = {"model_type": "llama", "vocab_size": 32_000, "max_position_embeddings": 16_384,
+            "tie_word_embeddings": False}  # fmt: skip
+INFERENCE_SIM: dict[str, dict[str, Any]] = {
+    "Llama-2-7B": {**_LLAMA_2, "num_hidden_layers": 32, "hidden_size": 4096,
+                   "num_attention_heads": 32, "intermediate_size": 11_008},
+    "CodeLlama-34B": {**_LLAMA_2, "num_hidden_layers": 48, "hidden_size": 8192,
+                      "num_attention_heads": 64, "num_key_value_heads": 8,
+                      "intermediate_size": 22_016},
+    "Llama-2-70B": {**_LLAMA_2, "num_hidden_layers": 80, "hidden_size": 8192,
+                    "num_attention_heads": 64, "num_key_value_heads": 8,
+                    "intermediate_size": 28_672},
+    "Mixtral-8x7B": CONFIGS["mistralai/Mixtral-8x7B-v0.1"],
+}  # fmt: skip
+"""The models whose runs inference-sim publishes."""

@@ -53,27 +53,31 @@ def start_ranks(number: int) -> None:
     group.new_group = made
 
 
+def engine_config(case: dict[str, Any], folder: str, **options: Any) -> Any:
+    """Write the model's config.json into `folder`, and return vLLM's VllmConfig of the case."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    Path(folder, "config.json").write_text(json.dumps(case["config"]))
+    return EngineArgs(
+        model=folder, dtype="bfloat16", skip_tokenizer_init=True, enforce_eager=True,
+        block_size=BLOCK_SIZE, tensor_parallel_size=case.get("tensor_parallel", 1), **options,
+    ).create_engine_config()  # fmt: skip
+
+
 def kv_cache(case: dict[str, Any]) -> dict[str, Any]:
     """Return what `get_kv_cache_configs` says of a model's layers."""
     import torch
     from vllm.config import get_layers_from_vllm_config, set_current_vllm_config
-    from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(case["config"]))
-        config = EngineArgs(
-            model=folder,
-            dtype="bfloat16",
-            skip_tokenizer_init=True,
-            enforce_eager=True,
-            block_size=BLOCK_SIZE,
-            tensor_parallel_size=case.get("tensor_parallel", 1),
+        config = engine_config(
+            case, folder,
             kv_cache_dtype=case.get("kv_cache_dtype", "auto"),
             max_model_len=case.get("max_model_len"),
-        ).create_engine_config()
+        )  # fmt: skip
         with set_current_vllm_config(config), torch.device("meta"):
             initialize_model(vllm_config=config)
             layers = get_layers_from_vllm_config(config, AttentionLayerBase)

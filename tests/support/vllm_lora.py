@@ -10,10 +10,8 @@ JSON for each: the bytes on rank 0. A model that vLLM cannot build has "fault" a
 
 # mypy: disable-error-code="import-not-found"
 
-import json
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import vllm_kv_cache
@@ -23,25 +21,16 @@ def lora_bytes(case: dict[str, Any]) -> dict[str, Any]:
     """Return the bytes of the tensors that vLLM's LoRAModelManager makes for a model."""
     import torch
     from vllm.config import set_current_vllm_config
-    from vllm.engine.arg_utils import EngineArgs
     from vllm.lora.layers import BaseLayerWithLoRA
     from vllm.lora.model_manager import LoRAModelManager
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.model_executor.models import supports_lora
 
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(case["config"]))
-        config = EngineArgs(
-            model=folder,
-            dtype="bfloat16",
-            skip_tokenizer_init=True,
-            enforce_eager=True,
-            block_size=vllm_kv_cache.BLOCK_SIZE,
-            tensor_parallel_size=case.get("tensor_parallel", 1),
-            enable_lora=True,
-            max_loras=case.get("max_loras", 1),
-            max_lora_rank=case.get("max_lora_rank", 16),
-        ).create_engine_config()
+        config = vllm_kv_cache.engine_config(
+            case, folder, enable_lora=True,
+            max_loras=case.get("max_loras", 1), max_lora_rank=case.get("max_lora_rank", 16),
+        )  # fmt: skip
         with set_current_vllm_config(config), torch.device("meta"):
             model = initialize_model(vllm_config=config)
             if not supports_lora(model):

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from kv_models import CONFIGS
+from kv_models import CONFIGS, INFERENCE_SIM
 
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.calibration.play import play
@@ -21,28 +21,15 @@ from forebay.replay.engine.placement import rank_of
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.timing.step_time import StepTimeModel, StepWork
 
-_LLAMA_2 = {"model_type": "llama", "vocab_size": 32_000, "max_position_embeddings": 16_384,
-            "tie_word_embeddings": False}  # fmt: skip
-MODELS: dict[str, dict[str, Any]] = {
-    "Llama-2-7b": {**_LLAMA_2, "num_hidden_layers": 32, "hidden_size": 4096,
-                   "num_attention_heads": 32, "intermediate_size": 11_008},
-    "CodeLlama-34b": {**_LLAMA_2, "num_hidden_layers": 48, "hidden_size": 8192,
-                      "num_attention_heads": 64, "num_key_value_heads": 8,
-                      "intermediate_size": 22_016},
-    "Llama-2-70b": {**_LLAMA_2, "num_hidden_layers": 80, "hidden_size": 8192,
-                    "num_attention_heads": 64, "num_key_value_heads": 8,
-                    "intermediate_size": 28_672},
-    "Mixtral-8x7B": CONFIGS["mistralai/Mixtral-8x7B-v0.1"],
-}  # fmt: skip
 # inference-sim/training, default_args/2026021*: vLLM on H100 SXM, --max-num-batched-tokens 2048,
 # --max-num-seqs 128, constant arrivals; 45 prompts that are asked again and again, so that all but
 # their last block is cached. Model, GPUs, requests a second, prompt and output tokens, and the
 # medians of TPOT ((request_latency - time_to_first_token) / tokens) and TTFT in ms.
 SERVED = [
-    ("Llama-2-7b", 1, 8, 575, 249, 8.16, 26.8),
-    ("CodeLlama-34b", 2, 8, 575, 250, 14.58, 45.3),
-    ("Llama-2-70b", 4, 8, 575, 249, 18.59, 55.2),
-    ("Llama-2-70b", 4, 20, 575, 249, 21.96, 68.3),
+    ("Llama-2-7B", 1, 8, 575, 249, 8.16, 26.8),
+    ("CodeLlama-34B", 2, 8, 575, 250, 14.58, 45.3),
+    ("Llama-2-70B", 4, 8, 575, 249, 18.59, 55.2),
+    ("Llama-2-70B", 4, 20, 575, 249, 21.96, 68.3),
     ("Mixtral-8x7B", 2, 8, 570, 249, 18.90, 55.8),
     ("Mixtral-8x7B", 2, 5, 589, 248, 17.79, 53.0),
 ]
@@ -65,7 +52,7 @@ def served(row: tuple[str, int, int, int, int, float, float], folder: Path) -> t
     name, ranks, rate, prompt, output, _, _ = row
     folder.mkdir()
     config = EngineConfig(
-        read(folder, MODELS[name]), "h100", tensor_parallel_size=ranks, max_model_len=4096,
+        read(folder, INFERENCE_SIM[name]), "h100", tensor_parallel_size=ranks, max_model_len=4096,
         max_num_batched_tokens=2048, max_num_seqs=128, vllm_version="0.20",
     )  # fmt: skip
     requests = [
