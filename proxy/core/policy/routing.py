@@ -125,7 +125,7 @@ def warm_or_least_work(
     alone = warm and not warmest.wanted
     # Where everything waits, a copy to decode elsewhere would cost more than it saves.
     spreads = not alone and min([o.wait_s for o in options]) < NO_WAIT_S
-    # What its prefill costs at each backend: itself and the requests that run there.
+    # The cost of its prefill at each backend, for itself and for the requests that run there.
     scores: list[float] = []
     twice = float(alone)
     for option in options:
@@ -140,7 +140,7 @@ def warm_or_least_work(
             costs_s += weight * (prefill_s - option.step_s)
         score = option.wait_s + costs_s
         scores.append(score + option.decode_s if spreads else score)
-    # The first of the best, and of those that are nearly as good.
+    # The first of the best backends and of nearly as good ones.
     least = min(scores) + SLACK * cheapest
     reads = 1.0 if warm and not spreads else 0.0  # else the scores have it
     near = [

@@ -305,7 +305,9 @@ class BucketQueue:
             return [only] if only else []
         heads = []
         for rank in sorted(self._by_turn):
-            if (first := self._by_turn[rank][self._holdings.scarce].first()) is None:
+            by_counter, by_holding = self._by_turn[rank]
+            order = by_holding if self._holdings.scarce else by_counter
+            if (first := order.first()) is None:
                 continue
             for own_rank in range(len(CLASSES)):
                 flow = self.flows.get((rank, first[1], own_rank))

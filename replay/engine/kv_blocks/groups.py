@@ -72,7 +72,7 @@ class GroupTables(BlockTables):
             aligned = end // size * size
             if aligned > start or size <= self._most_prefill:
                 end = aligned
-        # It stops at the last state that can be kept, and where a shared prefix ended.
+        # A chunk stops at the last state that can be kept, and where a shared prefix ended.
         stops = [] if exports else [(request.tokens - 1) // size * size]
         if start % size and not exports:
             stops.append((start // size + 1) * size)
