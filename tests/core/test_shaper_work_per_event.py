@@ -112,3 +112,28 @@ def test_no_event_works_more_where_more_tenants_wait() -> None:
     assert many.pop("arrive") <= few.pop("arrive") + OF_A_TENANT * (MANY - FEW)
     for name, cost in many.items():
         assert cost <= GROWS * few[name] + 500, (name, few[name], cost)
+
+
+def test_no_event_works_more_where_more_tenants_were_active_lately() -> None:
+    few, many = (crowd_among(number) for number in (FEW, MANY))
+    for name, cost in many.items():
+        assert cost <= GROWS * few[name] + 500, (name, few[name], cost)
+
+
+def crowd_among(tenants: int) -> dict[str, int]:
+    """Return the instructions of each event after so many tenants were served."""
+    crowd = Crowd(FEW, 2, alike)
+    for number in range(tenants):
+        crowd.now += 0.001
+        request = Request(f"s{number}", 7, 32_000, tenant=f"s{number}")
+        if crowd.shaper.arrive(request, crowd.now):
+            crowd.shaper.finish(request.id, crowd.now)  # it was sent
+        else:
+            crowd.shaper.cancel(request.id, crowd.now)
+    crowd.shaper.preview(Request("p", 7, 32_000, tenant="stranger"), crowd.now)
+    costs = crowd.events()
+    crowd.now += 1.0
+    stranger = Request("stranger", 7, 32_000, tenant="stranger")
+    costs["preview"], _ = instructions(crowd.shaper.preview, stranger, crowd.now)
+    costs["stranger"], _ = instructions(crowd.shaper.arrive, stranger, crowd.now)
+    return costs

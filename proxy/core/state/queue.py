@@ -5,11 +5,11 @@ Questions that every event asks take O(log n) or O(1), also in the number of ten
 `max_queue` bounds the queue.
 """
 
-from collections.abc import Callable
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush
 from math import fsum, inf
 
 from forebay.proxy.core.model import CLASSES, MAJORITY, STANDARD, Request
+from forebay.proxy.core.ordered import First
 from forebay.proxy.core.state.kv_budget import Holdings
 
 NONE_EXCLUDED: frozenset[str] = frozenset()
@@ -175,50 +175,6 @@ class DueQueue:
         return sorted(self._waiting.values(), key=lambda w: w.key)
 
 
-class FirstFlow:
-    """Finds the flow with the least place among many.
-
-    A place that it keeps may be too low: it is corrected once it is the least. So a flow must be
-    noted when it is new or its place may have fallen, and not when its place has risen.
-    """
-
-    __slots__ = ("_heap", "_place", "_places")
-
-    def __init__(self, place: Callable[[FlowKey], Place]) -> None:
-        self._place = place
-        self._places: dict[FlowKey, Place] = {}
-        self._heap: list[tuple[Place, FlowKey]] = []
-
-    def note(self, key: FlowKey) -> None:
-        """Note a flow that is new, or whose place may have fallen."""
-        place, old_place = self._place(key), self._places.get(key)
-        if old_place is not None and old_place <= place:
-            return
-        self._places[key] = place
-        heappush(self._heap, (place, key))
-        if len(self._heap) > 2 * len(self._places):  # most of it is outdated
-            self._heap = [(place, key) for key, place in self._places.items()]
-            heapify(self._heap)
-
-    def forget(self, key: FlowKey) -> None:
-        """Forget a flow in which no request waits."""
-        self._places.pop(key, None)
-
-    def first(self) -> FlowKey | None:
-        """Return the flow with the least place."""
-        while self._heap:
-            least, key = self._heap[0]
-            if self._places.get(key) != least:
-                heappop(self._heap)
-                continue
-            place = self._place(key)
-            if place == least:
-                return key
-            self._places[key] = place
-            heapreplace(self._heap, (place, key))
-        return None
-
-
 class BucketQueue:
     """The queue of one bucket on one backend: a DueQueue for each class and tenant that waits.
 
@@ -238,8 +194,8 @@ class BucketQueue:
         self._only: DueQueue | None = None  # the flow, while there is exactly one
         # The orders of the flows, kept while there are several. A rank has two: by counters, and by
         # holdings for the time in which these are scarce. One more is by deadline.
-        self._by_turn: dict[int, tuple[FirstFlow, FirstFlow]] = {}
-        self._by_deadline = FirstFlow(self._deadline_place)
+        self._by_turn: dict[int, tuple[First[FlowKey], First[FlowKey]]] = {}
+        self._by_deadline = First(self._deadline_place)
         self.count = self.cold = 0
         self._work_s = 0.0
 
@@ -368,7 +324,7 @@ class BucketQueue:
         """Note a flow whose place in an order may have fallen."""
         rank = key[0]
         if rank not in self._by_turn:
-            self._by_turn[rank] = FirstFlow(self._counter_place), FirstFlow(self._holding_place)
+            self._by_turn[rank] = First(self._counter_place), First(self._holding_place)
         for order in self._by_turn[rank]:
             order.note(key)
         self._by_deadline.note(key)

@@ -9,13 +9,14 @@ A tenant is charged when its request is sent. The charge is corrected once the c
 known.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from math import exp, inf
+from math import exp, fsum, inf
 from typing import Final
 
 from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S
 from forebay.proxy.core.model import HISTORY, ServiceClass, Tenant
+from forebay.proxy.core.ordered import First
 from forebay.proxy.core.state.elsewhere import SILENT_S, TenantUse
 
 LATELY_S: Final = 0.5
@@ -43,7 +44,10 @@ class Account:
 
 
 class Fairness:
-    """The counters of all tenants. `on` is True once a request has named a tenant."""
+    """The counters of all tenants. `on` is True once a request has named a tenant.
+
+    No event or question looks at all tenants, but `reconfigure` and `counters`.
+    """
 
     def __init__(self, tenants: Iterable[Tenant], default_weight: float) -> None:
         self.tenants = configured = list(tenants)
@@ -51,12 +55,17 @@ class Fairness:
         self._classes = {tenant.name: tenant.classes for tenant in configured if tenant.classes}
         self.default_weight = default_weight
         self._accounts: dict[str, Account] = {}
-        self._queueing: dict[str, Account] = {}
+        self._queueing = First(self._served)
+        # Accounts that were active in the last RECENT_S, and in the last LOAD_TIME_S before that,
+        # both in order of activity.
+        self._recent = OrderedDict[str, Account]()
+        self._earlier = OrderedDict[str, Account]()
+        # Accounts that are recent or queueing: now, and as of `_counted_at`.
+        self._present = self._active = 0
+        self._present_weight = self._active_weight = 0.0
+        self._counted_at = -inf
         self._highest_sent = 0.0  # highest counter at which a tenant was sent
         self._all = Account("", 1.0)  # sums up the rates
-        self._counted_at = -inf
-        self._active_weight = 0.0
-        self._active = 0
         self.on = False
 
     def reconfigure(self, tenants: Iterable[Tenant], default_weight: float) -> None:
@@ -74,12 +83,17 @@ class Fairness:
             weight = self._weights.get(account.name, default_weight)
             account.served = lowest + (account.served - lowest) * account.weight / weight
             account.weight = weight
+            if account.queued:
+                self._queueing.note(account.name)
+        present = (a for a in self._accounts.values() if a.queued or a.name in self._recent)
+        self._present_weight = fsum(account.weight for account in present)
 
     def account(self, name: str) -> Account:
         account = self._accounts.get(name)
         if account is None:
             account = Account(name, self._weights.get(name, self.default_weight))
             self._accounts[name] = account
+            self._forget_soon(account)
         return account
 
     def counters(self) -> Mapping[str, float]:
@@ -91,39 +105,61 @@ class Fairness:
     def arrived(self, name: str, now: float) -> None:
         """Note an arrival of a tenant. Most of its unused share from before is lost."""
         account = self.account(name)
-        if not account.queued:
-            account.served = max(account.served, self._lowest_waiting() - LATELY_S)
+        self._lift(account)
         if now - account.active_at > RECENT_S:
             self._counted_at = -inf  # count the active tenants again
         account.active_at = now
+        if name in self._recent:
+            self._recent.move_to_end(name)
+            return
+        self._earlier.pop(name, None)
+        self._recent[name] = account
+        if not account.queued:
+            self._add_present(account, 1)
 
     def try_arrival(self, name: str, now: float) -> Callable[[], None]:
         """Note an arrival. Returns a function that undoes it and all notes of later questions."""
         if not self.on:
             return _nothing
-        accounts, account = dict(self._accounts), self._accounts.get(name)
-        served, active_at = (account.served, account.active_at) if account else (0.0, 0.0)
+        new = name not in self._accounts
+        account = self.account(name)
+        served = account.served
         counted = self._counted_at, self._active, self._active_weight
-        self.arrived(name, now)
+        self._lift(account)
+        self._age(now)
+        recent = name in self._recent
+        if not recent or now - self._counted_at >= LATELY_S:
+            more = int(not recent and not account.queued)
+            self._counted_at = now
+            self._active = self._present + more
+            self._active_weight = self._present_weight + more * account.weight
 
         def undo() -> None:
-            self._accounts = accounts
             self._counted_at, self._active, self._active_weight = counted
-            if account is not None:
-                account.served, account.active_at = served, active_at
+            account.served = served
+            if new:
+                del self._accounts[name], self._earlier[name]
 
         return undo
 
     def queued(self, name: str) -> None:
         account = self.account(name)
         account.queued += 1
-        self._queueing[name] = account
+        if account.queued == 1:
+            self._queueing.note(name)
+            if name not in self._recent:
+                self._add_present(account, 1)
 
     def left_queue(self, name: str) -> None:
         account = self.account(name)
         account.queued -= 1
-        if not account.queued:
-            del self._queueing[name]
+        if account.queued:
+            return
+        self._queueing.forget(name)
+        if name not in self._recent:
+            self._add_present(account, -1)
+            if name not in self._earlier:
+                self._forget_soon(account)
 
     def charge(self, name: str, prefill_s: float, now: float) -> None:
         """Charge a tenant whose request is sent."""
@@ -139,6 +175,8 @@ class Fairness:
         """Correct a charge by `more_s`, which may be negative."""
         account = self.account(name)
         account.served += more_s / account.weight
+        if more_s < 0.0 and account.queued:
+            self._queueing.note(name)
 
     def used_elsewhere(self, seconds: Mapping[str, float], now: float) -> None:
         """Charge prefill seconds used at other proxies. Negative seconds are corrections."""
@@ -193,25 +231,55 @@ class Fairness:
         gap_s = (self.counter(name) - account.served) * account.weight / max(1, engines)
         return max(0.0, min(queued_s, gap_s))
 
+    def _served(self, name: str) -> float:
+        return self._accounts[name].served
+
     def _lowest_waiting(self) -> float:
         """Return the counter of the tenant that is next."""
-        waiting = [account.served for account in self._queueing.values()]
-        return min(self._highest_sent, *waiting) if waiting else self._highest_sent
+        first = self._queueing.first()
+        return self._highest_sent if first is None else min(self._highest_sent, self._served(first))
+
+    def _lift(self, account: Account) -> None:
+        """Lift the counter of a tenant that returns, without waiting requests."""
+        if not account.queued:
+            account.served = max(account.served, self._lowest_waiting() - LATELY_S)
 
     def _count_active(self, now: float) -> None:
         if now - self._counted_at < LATELY_S:
             return
         self._counted_at = now
-        self._active, self._active_weight = 0, 0.0
-        idle: list[str] = []
-        for name, account in self._accounts.items():
-            if account.queued or now - account.active_at <= RECENT_S:
-                self._active += 1
-                self._active_weight += account.weight
-            elif now - account.active_at > LOAD_TIME_S:
-                idle.append(name)
-        for name in idle:
-            del self._accounts[name]
+        self._age(now)
+        self._active, self._active_weight = self._present, self._present_weight
+        while self._earlier:
+            account = next(iter(self._earlier.values()))
+            if now - account.active_at <= LOAD_TIME_S:
+                break
+            del self._earlier[account.name]
+            if not account.queued:
+                del self._accounts[account.name]
+
+    def _age(self, now: float) -> None:
+        """Note which tenants were not active in the last RECENT_S."""
+        while self._recent:
+            account = next(iter(self._recent.values()))
+            if now - account.active_at <= RECENT_S:
+                break
+            del self._recent[account.name]
+            self._earlier[account.name] = account
+            if not account.queued:
+                self._add_present(account, -1)
+
+    def _add_present(self, account: Account, number: int) -> None:
+        """Count a tenant that has become active, or no longer is if `number` is -1."""
+        self._present += number
+        self._present_weight += number * account.weight
+        if not self._present:
+            self._present_weight = 0.0  # no rounding error lasts
+
+    def _forget_soon(self, account: Account) -> None:
+        """Forget an account without recent activity at the next count."""
+        self._earlier[account.name] = account
+        self._earlier.move_to_end(account.name, last=False)
 
 
 def _nothing() -> None:
