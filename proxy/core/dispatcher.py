@@ -29,11 +29,12 @@ from forebay.proxy.core.policy.order import due_at, first
 from forebay.proxy.core.policy.precedence import Precedence
 from forebay.proxy.core.policy.routing import Affinity, Option, Route
 from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.elsewhere import RecentUse
 from forebay.proxy.core.state.fleet import FleetQueues, heads_of
 from forebay.proxy.core.state.in_flight import InFlight, counts
 from forebay.proxy.core.state.kv_budget import OutputLengths
 from forebay.proxy.core.state.queue import QueuedRequest
-from forebay.proxy.core.state.tenants import Fairness, Quotas, RecentUse
+from forebay.proxy.core.state.tenants import Fairness, Quotas
 
 
 class Dispatcher:

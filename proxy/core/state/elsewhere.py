@@ -6,11 +6,13 @@ next report. Counters are cumulative, so a lost report costs nothing. The first 
 that is new or has restarted is a baseline.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import fsum, inf
 from typing import Final
 
 from forebay.proxy.core.learn.cost import Vector
+from forebay.proxy.core.model import HISTORY
 
 SILENT_S: Final = 1.0
 """A proxy without a report for this long is gone. Its work on a backend no longer counts. Within it
@@ -322,3 +324,48 @@ class Peers:
 def _add(into: dict[str, float], more: Mapping[str, float]) -> None:
     for key, value in more.items():
         into[key] = into.get(key, 0.0) + value
+
+
+class RecentUse:
+    """Recent use of this proxy's tenants, for other proxies to charge as well.
+
+    A tenant's sums start with its first use. Every report repeats them until 1.5 SILENT_S after its
+    last use, so a lost report costs nothing. Then the tenant starts from 0 again, here and at the
+    other proxies.
+
+    Attributes:
+        running: requests of tenants with limits, waiting requests included.
+    """
+
+    def __init__(self) -> None:
+        self._use: dict[str, TenantUse] = {}
+        self._at: dict[str, float] = {}
+        self.running: Counter[str] = Counter()
+
+    def admitted(self, tenant: str, prompt_tokens: int, now: float) -> None:
+        """Add a prompt that was admitted."""
+        self._add(tenant, TenantUse(prompt_tokens=prompt_tokens), now)
+
+    def computed(self, tenant: str, prefill_s: float, now: float) -> None:
+        """Add prefill seconds. Negative seconds were not computed after all."""
+        self._add(tenant, TenantUse(prefill_s), now)
+
+    def spent(self, tenant: str, tokens: float, now: float) -> None:
+        """Add tokens of its budgets. Negative tokens are a refund."""
+        self._add(tenant, TenantUse(charged=max(0.0, tokens), refunded=max(0.0, -tokens)), now)
+
+    def lately(self, now: float) -> dict[str, TenantUse]:
+        """Return the sums to report, and drop all others."""
+        for name in self.running:  # it stays in the reports, though it uses nothing new
+            self._use.setdefault(name, TenantUse())
+            self._at[name] = now
+        names = [name for name, at in self._at.items() if now - at <= 1.5 * SILENT_S]
+        if len(names) > HISTORY:
+            names = sorted(names, key=lambda name: self._at[name])[-HISTORY:]
+        self._at = {name: self._at[name] for name in names}
+        self._use = {name: self._use[name] for name in names}
+        return {name: use.copy(self.running[name]) for name, use in self._use.items()}
+
+    def _add(self, tenant: str, more: TenantUse, now: float) -> None:
+        self._use.setdefault(tenant, TenantUse()).add(more)
+        self._at[tenant] = now

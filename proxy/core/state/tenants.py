@@ -1,4 +1,4 @@
-"""Tenants: fair shares of prefill time, quotas of prompt tokens, and what other proxies hear.
+"""Tenants: fair shares of prefill time, and quotas of prompt tokens.
 
 Fair shares follow VTC (Sheng et al., OSDI 2024), charged in predicted cost. Each tenant has a
 counter of the uncached prefill seconds it was given, divided by its weight. Of the tenants with
@@ -9,15 +9,14 @@ A tenant is charged when its request is sent. The charge is corrected once the c
 known.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from math import exp, fsum, inf
 from typing import Final
 
 from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S
-from forebay.proxy.core.model import HISTORY, ServiceClass, Tenant
+from forebay.proxy.core.model import ServiceClass, Tenant
 from forebay.proxy.core.ordered import First
-from forebay.proxy.core.state.elsewhere import SILENT_S, TenantUse
 
 LATELY_S: Final = 0.5
 """Seconds of prefill, over its weight, that a tenant may catch up on after it used less than its
@@ -356,48 +355,3 @@ class Quotas:
             bucket = TokenBucket(limits.tokens_per_s, limits.burst_tokens, now)
             self._buckets[name] = bucket
         return bucket
-
-
-class RecentUse:
-    """Recent use of this proxy's tenants, for other proxies to charge as well.
-
-    A tenant's sums start with its first use. Every report repeats them until 1.5 SILENT_S after its
-    last use, so a lost report costs nothing. Then the tenant starts from 0 again, here and at the
-    other proxies.
-
-    Attributes:
-        running: requests of tenants with limits, waiting requests included.
-    """
-
-    def __init__(self) -> None:
-        self._use: dict[str, TenantUse] = {}
-        self._at: dict[str, float] = {}
-        self.running: Counter[str] = Counter()
-
-    def admitted(self, tenant: str, prompt_tokens: int, now: float) -> None:
-        """Add a prompt that was admitted."""
-        self._add(tenant, TenantUse(prompt_tokens=prompt_tokens), now)
-
-    def computed(self, tenant: str, prefill_s: float, now: float) -> None:
-        """Add prefill seconds. Negative seconds were not computed after all."""
-        self._add(tenant, TenantUse(prefill_s), now)
-
-    def spent(self, tenant: str, tokens: float, now: float) -> None:
-        """Add tokens of its budgets. Negative tokens are a refund."""
-        self._add(tenant, TenantUse(charged=max(0.0, tokens), refunded=max(0.0, -tokens)), now)
-
-    def lately(self, now: float) -> dict[str, TenantUse]:
-        """Return the sums to report, and drop all others."""
-        for name in self.running:  # it stays in the reports, though it uses nothing new
-            self._use.setdefault(name, TenantUse())
-            self._at[name] = now
-        names = [name for name, at in self._at.items() if now - at <= 1.5 * SILENT_S]
-        if len(names) > HISTORY:
-            names = sorted(names, key=lambda name: self._at[name])[-HISTORY:]
-        self._at = {name: self._at[name] for name in names}
-        self._use = {name: self._use[name] for name in names}
-        return {name: use.copy(self.running[name]) for name, use in self._use.items()}
-
-    def _add(self, tenant: str, more: TenantUse, now: float) -> None:
-        self._use.setdefault(tenant, TenantUse()).add(more)
-        self._at[tenant] = now
