@@ -35,6 +35,11 @@ and half the speed of following a change."""
 REMEMBERED_MOST: Final = 8_192
 """Things that clients can make the policy remember: tenants that no configuration lists, rejected
 prompts. Doubled: about 8 MiB more."""
+LOOK_AT_MOST: Final = 8
+"""The things that one decision looks at one by one, a bound of its CPU time. A fleet of up to this
+many backends is priced completely. In a larger fleet at most this many backends that may hold the
+prefix are priced. Of more flows that wait, only sums are looked at. At most this many rejected
+requests of a bucket are followed. Doubled: an arrival in a fleet of 16 costs twice."""
 ENOUGH: Final = 20
 """Observations that make a statistic: an average forgets over this number, and a quantile or share
 is used from this number on. Doubled: steadier, and twice as late."""

@@ -14,10 +14,10 @@ import pytest
 from forebay.proxy.core import shaper as core
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.queue import DueQueue, QueuedRequest
 
 FEW, MANY = 32, 512  # waiting requests
 GROWS = 1.3  # a heap's logarithm, and ties that fall otherwise
-OF_A_TENANT = 160  # instructions of an arrival for each tenant that waits: who goes before it?
 BUCKETS = (Bucket("chat", 5_000, 4_096, 600.0), Bucket("document", 128_000, 4_096, 900.0, 1))
 
 pytestmark = pytest.mark.skipif(
@@ -109,9 +109,27 @@ def test_no_event_works_more_where_more_requests_wait(
 
 def test_no_event_works_more_where_more_tenants_wait() -> None:
     few, many = (Crowd(number, number, alike).events() for number in (FEW, MANY))
-    assert many.pop("arrive") <= few.pop("arrive") + OF_A_TENANT * (MANY - FEW)
     for name, cost in many.items():
         assert cost <= GROWS * few[name] + 500, (name, few[name], cost)
+
+
+def test_a_place_in_the_middle_of_a_long_queue_costs_no_more() -> None:
+    few, many = (questions_of(number) for number in (FEW, MANY))
+    assert few == pytest.approx(many, abs=50)
+
+
+def questions_of(waiting: int) -> int:
+    """Return the instructions of all questions about a place in the middle of a queue."""
+    queue = DueQueue()
+    for order in range(waiting):
+        queue.push(QueuedRequest(Request(f"r{order}", 7), "chat", 0.0, float(order), order, 1.0))
+
+    def ask() -> None:
+        queue.seconds_before(waiting / 2)
+        queue.count_before(waiting / 2)
+        queue.urgent(waiting / 2)
+
+    return instructions(ask)[0]
 
 
 def test_no_event_works_more_where_more_tenants_were_active_lately() -> None:

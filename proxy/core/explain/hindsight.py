@@ -26,13 +26,12 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from forebay.proxy.core.explain.receipt import Receipt, Receipts
-from forebay.proxy.core.model import Bucket, Request
+from forebay.proxy.core.model import LOOK_AT_MOST, Bucket, Request
 from forebay.proxy.core.policy.admission import RETRY_MOST_S
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.policy.start import StartGate
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.fleet import LOOK_AT_MOST
 from forebay.proxy.core.state.queue import QueuedRequest
 
 

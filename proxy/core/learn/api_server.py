@@ -1,15 +1,19 @@
-"""Learn how long requests pass through a backend's API server: seconds by the whole prompt.
+"""The API server of one backend: how long does a text take, and when is it through?
 
 vLLM's API server reads and tokenizes a text before the engine sees it, and decodes the prompt once
 before the first token leaves. Both times grow with the whole prompt, cached or not, and one text
 waits for another. So they are kept apart from the cost model, whose work is the engine's.
+
+The server tokenizes one text after the other, so a request behind a long text waits for it, even if
+the engine is idle. The proxy keeps this queue short (`policy/start.py`): the next request goes out
+when the texts before it are nearly done, and then the most urgent request goes first.
 """
 
 from math import exp, log
 from typing import Final
 
 from forebay.proxy.core.learn.cost import MOST_OFF
-from forebay.proxy.core.model import ENOUGH
+from forebay.proxy.core.model import ENOUGH, INSTANT_S
 
 PRIOR_SERVER_S_PER_TOKEN: Final = 3.8e-6
 """vLLM 0.26 with an H200. Doubled: the first hits of long prompts are predicted twice as late."""
@@ -86,3 +90,42 @@ class TimeInServer:
         """
         if self.alone:
             self._model.observe(self.before_s + self.after_s, elapsed_s - engine_s)
+
+
+class ApiServerQueue:
+    """The texts that a backend's API server has yet to tokenize, as predicted.
+
+    Attributes:
+        model: the seconds that each text takes.
+        free_at: when the last of them is through.
+    """
+
+    __slots__ = ("free_at", "model")
+
+    def __init__(self) -> None:
+        self.model = ServerModel()
+        self.free_at = 0.0
+
+    def wait_s(self, now: float) -> float:
+        """Return the seconds until the server begins a text that is sent now."""
+        left_s = self.free_at - now
+        return left_s if left_s > 0.0 else 0.0  # half the time of max, and asked for each backend
+
+    @property
+    def room_at(self) -> float:
+        """When the next request may be sent, so that the server has it just in time."""
+        return self.free_at - INSTANT_S
+
+    def join(self, prompt_tokens: int, now: float) -> float:
+        """Add a request that is sent now. Returns the time at which the engine gets it."""
+        self.free_at = max(self.free_at, now) + self.model.before_s(prompt_tokens)
+        return self.free_at
+
+    def answered(self, reached_at: float, now: float) -> None:
+        """Note an answer to a request that was to reach the engine at `reached_at`."""
+        if reached_at > now:  # the server is faster, and all texts behind this text come earlier
+            self.free_at -= reached_at - now
+
+    def restarted(self) -> None:
+        """Forget the texts: the server went away with them."""
+        self.free_at = 0.0

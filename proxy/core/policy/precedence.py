@@ -7,14 +7,15 @@ own queue moves only as fast as the other tenants leave it room.
 """
 
 from collections.abc import Mapping
-from math import exp, fsum
+from math import exp, fsum, inf
 
 from forebay.proxy.core.learn.cost import FULL_STEP_TOKENS
 from forebay.proxy.core.learn.decay import RECENT_S
 from forebay.proxy.core.model import CLASSES, FULL, SLACK, Bucket
 from forebay.proxy.core.policy.order import STRETCH
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.queue import QueuedRequest
+from forebay.proxy.core.state.bucket_queue import BucketQueue
+from forebay.proxy.core.state.queue import Crowd, DueQueue, FlowKey, QueuedRequest, keys_of
 from forebay.proxy.core.state.shares import BUCKETS_SHARE
 from forebay.proxy.core.state.tenants import Fairness
 
@@ -187,26 +188,85 @@ class Precedence:
         self, backend: Backend, waiting: QueuedRequest, deadline: float, due: float
     ) -> tuple[float, int]:
         """Return prefill seconds and requests that go first where classes or tenants wait."""
-        rank, tenant, own_rank = waiting.flow
-        engines = self._engines()
-        seconds, count = 0.0, 0.0
+        engines, seconds, count = self._engines(), 0.0, 0.0
         for name, queue in backend.queues.items():
-            for (other_rank, other, theirs), flow in queue.flows.items():
-                if other_rank > rank or (other == tenant and theirs > own_rank):
-                    continue
-                if other_rank < rank or (other == tenant and theirs < own_rank):
-                    before_s = flow.work_s
-                elif name != waiting.bucket:
-                    before_s, _ = flow.urgent(deadline)
-                elif other == tenant:
-                    before_s = flow.seconds_before(due)
-                else:
-                    before_s = self.fairness.seconds_before(tenant, other, flow.work_s, engines)
+            same = name == waiting.bucket
+            place = due if same else deadline
+            if queue.crowd is not None:
+                more_s, more = self._of_crowd(queue, queue.crowd, waiting, place, same, engines)
+                seconds += more_s
+                count += more
+                continue
+            for key, flow in queue.flows.items():
+                before_s = self._of_flow(key, flow, waiting, place, same, engines)
                 seconds += before_s
-                if flow.work_s > 0:
-                    count += len(flow) * min(1.0, before_s / flow.work_s)
+                count += part_of(flow, before_s)
         # A part of a request counts as a whole request.
         return seconds, max(1, round(count)) if seconds > 0.0 else 0
+
+    def _of_flow(
+        self,
+        key: FlowKey,
+        flow: DueQueue,
+        waiting: QueuedRequest,
+        place: float,
+        same: bool,
+        engines: int,
+    ) -> float:
+        """Return the prefill seconds of one flow that go before a request.
+
+        Args:
+            place: its due time in its own bucket, its deadline in another.
+            same: the flow waits in the bucket of the request.
+        """
+        rank, tenant, own_rank = waiting.flow
+        other_rank, other, theirs = key
+        if other_rank > rank or (other == tenant and theirs > own_rank):
+            return 0.0
+        if other_rank < rank or (other == tenant and theirs < own_rank):
+            return flow.work_s
+        if not same:
+            return flow.urgent(place)[0]
+        if other == tenant:
+            return flow.seconds_before(place)
+        return self.fairness.seconds_before(tenant, other, flow.work_s, engines)
+
+    def _of_crowd(
+        self,
+        queue: BucketQueue,
+        crowd: Crowd,
+        waiting: QueuedRequest,
+        place: float,
+        same: bool,
+        engines: int,
+    ) -> tuple[float, float]:
+        """Return the same as `_of_flow` for all flows of a queue, from sums over all of them.
+
+        Rounded to nanoseconds, as differences of sums have errors. In other buckets, requests are
+        counted one by one, not as parts of their flows.
+        """
+        rank, tenant, _ = waiting.flow
+        sums = [crowd.of_rank(other, inf) for other in range(rank)]
+        if same:
+            sums.append(crowd.of_lighter(rank, tenant, engines))
+        else:
+            sums.append(crowd.of_rank(rank, place))
+        # The flows of the same tenant have other rules.
+        for key in keys_of(tenant):
+            flow = queue.flows.get(key)
+            if flow is None or key[0] > rank:
+                continue
+            if key[0] < rank:
+                sums.append((-flow.work_s, -len(flow)))
+            elif not same:
+                counted_s, counted = flow.urgent(place)
+                sums.append((-counted_s, -counted))
+            before_s = self._of_flow(key, flow, waiting, place, same, engines)
+            sums.append((before_s, part_of(flow, before_s)))
+        return (
+            max(0.0, round(fsum(seconds for seconds, _ in sums), 9)),
+            max(0.0, fsum(count for _, count in sums)),
+        )
 
     def _overtaken_by_flows(self, waiting: QueuedRequest, now: float) -> float:
         """Return the share of the engines that other classes and tenants will take meanwhile."""
@@ -244,6 +304,11 @@ class Precedence:
 
     def _engines(self) -> int:
         return max(1, sum(backend.up for backend in self._backends.values()))
+
+
+def part_of(flow: DueQueue, before_s: float) -> float:
+    """Return the number of requests in so many seconds of a flow."""
+    return len(flow) * min(1.0, before_s / flow.work_s) if flow.work_s > 0.0 else 0.0
 
 
 def shorter_s(backend: Backend, bucket: str, due: float, now: float) -> float:

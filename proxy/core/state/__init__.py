@@ -1,10 +1,10 @@
 """Facts: running requests, waiting requests, and reservations.
 
 In reading order: in_flight (a request that was sent), prefill_queue (prefills of one engine),
-prefill_observer (how long they took), queue (requests that wait), kv_budget (the KV cache of one
-backend), api_server (its API server), backend (all of it together), coalescing (prompts to be
-computed once), shares (by deficit round robin), tenants (weights and quotas), elsewhere (work of
-other proxies), fleet (all backends).
+prefill_observer (how long they took), queue (requests that wait), bucket_queue (those of one
+bucket), kv_budget (the KV cache of one backend), backend (all of it together), coalescing (prompts
+to be computed once), shares (by deficit round robin), tenants (weights and quotas), elsewhere (work
+of other proxies), fleet (all backends).
 
-May import learn and model.
+May import learn, ordered and model.
 """

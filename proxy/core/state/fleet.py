@@ -5,15 +5,10 @@ from collections.abc import Iterable, Sequence
 from math import ceil, fsum, inf
 from typing import Final
 
-from forebay.proxy.core.model import Bucket
+from forebay.proxy.core.model import LOOK_AT_MOST, Bucket
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 
-LOOK_AT_MOST: Final = 8
-"""The things that one decision looks at one by one, a bound of its CPU time. A fleet of up to this
-many backends is priced completely. In a larger fleet at most this many backends that may hold the
-prefix are priced. At most this many rejected requests of a bucket are followed. Doubled: an arrival
-in a fleet of 16 costs twice."""
 APART: Final = 1e12
 """Seconds beyond any clock: ranks idle backends before busy backends, and full backends last.
 Doubled: the same."""

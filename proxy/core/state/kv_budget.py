@@ -137,12 +137,13 @@ class Holdings:
     """Adds up the holdings of each tenant's running requests on one backend, and orders tenants.
 
     Attributes:
+        fairness: the counters and weights of tenants.
         scarce: a waiting request lacks slots or KV cache.
         last: tenants that would take the last engine with a batch: their turn is after all others'.
     """
 
     def __init__(self, fairness: Fairness) -> None:
-        self._fairness = fairness
+        self.fairness = fairness
         self._of: dict[str, Holding] = {}
         self.scarce = False
         self.last: frozenset[str] = frozenset()
@@ -175,20 +176,20 @@ class Holdings:
 
     def turn_by_counter(self, tenant: str) -> float:
         """Return the number that orders tenants while nothing is scarce, the smallest first."""
-        return inf if tenant in self.last else self._fairness.counter(tenant)
+        return inf if tenant in self.last else self.fairness.counter(tenant)
 
     def turn_by_holding(self, tenant: str) -> float:
         """Return the number that orders tenants while something is scarce, the smallest first."""
-        return inf if tenant in self.last else self.part(tenant) / self._fairness.weight(tenant)
+        return inf if tenant in self.last else self.part(tenant) / self.fairness.weight(tenant)
 
     def holds_less(self, tenant: str, other: str) -> bool:
         """True if a tenant holds less than another tenant, over their weights."""
-        weight = self._fairness.weight
+        weight = self.fairness.weight
         return self.part(tenant) / weight(tenant) < self.part(other) / weight(other)
 
     def below_share(self, tenant: str) -> bool:
         """True if a tenant holds less than its fair share while others hold something."""
-        return self.part(tenant) < self._fairness.weight(tenant) * self._share(tenant) < 1.0
+        return self.part(tenant) < self.fairness.weight(tenant) * self._share(tenant) < 1.0
 
     def lent(self, tenant: str) -> float:
         """Return the share of the KV cache that is still owed to a tenant out of others' outputs.
@@ -196,7 +197,7 @@ class Holdings:
         It is reserved by others for outputs beyond their fair shares. It is at most the part that
         the tenant lacks of its own share.
         """
-        weight, share = self._fairness.weight, self._share(tenant)
+        weight, share = self.fairness.weight, self._share(tenant)
         held = self._of.get(tenant)
         lacks = weight(tenant) * share - (held.kv if held is not None else 0.0)
         if lacks <= 0.0:
@@ -210,7 +211,7 @@ class Holdings:
 
     def _share(self, tenant: str) -> float:
         """Return the fair share for each unit of weight among the tenant and all that hold any."""
-        weight = self._fairness.weight
+        weight = self.fairness.weight
         return 1.0 / fsum(weight(name) for name in {tenant, *self._of})
 
 

@@ -1,21 +1,19 @@
-"""Waiting requests: one request, and the bounded queues of one backend.
+"""Waiting requests: one request, those of one flow in order, and sums over many flows.
 
-Questions that every event asks take O(log n) or O(1), also in the number of tenants that wait.
-`seconds_before` looks at each waiting request only if a new request would not be last, and
-`max_queue` bounds the queue.
+Questions take O(log n) or O(1), also in the number of tenants that wait, but for sums over a part
+of a queue: these add up one number for each BLOCK requests (`ordered.py`).
 """
 
-from heapq import heappop, heappush
-from math import fsum, inf
+from collections.abc import Mapping
+from math import inf
 
 from forebay.proxy.core.model import CLASSES, MAJORITY, STANDARD, Request
-from forebay.proxy.core.ordered import First
-from forebay.proxy.core.state.kv_budget import Holdings
+from forebay.proxy.core.ordered import Ramps, SortedSums
+from forebay.proxy.core.state.tenants import Fairness
 
 NONE_EXCLUDED: frozenset[str] = frozenset()
 
 FlowKey = tuple[int, str, int]  # rank among all tenants, tenant, rank among its own requests
-Place = tuple[float, float, int]  # of a flow among others, the least first
 
 
 class QueuedRequest:
@@ -94,6 +92,14 @@ class QueuedRequest:
         return self.due, self.order
 
     @property
+    def by_due(self) -> tuple[float, int, str]:
+        return self.due, self.order, self.request.id
+
+    @property
+    def by_deadline(self) -> tuple[float, int, str]:
+        return self.deadline, self.order, self.request.id
+
+    @property
     def late_at(self) -> float:
         """When it will have waited long."""
         return self.arrived_at + MAJORITY * (self.deadline - self.arrived_at)
@@ -103,8 +109,8 @@ class DueQueue:
     """Waiting requests of one flow, with the first due at the head."""
 
     def __init__(self) -> None:
-        self._by_due: list[tuple[float, int, str]] = []
-        self._by_deadline: list[tuple[float, int, str]] = []
+        self._by_due = SortedSums()
+        self._by_deadline = SortedSums()
         self._waiting: dict[str, QueuedRequest] = {}
         self._last_due = self._last_deadline = -inf
         self.work_s = 0.0
@@ -114,237 +120,120 @@ class DueQueue:
 
     def push(self, waiting: QueuedRequest) -> None:
         self._waiting[waiting.request.id] = waiting
-        heappush(self._by_due, (*waiting.key, waiting.request.id))
-        heappush(self._by_deadline, (waiting.deadline, waiting.order, waiting.request.id))
+        self._by_due.add(waiting.by_due, waiting.work_s)
+        self._by_deadline.add(waiting.by_deadline, waiting.work_s)
         self._last_due = max(self._last_due, waiting.due)
         self._last_deadline = max(self._last_deadline, waiting.deadline)
         self.work_s += waiting.work_s
 
     def head(self) -> QueuedRequest | None:
         """Return the request that is due first."""
-        while self._by_due:
-            due, order, request_id = self._by_due[0]
-            waiting = self._waiting.get(request_id)
-            if waiting is not None and waiting.key == (due, order):
-                return waiting
-            heappop(self._by_due)  # its request was removed or moved: drop the entry now
-        return None
+        first = self._by_due.first()
+        return None if first is None else self._waiting[first[-1]]
 
     def earliest(self) -> QueuedRequest | None:
         """Return the request with the earliest deadline."""
-        while self._by_deadline:
-            deadline, order, request_id = self._by_deadline[0]
-            waiting = self._waiting.get(request_id)
-            if waiting is not None and (waiting.deadline, waiting.order) == (deadline, order):
-                return waiting
-            heappop(self._by_deadline)
-        return None
+        first = self._by_deadline.first()
+        return None if first is None else self._waiting[first[-1]]
 
     def remove(self, request_id: str) -> QueuedRequest | None:
         waiting = self._waiting.pop(request_id, None)
         if waiting is not None:
+            self._by_due.remove(waiting.by_due)
+            self._by_deadline.remove(waiting.by_deadline)
             self.work_s -= waiting.work_s
             if not self._waiting:
-                self._by_due.clear()
-                self._by_deadline.clear()
                 self._last_due = self._last_deadline = -inf
                 self.work_s = 0.0
         return waiting
 
     def seconds_before(self, due: float) -> float:
         """Return the prefill seconds that leave before a request with this due time."""
-        if due >= self._last_due:
-            return self.work_s
-        return fsum(w.work_s for w in self._waiting.values() if w.due <= due)
+        return self.work_s if due >= self._last_due else self._by_due.before(due)[1][0]
 
     def count_before(self, due: float) -> int:
         """Return the number of requests that leave before a request with this due time."""
-        if due >= self._last_due:
-            return len(self._waiting)
-        return sum(w.due <= due for w in self._waiting.values())
+        return len(self._waiting) if due >= self._last_due else self._by_due.before(due)[0]
 
     def urgent(self, deadline: float) -> tuple[float, int]:
         """Return prefill seconds and number of requests with at most this deadline."""
         if deadline >= self._last_deadline:
             return self.work_s, len(self._waiting)
-        works = [w.work_s for w in self._waiting.values() if w.deadline <= deadline]
-        return fsum(works), len(works)
+        count, (seconds,) = self._by_deadline.before(deadline)
+        return seconds, count
 
     def everyone(self) -> list[QueuedRequest]:
         """Return all waiting requests in the order in which they leave."""
         return sorted(self._waiting.values(), key=lambda w: w.key)
 
 
-class BucketQueue:
-    """The queue of one bucket on one backend: a DueQueue for each class and tenant that waits.
-
-    Args:
-        holdings: says whose turn it is. `turn_fell` must be called if the turn of a tenant may
-            have come nearer without a change of this queue, and `reorder` if any turn may have.
+class Crowd:
+    """Sums over the flows of one queue, kept while many flows wait.
 
     Attributes:
-        flows: exist while a request waits in them.
-        count: waiting requests.
-        cold: waiting requests that are no cache hits.
+        by_due: all requests, with their seconds.
     """
 
-    def __init__(self, holdings: Holdings) -> None:
-        self._holdings = holdings
-        self.flows: dict[FlowKey, DueQueue] = {}
-        self._only: DueQueue | None = None  # the flow, while there is exactly one
-        # The orders of the flows, kept while there are several. A rank has two: by counters, and by
-        # holdings for the time in which these are scarce. One more is by deadline.
-        self._by_turn: dict[int, tuple[First[FlowKey], First[FlowKey]]] = {}
-        self._by_deadline = First(self._deadline_place)
-        self.count = self.cold = 0
-        self._work_s = 0.0
-
-    def __len__(self) -> int:
-        return self.count
-
-    @property
-    def work_s(self) -> float:
-        return self._work_s if self._only is None else self._only.work_s
+    def __init__(self, flows: Mapping[FlowKey, DueQueue], fairness: Fairness) -> None:
+        self._flows = flows
+        self._fairness = fairness
+        self.by_due = SortedSums()
+        self._by_deadline = [SortedSums() for _ in CLASSES]
+        # For each rank, the work of each tenant that goes before a tenant with this counter.
+        self._gaps: list[Ramps[FlowKey]] = []
+        self._engines = 0
+        self._outdated: set[FlowKey] = set()
+        self._read = 0  # changes of counters
+        for flow in flows.values():
+            for waiting in flow.everyone():
+                self.push(waiting)
 
     def push(self, waiting: QueuedRequest) -> None:
-        key = waiting.flow
-        flow = self.flows.get(key)
-        if new := flow is None:
-            flow = self.flows[key] = DueQueue()
-            self._only = flow if len(self.flows) == 1 else None
-        flow.push(waiting)
-        if new and len(self.flows) == 2:
-            self.reorder()  # nothing was noted while there was one
-        elif self._only is None:
-            self._note(key)
-        self.count += 1
-        self.cold += waiting.cold
-        self._work_s += waiting.work_s
+        self.by_due.add(waiting.by_due, waiting.work_s)
+        self._by_deadline[waiting.rank].add(waiting.by_deadline, waiting.work_s)
+        self._outdated.add(waiting.flow)
 
     def remove(self, waiting: QueuedRequest) -> None:
-        key = waiting.flow
-        flow = self.flows[key]
-        flow.remove(waiting.request.id)
-        self.count -= 1
-        self.cold -= waiting.cold
-        self._work_s = self._work_s - waiting.work_s if self.count else 0.0
-        if not len(flow):
-            del self.flows[key]
-            self._forget(key)
-            self._only = None
-            if len(self.flows) == 1:
-                self._only = next(iter(self.flows.values()))
+        self.by_due.remove(waiting.by_due)
+        self._by_deadline[waiting.rank].remove(waiting.by_deadline)
+        self._outdated.add(waiting.flow)
 
-    def turn_fell(self, tenant: str) -> None:
-        """Note that a tenant's turn may have come nearer."""
-        if len(self.flows) > 1:
-            for rank in range(len(CLASSES)):
-                for own_rank in range(len(CLASSES)):
-                    if (rank, tenant, own_rank) in self.flows:
-                        self._note((rank, tenant, own_rank))
+    def of_rank(self, rank: int, deadline: float) -> tuple[float, float]:
+        """Return seconds and number of the requests of a rank with at most this deadline."""
+        count, (seconds,) = self._by_deadline[rank].before(deadline)
+        return seconds, count
 
-    def reorder(self) -> None:
-        """Note that the turn of any tenant may have come nearer."""
-        if len(self.flows) > 1:
-            for key in self.flows:
-                self._note(key)
+    def of_lighter(self, rank: int, tenant: str, engines: int) -> tuple[float, float]:
+        """Return seconds and number of others' requests of a rank that go before a tenant's.
 
-    def heads(self) -> list[QueuedRequest]:
-        """Return the next request of each class: of the tenant whose turn it is.
-
-        Of a tenant whose class orders its own requests only, one request of each of its classes.
+        The same as a sum of `Fairness.seconds_before` over all flows.
         """
-        if not self.count:
-            return []
-        if self._only is not None:
-            only = self._only.head()
-            return [only] if only else []
-        heads = []
-        for rank in sorted(self._by_turn):
-            by_counter, by_holding = self._by_turn[rank]
-            order = by_holding if self._holdings.scarce else by_counter
-            if (first := order.first()) is None:
+        self._refresh(engines)
+        return self._gaps[rank].at(self._fairness.counter(tenant))
+
+    def _refresh(self, engines: int) -> None:
+        """Bring the ramps of flows up to date whose work or counter has changed."""
+        fairness = self._fairness
+        moved = fairness.moved.since(self._read)
+        self._read = fairness.moved.count
+        if engines != self._engines or moved is None:
+            self._engines = engines
+            self._gaps = [Ramps(fairness.highest_sent) for _ in CLASSES]
+            self._outdated = set(self._flows)
+        else:
+            for tenant in moved:
+                self._outdated.update(key for key in keys_of(tenant) if key in self._flows)
+        for key in self._outdated:
+            flow = self._flows.get(key)
+            if flow is None:
+                self._gaps[key[0]].drop(key)
                 continue
-            for own_rank in range(len(CLASSES)):
-                flow = self.flows.get((rank, first[1], own_rank))
-                if flow is not None and (head := flow.head()):
-                    heads.append(head)
-        return heads
+            counter = fairness.counter(key[1])
+            end = counter + flow.work_s * engines / fairness.weight(key[1])
+            self._gaps[key[0]].put(key, counter, end, flow.work_s, len(flow))
+        self._outdated.clear()
 
-    def earliest(self) -> QueuedRequest | None:
-        """Return the request with the earliest deadline."""
-        if self._only is not None:
-            return self._only.earliest()
-        key = self._by_deadline.first() if self.flows else None
-        return None if key is None else self.flows[key].earliest()
 
-    def late_at(self) -> float:
-        """Return when its earliest request will have waited long, or inf if no request waits."""
-        first = self.earliest()
-        return inf if first is None else first.late_at
-
-    def seconds_before(self, due: float) -> float:
-        """Return the prefill seconds that are due no later than `due`."""
-        if self._only is not None:
-            return self._only.seconds_before(due)
-        if not self.count:
-            return 0.0
-        return fsum(flow.seconds_before(due) for flow in self.flows.values())
-
-    def count_before(self, due: float) -> int:
-        """Return the number of requests that are due no later than `due`."""
-        if self._only is not None:
-            return self._only.count_before(due)
-        return sum(flow.count_before(due) for flow in self.flows.values())
-
-    def urgent(self, deadline: float) -> tuple[float, int]:
-        """Return prefill seconds and number of requests with at most this deadline."""
-        if self._only is not None:
-            return self._only.urgent(deadline)
-        parts = [flow.urgent(deadline) for flow in self.flows.values()]
-        return fsum(seconds for seconds, _ in parts), sum(count for _, count in parts)
-
-    def of_tenant(self, tenant: str) -> tuple[int, float]:
-        """Return the number of waiting requests of the tenant, and their prefill seconds."""
-        count, seconds = 0, 0.0
-        for (_, name, _), flow in self.flows.items():
-            if name == tenant:
-                count += len(flow)
-                seconds += flow.work_s
-        return count, seconds
-
-    def everyone(self) -> list[QueuedRequest]:
-        """Return all waiting requests in the order in which they are due."""
-        waiting = [w for flow in self.flows.values() for w in flow.everyone()]
-        return sorted(waiting, key=lambda w: w.key)
-
-    # The orders of several flows.
-
-    def _note(self, key: FlowKey) -> None:
-        """Note a flow whose place in an order may have fallen."""
-        rank = key[0]
-        if rank not in self._by_turn:
-            self._by_turn[rank] = First(self._counter_place), First(self._holding_place)
-        for order in self._by_turn[rank]:
-            order.note(key)
-        self._by_deadline.note(key)
-
-    def _forget(self, key: FlowKey) -> None:
-        """Forget a flow in which no request waits any more."""
-        self._by_deadline.forget(key)
-        for order in self._by_turn.get(key[0], ()):
-            order.forget(key)
-
-    def _counter_place(self, key: FlowKey) -> Place:
-        return self._turn_place(key, self._holdings.turn_by_counter(key[1]))
-
-    def _holding_place(self, key: FlowKey) -> Place:
-        return self._turn_place(key, self._holdings.turn_by_holding(key[1]))
-
-    def _turn_place(self, key: FlowKey, turn: float) -> Place:
-        head = self.flows[key].head()
-        return (inf, inf, 0) if head is None else (turn, head.due, head.order)
-
-    def _deadline_place(self, key: FlowKey) -> Place:
-        first = self.flows[key].earliest()
-        return (inf, inf, 0) if first is None else (first.deadline, 0.0, first.order)
+def keys_of(tenant: str) -> list[FlowKey]:
+    """Return the keys of all flows that a tenant may have."""
+    return [(rank, tenant, own) for rank in range(len(CLASSES)) for own in range(len(CLASSES))]

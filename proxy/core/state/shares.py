@@ -9,8 +9,9 @@ from collections.abc import Container, Mapping
 from typing import Final
 
 from forebay.proxy.core.model import CLASSES, STANDARD
+from forebay.proxy.core.state.bucket_queue import BucketQueue
 from forebay.proxy.core.state.kv_budget import Holdings
-from forebay.proxy.core.state.queue import BucketQueue, QueuedRequest
+from forebay.proxy.core.state.queue import QueuedRequest
 
 BUCKETS_SHARE: Final = 0.6
 """Share of the seconds that all buckets with waiting requests get, in equal parts. At 0.8, 74
@@ -94,8 +95,13 @@ class Turns:
         waiting = [name for name, queue in self._queues.items() if queue.count]
         self.buckets.sent(bucket, seconds, waiting)
         if self.classed:
-            ranks = {flow[2] for queue in self._queues.values() for flow in queue.flows}
-            self.classes.sent(CLASSES[rank], seconds, [CLASSES[other] for other in ranks])
+            queues = self._queues.values()
+            waiting = [
+                name
+                for other, name in enumerate(CLASSES)
+                if any(queue.of_class[other] for queue in queues)
+            ]
+            self.classes.sent(CLASSES[rank], seconds, waiting)
 
     def order_by_counters(self, holdings: Holdings) -> None:
         """Order tenants by their counters, as nothing is scarce."""

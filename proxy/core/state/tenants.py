@@ -15,8 +15,8 @@ from math import exp, fsum, inf
 from typing import Final
 
 from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S
-from forebay.proxy.core.model import ServiceClass, Tenant
-from forebay.proxy.core.ordered import First
+from forebay.proxy.core.model import REMEMBERED_MOST, ServiceClass, Tenant
+from forebay.proxy.core.ordered import Changes, First
 
 LATELY_S: Final = 0.5
 """Seconds of prefill, over its weight, that a tenant may catch up on after it used less than its
@@ -43,9 +43,14 @@ class Account:
 
 
 class Fairness:
-    """The counters of all tenants. `on` is True once a request has named a tenant.
+    """The counters of all tenants.
 
     No event or question looks at all tenants, but `reconfigure` and `counters`.
+
+    Attributes:
+        on: a request has named a tenant.
+        highest_sent: highest counter at which a tenant was sent.
+        moved: tenants with waiting requests whose counter has changed.
     """
 
     def __init__(self, tenants: Iterable[Tenant], default_weight: float) -> None:
@@ -63,7 +68,8 @@ class Fairness:
         self._present = self._active = 0
         self._present_weight = self._active_weight = 0.0
         self._counted_at = -inf
-        self._highest_sent = 0.0  # highest counter at which a tenant was sent
+        self.highest_sent = 0.0
+        self.moved = Changes[str](REMEMBERED_MOST)
         self._all = Account("", 1.0)  # sums up the rates
         self.on = False
 
@@ -77,7 +83,7 @@ class Fairness:
         self._weights = {tenant.name: tenant.weight for tenant in configured}
         self._classes = {tenant.name: tenant.classes for tenant in configured if tenant.classes}
         self.default_weight = default_weight
-        lowest = self._highest_sent = self._lowest_waiting()
+        lowest = self.highest_sent = self._lowest_waiting()
         for account in self._accounts.values():
             weight = self._weights.get(account.name, default_weight)
             account.served = lowest + (account.served - lowest) * account.weight / weight
@@ -164,22 +170,26 @@ class Fairness:
         """Charge a tenant whose request is sent."""
         account = self.account(name)
         # Else each tenant that returns would be lifted to a lower counter.
-        self._highest_sent = max(self._highest_sent, account.served)
+        self.highest_sent = max(self.highest_sent, account.served)
         account.served += prefill_s / account.weight
         for charged in (account, self._all):
             charged.rate = charged.rate_now(now) + prefill_s / RECENT_S
             charged.rate_at = now
+        if account.queued:
+            self.moved.add(name)
 
     def correct(self, name: str, more_s: float) -> None:
         """Correct a charge by `more_s`, which may be negative."""
         account = self.account(name)
         account.served += more_s / account.weight
-        if more_s < 0.0 and account.queued:
-            self._queueing.note(name)
+        if account.queued:
+            self.moved.add(name)
+            if more_s < 0.0:
+                self._queueing.note(name)
 
     def used_elsewhere(self, seconds: Mapping[str, float], now: float) -> None:
         """Charge prefill seconds used at other proxies. Negative seconds are corrections."""
-        highest, before = self._highest_sent, inf
+        highest, before = self.highest_sent, inf
         for name, more_s in seconds.items():
             self.arrived(name, now)
             account = self.account(name)
@@ -189,17 +199,17 @@ class Fairness:
             before = min(before, account.served)
             self.charge(name, more_s, now)
         if before < inf:
-            self._highest_sent = max(highest, before)  # the order of several is unknown
+            self.highest_sent = max(highest, before)  # the order of several is unknown
 
     # Questions.
 
     def counter(self, name: str) -> float:
         account = self._accounts.get(name)
-        return self._highest_sent if account is None else account.served
+        return self.highest_sent if account is None else account.served
 
     def behind_s(self, name: str) -> float:
         """Return the seconds a tenant may catch up on, up to the highest counter sent."""
-        return max(0.0, min(LATELY_S, self._highest_sent - self.counter(name)))
+        return max(0.0, min(LATELY_S, self.highest_sent - self.counter(name)))
 
     def grants(self, name: str, service_class: ServiceClass) -> bool:
         """True if a class of this tenant counts among the requests of all tenants."""
@@ -236,7 +246,7 @@ class Fairness:
     def _lowest_waiting(self) -> float:
         """Return the counter of the tenant that is next."""
         first = self._queueing.first()
-        return self._highest_sent if first is None else min(self._highest_sent, self._served(first))
+        return self.highest_sent if first is None else min(self.highest_sent, self._served(first))
 
     def _lift(self, account: Account) -> None:
         """Lift the counter of a tenant that returns, without waiting requests."""

@@ -23,8 +23,9 @@ from forebay.proxy.core.model import (
 )
 from forebay.proxy.core.policy.admission import ReturnTimes
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.core.state.bucket_queue import BucketQueue
 from forebay.proxy.core.state.kv_budget import Holding, Holdings, OutputLengths
-from forebay.proxy.core.state.queue import BucketQueue, DueQueue, QueuedRequest
+from forebay.proxy.core.state.queue import DueQueue, QueuedRequest
 from forebay.proxy.core.state.shares import Shares
 from forebay.proxy.core.state.tenants import LATELY_S, Fairness, Quotas
 

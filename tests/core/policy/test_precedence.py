@@ -1,10 +1,11 @@
 """Work that an engine does before and beside a request: turns, and chunks of documents."""
 
+import random
 from math import inf
 
 import pytest
 
-from forebay.proxy.core.model import BackendSpec, Bucket, Request
+from forebay.proxy.core.model import CLASSES, BackendSpec, Bucket, Request, Tenant
 from forebay.proxy.core.policy.order import first
 from forebay.proxy.core.policy.precedence import Precedence
 from forebay.proxy.core.state.backend import Backend
@@ -90,3 +91,61 @@ class TestBeside:
         made = backend(CHUNK)
         made.send(Request("c", 1_500), "chat", 0, now=0.0)
         assert self.beside_s(made, 1.0) == 0.0
+
+
+class TestCrowd:
+    """Many flows wait: sums over all of them are those of a look at each."""
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_sums_are_those_of_a_look_at_each_flow(self, seed: int) -> None:
+        dice = random.Random(seed)
+        fair = Fairness([Tenant("t1", 3.0), Tenant("t2", 0.5)], 1.0)
+        fair.on = True
+        made = Backend(BackendSpec("a", 64), BUCKETS.values(), fairness=fair)
+        order = Precedence({"a": made}, BUCKETS, fair)
+        here = list[QueuedRequest]()
+        for number in range(150):
+            tenant = f"t{dice.randrange(40)}"
+            if here and dice.random() < 0.3:
+                made.dequeue(gone := here.pop(dice.randrange(len(here))))
+                fair.left_queue(gone.request.tenant)
+                fair.charge(gone.request.tenant, gone.work_s, 0.0)
+            if dice.random() < 0.2:
+                fair.correct(tenant, dice.uniform(-1.0, 1.0))
+            waiting = any_request(dice, tenant, number)
+            if number % 10 == 0:
+                self.compare(order, made, waiting)
+            fair.arrived(tenant, 0.0)
+            made.enqueue(waiting)
+            fair.queued(tenant)
+            here.append(waiting)
+        assert any(queue.crowd for queue in made.queues.values())
+
+    def compare(self, order: Precedence, made: Backend, waiting: QueuedRequest) -> None:
+        deadline, due = waiting.deadline, waiting.due
+        of_crowd = order._of_flows(made, waiting, deadline, due)
+        late = {q: (q.seconds_before(due), q.urgent(due)) for q in made.queues.values()}
+        crowds = {queue: queue.crowd for queue in made.queues.values()}
+        for queue in crowds:
+            queue.crowd = None
+        seconds, count = order._of_flows(made, waiting, deadline, due)
+        assert of_crowd[0] == pytest.approx(seconds, abs=1e-8)
+        assert (
+            abs(of_crowd[1] - count) <= 1 + 0.1 * count
+        )  # a flow's part is a whole request or none
+        for queue, crowd in crowds.items():
+            assert late[queue][0] == pytest.approx(queue.seconds_before(due))
+            assert late[queue][1] == pytest.approx(queue.urgent(due))
+            queue.crowd = crowd
+
+
+def any_request(dice: random.Random, tenant: str, number: int) -> QueuedRequest:
+    bucket, own_rank = dice.choice(list(BUCKETS)), dice.randrange(len(CLASSES))
+    rank = dice.choice([own_rank, 1, 1])
+    deadline = dice.uniform(0.0, 30.0)
+    waiting = QueuedRequest(
+        Request(str(number), 100, tenant=tenant), bucket, 0.0, deadline, number,
+        dice.uniform(0.01, 3.0), rank, own_rank,
+    )  # fmt: skip
+    waiting.due = deadline * dice.random()
+    return waiting
