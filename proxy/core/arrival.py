@@ -236,7 +236,7 @@ class NewRequests:
         queued = -1 if starts else dispatcher.queues.of_model[bucket.name, request.model]
         place = Placement(options, option, backend, starts, queued, limits)
         if queued >= bucket.max_queue and dispatcher.precedence.on:
-            place.gives_way = gives_way(self._dispatcher.backends, waiting, bucket)
+            place.gives_way = gives_way(dispatcher.queues, waiting, bucket)
             place.queued -= place.gives_way is not None
         if starts and not (backend.queued and backend.queues[bucket.name]):
             place.sent_now = True  # no request goes before it, regardless of the prediction
@@ -271,8 +271,10 @@ class NewRequests:
     def _too_much(
         self, waiting: QueuedRequest, bucket: Bucket, backend: Backend, now: float
     ) -> bool:
-        backends, fairness = self._dispatcher.backends, self._dispatcher.fairness
-        return tenant_holds_too_much(backends, fairness, backend, waiting, bucket, now)
+        known = self._dispatcher
+        return tenant_holds_too_much(
+            known.backends, known.queues, known.fairness, backend, waiting, bucket, now
+        )
 
     def _take_in(
         self, waiting: QueuedRequest, bucket: Bucket, place: Placement, now: float

@@ -120,6 +120,10 @@ class SortedSums:
         """Return the least key, or None."""
         return self._keys[0][0] if self._keys else None
 
+    def last(self) -> Any:
+        """Return the greatest key, or None."""
+        return self._lasts[-1] if self._lasts else None
+
     def before(self, place: float) -> tuple[int, list[float]]:
         """Return the number of entries whose key begins with at most `place`, and their sums."""
         key = (place, inf)

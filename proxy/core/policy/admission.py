@@ -6,7 +6,7 @@ a wrong estimate must not reject a request that could have been served
 (Layr-Labs/d-inference#381).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, inf
 from typing import Final
@@ -22,7 +22,8 @@ from forebay.proxy.core.model import (
 )
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.queue import QueuedRequest
+from forebay.proxy.core.state.fleet import FleetQueues
+from forebay.proxy.core.state.queue import QueuedRequest, keys_of
 from forebay.proxy.core.state.tenants import Fairness, Quotas
 
 RETRY_MOST_S: Final = 60.0  # openai-python gives up above 120 s; doubled: at its limit
@@ -85,6 +86,7 @@ Admit = Callable[[Request, Bucket, Option, int, bool], RejectReason | None]
 
 def tenant_holds_too_much(
     backends: Mapping[str, Backend],
+    queues: FleetQueues,
     fairness: Fairness,
     backend: Backend,
     waiting: QueuedRequest,
@@ -101,16 +103,13 @@ def tenant_holds_too_much(
     if here_s > MAJORITY * bucket.max_wait_s:
         return True
     if waiting.request.model:
-        mates = _mates(backends, waiting, bucket)
-        held = sum(mate.request.tenant == tenant for mate in mates)
+        held = queues.held[bucket.name, waiting.request.model, tenant]
     else:
         held = sum(b.queues[bucket.name].of_tenant(tenant)[0] for b in backends.values())
     return held >= MAJORITY * bucket.max_queue
 
 
-def gives_way(
-    backends: Mapping[str, Backend], waiting: QueuedRequest, bucket: Bucket
-) -> QueuedRequest | None:
+def gives_way(queues: FleetQueues, waiting: QueuedRequest, bucket: Bucket) -> QueuedRequest | None:
     """Return the request that leaves the bucket's full queue for a new request, or None.
 
     The first of these that exists:
@@ -119,46 +118,17 @@ def gives_way(
      - the last request of another tenant that holds more than half of the queue, if it is no more
        urgent than the new request.
     """
-    mates = _mates(backends, waiting, bucket)
-    if not mates:
+    full, own = queues.full(bucket.name, waiting.request.model), waiting.request.tenant
+    last = full.last()
+    if last is None or last.rank > waiting.rank:
+        return last
+    last = full.least_urgent_of(own)
+    if last is not None and last.own_rank > waiting.own_rank:
+        return last
+    tenant = full.heaviest()
+    if tenant == own or full.held[tenant] <= MAJORITY * bucket.max_queue:
         return None
-    last_rank = max(mate.rank for mate in mates)
-    if last_rank > waiting.rank:
-        return _last(mate for mate in mates if mate.rank == last_rank)
-    if (own := _less_urgent_of_its_own(mates, waiting)) is not None:
-        return own
-    held: dict[str, int] = {}
-    for mate in mates:
-        held[mate.request.tenant] = held.get(mate.request.tenant, 0) + 1
-    tenant = max(held, key=lambda name: held[name])
-    if tenant == waiting.request.tenant or held[tenant] <= MAJORITY * bucket.max_queue:
-        return None
-    return _last(
-        mate for mate in mates if mate.request.tenant == tenant and mate.rank >= waiting.rank
-    )
-
-
-def _mates(
-    backends: Mapping[str, Backend], waiting: QueuedRequest, bucket: Bucket
-) -> list[QueuedRequest]:
-    """Return the requests that wait in the bucket for the same model."""
-    model = waiting.request.model
-    everyone = (w for b in backends.values() for w in b.queues[bucket.name].everyone())
-    return [w for w in everyone if w.request.model == model]
-
-
-def _less_urgent_of_its_own(
-    mates: Iterable[QueuedRequest], waiting: QueuedRequest
-) -> QueuedRequest | None:
-    own = [mate for mate in mates if mate.request.tenant == waiting.request.tenant]
-    last_rank = max((mate.own_rank for mate in own), default=0)
-    if last_rank <= waiting.own_rank:
-        return None
-    return _last(mate for mate in own if mate.own_rank == last_rank)
-
-
-def _last(mates: Iterable[QueuedRequest]) -> QueuedRequest | None:
-    return max(mates, key=lambda mate: mate.key, default=None)
+    return full.last_of(flow for flow in keys_of(tenant) if flow[0] >= waiting.rank)
 
 
 def whole_s(seconds: float) -> float:

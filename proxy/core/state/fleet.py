@@ -7,7 +7,7 @@ from typing import Final
 
 from forebay.proxy.core.model import LOOK_AT_MOST, Bucket
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.queue import QueuedRequest
+from forebay.proxy.core.state.queue import FullQueue, QueuedRequest
 
 APART: Final = 1e12
 """Seconds beyond any clock: ranks idle backends before busy backends, and full backends last.
@@ -22,6 +22,7 @@ class FleetQueues:
         backends: backends that a request waits for.
         count: waiting requests by bucket.
         of_model: the same by bucket and model.
+        held: the same by bucket, model and tenant.
     """
 
     def __init__(self, buckets: Iterable[str]) -> None:
@@ -29,8 +30,11 @@ class FleetQueues:
         self.backends: dict[str, Backend] = {}
         self.count = dict.fromkeys(buckets, 0)
         self.of_model: Counter[tuple[str, str]] = Counter()
+        self.held: Counter[tuple[str, str, str]] = Counter()
         self._queued_since: dict[tuple[str, str], float] = {}
         self._heads: list[QueuedRequest] | None = None  # as found last, until a queue changes
+        # By bucket and model: made when a queue is full, until half of it is left.
+        self._full: dict[tuple[str, str], FullQueue] = {}
 
     def enter(self, waiting: QueuedRequest, backend: Backend) -> None:
         """Let a request wait for this backend."""
@@ -42,6 +46,9 @@ class FleetQueues:
         if not self.of_model[key]:
             self._queued_since[key] = waiting.arrived_at
         self.of_model[key] += 1
+        self.held[*key, waiting.request.tenant] += 1
+        if key in self._full:
+            self._full[key].enter(waiting)
         self._heads = None
 
     def leave(self, waiting: QueuedRequest, backend: Backend) -> None:
@@ -53,9 +60,28 @@ class FleetQueues:
         self.count[waiting.bucket] -= 1
         key = waiting.bucket, waiting.request.model
         self.of_model[key] -= 1
+        holder = *key, waiting.request.tenant
+        self.held[holder] -= 1
+        if not self.held[holder]:
+            del self.held[holder]
+        if key in self._full:
+            if 2 * self.of_model[key] > self._full[key].made_of:
+                self._full[key].leave(waiting)
+            else:
+                del self._full[key]
         if not self.of_model[key]:
             del self.of_model[key], self._queued_since[key]
         self._heads = None
+
+    def full(self, bucket: str, model: str) -> FullQueue:
+        """Return the requests of a bucket and model, whose queue is full."""
+        key = bucket, model
+        if not self.of_model[key]:
+            return FullQueue(())
+        if key not in self._full:
+            everyone = (w for w in self.waiting.values() if (w.bucket, w.request.model) == key)
+            self._full[key] = FullQueue(everyone)
+        return self._full[key]
 
     def queued_s(self, bucket: str, model: str, now: float) -> float:
         """Return for how long such requests have waited without a break."""

@@ -1,14 +1,15 @@
-"""Waiting requests: one request, those of one flow in order, and sums over many flows.
+"""Waiting requests: one request, those of a flow in order, sums over flows, and a full queue.
 
 Questions take O(log n) or O(1), also in the number of tenants that wait, but for sums over a part
 of a queue: these add up one number for each BLOCK requests (`ordered.py`).
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from math import inf
 
 from forebay.proxy.core.model import CLASSES, MAJORITY, STANDARD, Request
-from forebay.proxy.core.ordered import Ramps, SortedSums
+from forebay.proxy.core.ordered import First, Ramps, SortedSums
 from forebay.proxy.core.state.tenants import Fairness
 
 NONE_EXCLUDED: frozenset[str] = frozenset()
@@ -232,6 +233,78 @@ class Crowd:
             end = counter + flow.work_s * engines / fairness.weight(key[1])
             self._gaps[key[0]].put(key, counter, end, flow.work_s, len(flow))
         self._outdated.clear()
+
+
+class FullQueue:
+    """The requests of one bucket and model on all backends, while their queue is full.
+
+    Says which of them is the last of a class or tenant.
+
+    Attributes:
+        held: requests of each tenant.
+        made_of: number of requests when the queue was full.
+    """
+
+    def __init__(self, everyone: Iterable[QueuedRequest]) -> None:
+        self._waiting: dict[str, QueuedRequest] = {}
+        self._of_rank = [SortedSums(0) for _ in CLASSES]
+        self._of_flow: dict[FlowKey, SortedSums] = {}
+        self.held = Counter[str]()
+        self._most = First(self._place)
+        for waiting in everyone:
+            self.enter(waiting)
+        self.made_of = len(self._waiting)
+
+    def enter(self, waiting: QueuedRequest) -> None:
+        tenant = waiting.request.tenant
+        self._waiting[waiting.request.id] = waiting
+        self._of_rank[waiting.rank].add(waiting.by_due)
+        if waiting.flow not in self._of_flow:
+            self._of_flow[waiting.flow] = SortedSums(0)
+        self._of_flow[waiting.flow].add(waiting.by_due)
+        self.held[tenant] += 1
+        self._most.note(tenant)
+
+    def leave(self, waiting: QueuedRequest) -> None:
+        tenant, flow = waiting.request.tenant, self._of_flow[waiting.flow]
+        del self._waiting[waiting.request.id]
+        self._of_rank[waiting.rank].remove(waiting.by_due)
+        flow.remove(waiting.by_due)
+        if flow.last() is None:
+            del self._of_flow[waiting.flow]
+        self.held[tenant] -= 1
+        if not self.held[tenant]:
+            del self.held[tenant]
+            self._most.forget(tenant)
+
+    def last(self) -> QueuedRequest | None:
+        """Return the last request of the least urgent class."""
+        for line in reversed(self._of_rank):
+            if (key := line.last()) is not None:
+                return self._waiting[key[-1]]
+        return None
+
+    def last_of(self, flows: Iterable[FlowKey]) -> QueuedRequest | None:
+        """Return the last request of these flows."""
+        found = [self._of_flow[flow].last() for flow in flows if flow in self._of_flow]
+        return self._waiting[max(found)[-1]] if found else None
+
+    def least_urgent_of(self, tenant: str) -> QueuedRequest | None:
+        """Return the last request of a tenant's least urgent class."""
+        for own_rank in reversed(range(len(CLASSES))):
+            flows = [key for key in keys_of(tenant) if key[2] == own_rank]
+            if (last := self.last_of(flows)) is not None:
+                return last
+        return None
+
+    def heaviest(self) -> str:
+        """Return the tenant with most requests. A request must be waiting."""
+        tenant = self._most.first()
+        assert tenant is not None
+        return tenant
+
+    def _place(self, tenant: str) -> int:
+        return -self.held[tenant]
 
 
 def keys_of(tenant: str) -> list[FlowKey]:
