@@ -33,12 +33,12 @@ HISTORY = 200  # receipts
 MOST = 200_000  # items of all containers together
 PER_S = 20.0
 # Filled slowly, up to a bound: places of rejected requests, histograms of answer lengths by tenant,
-# of about 40 bins each, and accounts of tenants that were active lately.
+# of about 40 bins each, and accounts of tenants that were active lately, each in two containers.
 SLOWLY = {
     "ReturnTimes": REMEMBERED_MOST,
     "OutputLengths": REMEMBERED_MOST,
     "LengthHistogram": 40 * REMEMBERED_MOST,
-    "Fairness": round(1.5 * PER_S * LOAD_TIME_S),
+    "Fairness": 2 * round(1.5 * PER_S * LOAD_TIME_S),
 }
 BUCKETS = (Bucket("chat", 2_000, 64, 2.0), Bucket("document", 50_000, 64, 30.0, 1))
 CONTAINERS = (dict, list, set, deque)

@@ -61,7 +61,9 @@ class Crowd:
     def request(self) -> Request:
         number = next(self.numbers)
         tenant = f"t{number % self.tenants}" if self.tenants else ""
-        return Request(f"r{number}", self.lengths(number), 32_000, tenant=tenant)
+        tokens = self.lengths(number)
+        blocks = tuple(range(1_000 * number + 1, 1_000 * number + 1 + tokens // 512))
+        return Request(f"r{number}", tokens, 32_000, blocks, 512.0, tenant=tenant)
 
     def started(self, actions: list[Action]) -> None:
         for action in actions:

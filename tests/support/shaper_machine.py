@@ -366,7 +366,7 @@ class ShaperMachine(RuleBasedStateMachine):
     def who_leads_and_who_follows(self) -> None:
         for name, backend in self.shaper.backends.items():
             queued = {w.request.id: w for w in self.shaper.waiting() if w.backend == name}
-            assert set(backend.followers) == {i for i, w in queued.items() if w.follows}
+            assert set(backend.followers.by_id) == {i for i, w in queued.items() if w.follows}
             leaders = {w.request.id for w in backend.leaders.by_id.values()}
             assert leaders == {
                 i for i, w in queued.items() if not w.follows and w.request.prompt_tokens > 2_048

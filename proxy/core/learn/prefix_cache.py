@@ -151,6 +151,13 @@ class PrefixCache:
                 return exact
         return tokens_in(blocks, request) if blocks else 0
 
+    def may_match(self, request: Request) -> bool:
+        """False only if `matched_tokens` is 0. A short look, for a look at many requests."""
+        blocks = request.blocks
+        if self.engine_blocks is not None:
+            return True
+        return len(blocks) > 0 and self.prefixes.stamp_of(blocks[0]) > 0.0
+
     def _exact_tokens(self, request: Request, believed_blocks: int) -> int | None:
         """Return the tokens held by published blocks, or None if these do not tell."""
         assert self.engine_blocks is not None

@@ -14,7 +14,6 @@ from typing import Final
 from forebay.proxy.core.learn.prefix_cache import tokens_in
 from forebay.proxy.core.model import Request
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.coalescing import longest_run
 from forebay.proxy.core.state.fleet import FleetQueues
 from forebay.proxy.core.state.in_flight import STEP_TOKENS
 from forebay.proxy.core.state.queue import QueuedRequest
@@ -35,7 +34,7 @@ def expected_tokens(backend: Backend, waiting: QueuedRequest) -> tuple[int, Queu
     if not backend.leaders.by_id:
         return matched, None
     cached_blocks = int(matched / request.block_tokens)
-    blocks, leader = longest_run(request, backend.leaders.by_id.values(), cached_blocks)
+    blocks, leader = backend.leaders.longest_run(request, cached_blocks)
     expected = tokens_in(blocks, request)
     return (expected, leader) if expected > matched else (matched, None)
 
@@ -83,7 +82,7 @@ def freed_followers(backend: Backend) -> Iterator[tuple[QueuedRequest, float]]:
     Yields:
         The follower, and its prefill in seconds with the blocks cached now.
     """
-    for waiting in list(backend.followers.values()):
+    for waiting in list(backend.followers.by_id.values()):
         request = waiting.request
         if waiting.backend != backend.name:  # it left together with an earlier follower
             continue
@@ -104,7 +103,8 @@ def others_want(backend: Backend, request: Request, tokens: int) -> bool:
     if place < 0:
         return False
     block = request.blocks[place]
-    waiting = chain(backend.leaders.by_id.values(), backend.followers.values())
+    blocks = request.blocks
+    waiting = chain(backend.leaders.near(blocks, place), backend.followers.near(blocks, place))
     others = chain((w.request for w in waiting), (p.request for p in backend.prefills.values()))
     return any(
         len(other.blocks) > place and other.blocks[place] == block and other.id != request.id
@@ -139,9 +139,10 @@ def hits_elsewhere(
     for home in list(queues.backends.values()):
         if home is backend:
             continue
-        for waiting in [*home.leaders.by_id.values(), *home.followers.values()]:
+        everyone = [*home.leaders.by_id.values(), *home.followers.by_id.values()]
+        for waiting in everyone:
             request = waiting.request
-            if waiting.backend != home.name:
+            if waiting.backend != home.name or not backend.cache.may_match(request):
                 continue
             if backend.matched_tokens(request) - home.matched_tokens(request) > STEP_TOKENS:
                 yield waiting, home

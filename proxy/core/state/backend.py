@@ -14,7 +14,7 @@ from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S, Average, Decay
 from forebay.proxy.core.learn.prefix_cache import PrefixCache
 from forebay.proxy.core.model import MAJORITY, STANDARD, BackendSpec, Bucket, Request, serves
 from forebay.proxy.core.state.bucket_queue import BucketQueue
-from forebay.proxy.core.state.coalescing import Leaders
+from forebay.proxy.core.state.coalescing import ByPrefix, Leaders
 from forebay.proxy.core.state.elsewhere import Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight
 from forebay.proxy.core.state.kv_budget import Holding, Holdings, KvBudget, reserved
@@ -93,7 +93,7 @@ class Backend:
         self.in_flight: dict[str, InFlight] = {}
         self.sequences = self.context_tokens = self.passing = 0
         self.leaders = Leaders()
-        self.followers: dict[str, QueuedRequest] = {}
+        self.followers = ByPrefix()
         self.review = False
         self.kv = KvBudget()
         self.starving: QueuedRequest | None = None
@@ -172,7 +172,7 @@ class Backend:
     def enqueue(self, waiting: QueuedRequest) -> None:
         """Let a request wait for this backend."""
         if waiting.follows:
-            self.followers[waiting.request.id] = waiting
+            self.followers.add(waiting)
         else:
             self.leaders.add(waiting)
         self.queues[waiting.bucket].push(waiting)
@@ -182,7 +182,7 @@ class Backend:
 
     def dequeue(self, waiting: QueuedRequest) -> None:
         """Take a request out of its queue here."""
-        self.followers.pop(waiting.request.id, None)
+        self.followers.drop(waiting.request.id)
         self.review |= self.leaders.drop(waiting.request.id)
         waiting.leader = None
         self.queues[waiting.bucket].remove(waiting)

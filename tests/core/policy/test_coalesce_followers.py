@@ -38,7 +38,7 @@ def test_a_follower_is_as_long_as_its_document_if_that_is_not_computed() -> None
     shaper = one_engine()
     (backend,) = shaper.backends.values()
     assert names(shaper.finish("leader", 0.3)) == ["shorter"]
-    assert not backend.followers
+    assert not backend.followers.by_id
     (follower,) = shaper.waiting()
     assert follower.work_s > 0.9 * backend.prefill_s(follower.request, 0)
     assert names(shaper.first_token("shorter", 3.0)) == ["follower"]

@@ -139,7 +139,7 @@ def test_nobody_leads_with_a_short_prompt() -> None:
     shaper.arrive(asks("short", 5, 2_000), 0.1)
     shaper.arrive(asks("same", 5, 2_000), 0.2)
     assert not backend.leaders.by_id
-    assert not backend.followers
+    assert not backend.followers.by_id
 
 
 def test_a_follower_is_refused_in_its_turn_when_its_leader_is() -> None:
