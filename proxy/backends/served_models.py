@@ -121,6 +121,9 @@ class ServedModels(Models):
         name, strict = link.name, link.only is not None
         models = link.only if strict else _names(link)
         family = next(iter(link.models or ()), "")  # servers list their main model first
+        backend = self._driver.shaper.backends.get(name)
+        if backend and (backend.models, backend.strict, backend.family) == (models, strict, family):
+            return  # else the first answers of n backends would cost n * n changes
         self._driver.change(
             lambda core, now: core.changes.set_models(
                 name, models, now, strict=strict, family=family

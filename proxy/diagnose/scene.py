@@ -35,11 +35,12 @@ class Scene:
     before: dict[str, Any] | None = None
     then: list[MetricSample] = field(default_factory=list)
     life: list[MetricSample] = field(default_factory=list)
+    _indexes: dict[str, "_Index"] = field(default_factory=dict, repr=False, compare=False)
 
     def recent(self) -> "Scene":
         """Return the scene with counters as they grew within the window."""
         grown = between(self.then, self.samples)
-        return replace(self, samples=grown, then=[], life=self.samples)
+        return replace(self, samples=grown, then=[], life=self.samples, _indexes={})
 
     def statuses(self) -> list[dict[str, Any]]:
         """Return the status of each process that answers."""
@@ -60,7 +61,8 @@ class Scene:
 
     def lifetime(self, name: str, **labels: str) -> float:
         """Return the same sum since the start of the proxy."""
-        return sum(sample.value for sample in _matching(self.life or self.samples, name, labels))
+        samples = self._index("life" if self.life else "samples").matching(name, labels)
+        return sum(sample.value for sample in samples)
 
     def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
         """Return the same sum for each value of `label`, only above 0, the largest first."""
@@ -71,7 +73,12 @@ class Scene:
         return dict(sorted(((k, v) for k, v in sums.items() if v > 0), key=lambda pair: -pair[1]))
 
     def matching(self, name: str, labels: Mapping[str, str]) -> Iterable[MetricSample]:
-        return _matching(self.samples, name, labels)
+        return self._index("samples").matching(name, labels)
+
+    def _index(self, samples: str) -> "_Index":
+        if samples not in self._indexes:
+            self._indexes[samples] = _Index(getattr(self, samples))
+        return self._indexes[samples]
 
     def requests(self, backend: str) -> float:
         """Return the number of requests that were last sent to this backend."""
@@ -82,14 +89,26 @@ class Scene:
         return max(_running(self.status, backend), _running(self.before or self.status, backend))
 
 
-def _matching(
-    samples: Iterable[MetricSample], name: str, labels: Mapping[str, str]
-) -> Iterable[MetricSample]:
-    return (
-        sample
-        for sample in samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    )
+class _Index:
+    """Samples by their names and backends: checks ask for each of hundreds of backends."""
+
+    __slots__ = ("_of_backend", "_of_name")
+
+    def __init__(self, samples: Iterable[MetricSample]) -> None:
+        self._of_name: dict[str, list[MetricSample]] = {}
+        self._of_backend: dict[tuple[str, str | None], list[MetricSample]] = {}
+        for sample in samples:
+            key = sample.name, sample.labels.get("backend")
+            self._of_name.setdefault(sample.name, []).append(sample)
+            self._of_backend.setdefault(key, []).append(sample)
+
+    def matching(self, name: str, labels: Mapping[str, str]) -> Iterable[MetricSample]:
+        """Return the samples of a metric that have these labels."""
+        if "backend" in labels:
+            found = self._of_backend.get((name, labels["backend"]), [])
+        else:
+            found = self._of_name.get(name, [])
+        return (sample for sample in found if labels.items() <= sample.labels.items())
 
 
 def statuses_of(status: dict[str, Any]) -> list[dict[str, Any]]:

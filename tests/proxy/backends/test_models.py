@@ -3,8 +3,10 @@
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -31,7 +33,11 @@ from forebay.proxy.api.json_body import parse
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.backends.models import Models, Wanted, configured_models, listed_models
+from forebay.proxy.backends.served_models import ServedModels
 from forebay.proxy.config.backends import BackendConfig
+from forebay.proxy.core.health import Health
+from forebay.proxy.core.model import BackendSpec, Bucket
+from forebay.proxy.core.shaper import Shaper
 from forebay.replay.clock.virtual_loop import run
 
 TINY: dict[str, dict[str, Any]] = {"tiny": {"max_model_len": 4096}}
@@ -605,3 +611,26 @@ class TestForms:
         began = time.process_time()
         assert run(prepared(body, self.TYPE, "", None, self.MODELS)) == (body, Wanted(""))
         assert time.process_time() - began < 2.0
+
+
+def test_the_policy_is_told_of_those_backends_whose_models_have_changed() -> None:
+    """Else the first answers of n backends would cost n * n changes of the policy."""
+    names = [f"b{number}" for number in range(50)]
+    shaper = Shaper([BackendSpec(name, 8) for name in names], (Bucket("chat", 5_000),))
+    changes = 0
+
+    def change(do: Callable[[Shaper, float], object]) -> None:
+        nonlocal changes
+        changes += 1
+        do(shaper, 0.0)
+
+    driver: Any = SimpleNamespace(shaper=shaper, change=change)
+    links: dict[str, Any] = {
+        name: SimpleNamespace(name=name, models=None, only=None, up=True) for name in names
+    }
+    models = ServedModels(links, Health(names), driver, lambda *_: None)
+    for link in links.values():
+        link.models = listed_models(b'{"data": [{"id": "tiny"}]}')
+        models.changed(link)
+    assert changes == len(names)
+    assert all(backend.models == {"tiny"} for backend in shaper.backends.values())

@@ -530,3 +530,29 @@ def test_the_command(
     (tmp_path / "wrong.yaml").write_text("listn: 1\n")
     assert main(["doctor", "--config", str(tmp_path / "wrong.yaml")]) == 1
     assert "wrong.yaml: listn: unknown key" in capsys.readouterr().out
+
+
+class Counted(dict[str, str]):
+    looks = 0
+
+    def items(self) -> Any:
+        Counted.looks += 1
+        return super().items()
+
+
+def test_a_question_about_one_backend_looks_at_its_samples_only() -> None:
+    names = [f"b{number}" for number in range(100)]
+    kinds = ("forebay_backend_requests_total", "forebay_upstream_errors_total")
+    samples = [
+        MetricSample(kind, Counted(backend=name, kind="timeout"), 2.0)
+        for name in names
+        for kind in kinds
+    ]
+    scene = Scene(
+        {"backends": [{"name": name, "prefill_cost": {"observations": 1}} for name in names]},
+        [],
+        samples,
+    )
+    assert all(scene.requests(name) == 2.0 for name in names)
+    assert all(scene.by(kinds[1], "kind", backend=name) == {"timeout": 2.0} for name in names)
+    assert Counted.looks <= 2 * len(samples)
