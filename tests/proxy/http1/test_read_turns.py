@@ -13,6 +13,7 @@ from forebay.proxy.http1.client.connection import Connection
 from forebay.proxy.http1.server import server as http_server
 from forebay.proxy.http1.server.read_turns import AT_ONE_BY_ONE, LARGE_READ_BYTES, TURN_S, ReadTurns
 from forebay.proxy.http1.server.server import HttpServer
+from forebay.replay.clock.virtual_loop import run
 
 MANY = 16
 READ = b"x" * (256 << 10)  # what uvloop reads at once
@@ -240,3 +241,20 @@ def test_a_closed_connection_leaves_nothing_to_collect() -> None:
         asyncio.run(main())
     finally:
         gc.enable()
+
+
+def test_a_body_alone_waits_for_no_timer() -> None:
+    """A body of 400 KB comes in six reads: at one each millisecond it waited for 3 ms."""
+
+    async def read(bodies: int) -> float:
+        loop = asyncio.get_running_loop()
+        turns, began = ReadTurns(loop), loop.time()
+        for _ in range(6):
+            went_on = [loop.create_future() for _ in range(bodies)]
+            for future in went_on:
+                turns.wait(partial(future.set_result, None))
+            await asyncio.gather(*went_on)
+        return loop.time() - began
+
+    assert run(read(1)) == 0.0
+    assert run(read(2)) == pytest.approx(11 * TURN_S)
