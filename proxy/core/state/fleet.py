@@ -243,9 +243,12 @@ class Shortlist:
     def _refresh(self) -> None:
         for index in self._moved:
             backend = self._backends[index]
-            for bucket, first in self._first.items():
-                queued_s = fsum([backend.queues[name].work_s for name in first])
-                backend.ranks[bucket] = free_rank(backend, queued_s)
+            if backend.queued:
+                for bucket, first in self._first.items():
+                    queued_s = fsum([backend.queues[name].work_s for name in first])
+                    backend.ranks[bucket] = free_rank(backend, queued_s)
+            else:
+                backend.ranks = dict.fromkeys(self._first, free_rank(backend, 0.0))
             texts_at, queue = backend.api_server.room_at, backend.prefill_queue
             backend.room_at = max(queue.below_at(self._dispatch_ahead_s), texts_at)
             backend.room_beside_at = max(queue.below_at(self._beside_others_s), texts_at)

@@ -82,7 +82,7 @@ def find_model(name: str, *, stretches_yarn: bool = False) -> ModelSpec:
     Args:
         stretches_yarn: read context lengths as vLLM up to 0.29.
     """
-    spec = _MODELS.get(re.sub(r"(instruct|chat|hf)$", "", _plain(name.rsplit("/", 1)[-1])))
+    spec = _MODELS.get(_model_key(name))
     if spec is not None:
         return spec
     if is_config(name):
@@ -92,6 +92,16 @@ def find_model(name: str, *, stretches_yarn: bool = False) -> ModelSpec:
         f"--model {name}: no such model; the simulated ones are {names}; "
         "or give a config.json, or the folder of one"
     )
+
+
+@lru_cache(maxsize=64)  # asked 33 times for each simulated engine
+def _model_key(name: str) -> str:
+    return re.sub(r"(instruct|chat|hf)$", "", _plain(name.rsplit("/", 1)[-1]))
+
+
+@lru_cache(maxsize=64)
+def _gpu_key(name: str) -> str:
+    return re.sub(r"^(nvidia|tesla)", "", _plain(name))
 
 
 def is_config(name: str) -> bool:
@@ -172,7 +182,7 @@ def find_gpu(name: str) -> GpuSpec:
     """Find a GPU by name or JSON data sheet (InputError: an unknown GPU, with the known names)."""
     if name.endswith(".json"):
         return read_gpu(Path(name))
-    spec = _GPUS.get(re.sub(r"^(nvidia|tesla)", "", _plain(name)))
+    spec = _GPUS.get(_gpu_key(name))
     if spec is None:
         names = ", ".join(sorted({gpu.name for gpu in _GPUS.values()}))
         raise InputError(
