@@ -271,9 +271,15 @@ class NewRequests:
     def _too_much(
         self, waiting: QueuedRequest, bucket: Bucket, backend: Backend, now: float
     ) -> bool:
-        known = self._dispatcher
+        dispatcher = self._dispatcher
         return tenant_holds_too_much(
-            known.backends, known.queues, known.fairness, backend, waiting, bucket, now
+            dispatcher.backends,
+            dispatcher.queues,
+            dispatcher.fairness,
+            backend,
+            waiting,
+            bucket,
+            now,
         )
 
     def _take_in(

@@ -4,13 +4,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from math import fsum, inf
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Key = TypeVar("Key")
-
-BLOCK: Final = 64
-"""Entries that stand together: a sum adds up one number for each block, then the entries of one.
-Doubled: a place among 100 entries takes 1.3 times as long, among 100,000 half as long."""
 
 
 class First(Generic[Key]):
@@ -64,17 +60,19 @@ class SortedSums:
     """Entries in the order of their keys, and sums of their values up to any place.
 
     Entries stand in blocks. A question looks at the sums of all blocks before the place and at the
-    entries of one block: of 10,000 entries at 2 to 3 %, in C. While there is one block, sums are
-    those of `fsum`. With more, their relative error is at most 2 ** -52.
+    entries of one block: of 10,000 entries at 2 to 3 %, in C. The sums of one block are
+    exact (`fsum`). With more blocks, the relative error is at most 2 ** -52.
 
     Args:
         columns: values of each entry.
+        block: entries that stand together, up to twice as many. Doubled: a place among 100 entries
+            takes 1.3 times as long, among 100,000 half as long.
     """
 
-    __slots__ = ("_columns", "_keys", "_lasts", "_sizes", "_sums", "_values")
+    __slots__ = ("_block", "_columns", "_keys", "_lasts", "_sizes", "_sums", "_values")
 
-    def __init__(self, columns: int = 1) -> None:
-        self._columns = range(columns)
+    def __init__(self, columns: int = 1, block: int = 64) -> None:
+        self._columns, self._block = range(columns), block
         self._keys: list[list[Any]] = []  # by block
         self._lasts: list[Any] = []  # last key of each block
         self._sizes: list[int] = []
@@ -94,13 +92,14 @@ class SortedSums:
         keys.insert(place, key)
         for column in self._columns:
             self._values[column][at].insert(place, values[column])
-        if len(keys) <= 2 * BLOCK:
+        block = self._block
+        if len(keys) <= 2 * block:
             self._sum_up(at)
             return
         columns = [self._values[column][at] for column in self._columns]
         self._delete(at)
-        self._insert(at, keys[BLOCK:], [column[BLOCK:] for column in columns])
-        self._insert(at, keys[:BLOCK], [column[:BLOCK] for column in columns])
+        self._insert(at, keys[block:], [column[block:] for column in columns])
+        self._insert(at, keys[:block], [column[:block] for column in columns])
 
     def remove(self, key: Any) -> None:
         """Remove the entry of this key, which must be there."""
@@ -138,7 +137,7 @@ class SortedSums:
         return sum(self._sizes[:at]) + here, sums
 
     def _sum_up(self, at: int) -> None:
-        """Sum up a block that has changed. Sums are made anew, so no rounding error lasts."""
+        """Sum up a changed block from its entries, so that no rounding error lasts."""
         self._lasts[at] = self._keys[at][-1]
         self._sizes[at] = len(self._keys[at])
         for column in self._columns:
@@ -203,7 +202,7 @@ class Ramps(Generic[Key]):
         return max(0.0, steep * place - steeps), max(0.0, many * place - manies)
 
 
-class Changes(Generic[Key]):
+class ChangeLog(Generic[Key]):
     """The latest changes, for readers that each come back from time to time.
 
     Args:

@@ -105,10 +105,10 @@ class _Index:
     def matching(self, name: str, labels: Mapping[str, str]) -> Iterable[MetricSample]:
         """Return the samples of a metric that have these labels."""
         if "backend" in labels:
-            found = self._of_backend.get((name, labels["backend"]), [])
+            samples = self._of_backend.get((name, labels["backend"]), [])
         else:
-            found = self._of_name.get(name, [])
-        return (sample for sample in found if labels.items() <= sample.labels.items())
+            samples = self._of_name.get(name, [])
+        return (sample for sample in samples if labels.items() <= sample.labels.items())
 
 
 def statuses_of(status: dict[str, Any]) -> list[dict[str, Any]]:

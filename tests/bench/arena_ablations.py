@@ -24,8 +24,7 @@ from forebay.proxy.core.policy.admission import refuse
 from forebay.proxy.core.policy.long_prefills import LongPrefills
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.coalescing import Leaders
-from forebay.proxy.core.state.queue import QueuedRequest
+from forebay.proxy.core.state.queue import Leaders, QueuedRequest
 from forebay.replay.engine import scheduler
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.request import EngineRequest

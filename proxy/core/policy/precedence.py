@@ -307,7 +307,7 @@ class Precedence:
 
 
 def part_of(flow: DueQueue, before_s: float) -> float:
-    """Return the number of requests in so many seconds of a flow."""
+    """Return the number of requests of a flow in `before_s` of its seconds."""
     return len(flow) * min(1.0, before_s / flow.work_s) if flow.work_s > 0.0 else 0.0
 
 

@@ -14,13 +14,12 @@ from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S, Average, Decay
 from forebay.proxy.core.learn.prefix_cache import PrefixCache
 from forebay.proxy.core.model import MAJORITY, STANDARD, BackendSpec, Bucket, Request, serves
 from forebay.proxy.core.state.bucket_queue import BucketQueue
-from forebay.proxy.core.state.coalescing import ByPrefix, Leaders
 from forebay.proxy.core.state.elsewhere import Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight
 from forebay.proxy.core.state.kv_budget import Holding, Holdings, KvBudget, reserved
 from forebay.proxy.core.state.prefill_observer import PrefillObserver
 from forebay.proxy.core.state.prefill_queue import PrefillQueue
-from forebay.proxy.core.state.queue import QueuedRequest
+from forebay.proxy.core.state.queue import ByPrefix, Leaders, QueuedRequest
 from forebay.proxy.core.state.shares import Turns
 from forebay.proxy.core.state.tenants import Fairness
 

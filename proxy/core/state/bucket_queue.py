@@ -21,7 +21,7 @@ class BucketQueue:
         flows: exist while a request waits in them.
         count: waiting requests.
         cold: waiting requests that are no cache hits.
-        of_class: waiting requests by the rank of their class among those of their tenant.
+        of_class: waiting requests by the rank of their class within their tenant.
         crowd: exists once more than LOOK_AT_MOST flows wait, until half as many are left.
     """
 

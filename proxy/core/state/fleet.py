@@ -5,13 +5,86 @@ from collections.abc import Iterable, Sequence
 from math import ceil, fsum, inf
 from typing import Final
 
-from forebay.proxy.core.model import LOOK_AT_MOST, Bucket
+from forebay.proxy.core.model import CLASSES, LOOK_AT_MOST, Bucket
+from forebay.proxy.core.ordered import First, SortedSums
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.queue import FullQueue, QueuedRequest
+from forebay.proxy.core.state.queue import FlowKey, QueuedRequest, keys_of
 
 APART: Final = 1e12
 """Seconds beyond any clock: ranks idle backends before busy backends, and full backends last.
 Doubled: the same."""
+
+
+class FullQueue:
+    """The requests of one bucket and model on all backends, while their queue is full.
+
+    Says which of them is the last of a class or tenant.
+
+    Attributes:
+        held: requests of each tenant.
+        made_of: number of requests when the queue was full.
+    """
+
+    def __init__(self, everyone: Iterable[QueuedRequest]) -> None:
+        self._waiting: dict[str, QueuedRequest] = {}
+        self._of_rank = [SortedSums(0) for _ in CLASSES]
+        self._of_flow: dict[FlowKey, SortedSums] = {}
+        self.held = Counter[str]()
+        self._most = First(self._place)
+        for waiting in everyone:
+            self.enter(waiting)
+        self.made_of = len(self._waiting)
+
+    def enter(self, waiting: QueuedRequest) -> None:
+        tenant = waiting.request.tenant
+        self._waiting[waiting.request.id] = waiting
+        self._of_rank[waiting.rank].add(waiting.by_due)
+        if waiting.flow not in self._of_flow:
+            self._of_flow[waiting.flow] = SortedSums(0)
+        self._of_flow[waiting.flow].add(waiting.by_due)
+        self.held[tenant] += 1
+        self._most.note(tenant)
+
+    def leave(self, waiting: QueuedRequest) -> None:
+        tenant, flow = waiting.request.tenant, self._of_flow[waiting.flow]
+        del self._waiting[waiting.request.id]
+        self._of_rank[waiting.rank].remove(waiting.by_due)
+        flow.remove(waiting.by_due)
+        if flow.last() is None:
+            del self._of_flow[waiting.flow]
+        self.held[tenant] -= 1
+        if not self.held[tenant]:
+            del self.held[tenant]
+            self._most.forget(tenant)
+
+    def last(self) -> QueuedRequest | None:
+        """Return the last request of the least urgent class."""
+        for line in reversed(self._of_rank):
+            if (key := line.last()) is not None:
+                return self._waiting[key[-1]]
+        return None
+
+    def last_of(self, flows: Iterable[FlowKey]) -> QueuedRequest | None:
+        """Return the last request of these flows."""
+        last = [self._of_flow[flow].last() for flow in flows if flow in self._of_flow]
+        return self._waiting[max(last)[-1]] if last else None
+
+    def least_urgent_of(self, tenant: str) -> QueuedRequest | None:
+        """Return the last request of a tenant's least urgent class."""
+        for own_rank in reversed(range(len(CLASSES))):
+            flows = [key for key in keys_of(tenant) if key[2] == own_rank]
+            if (last := self.last_of(flows)) is not None:
+                return last
+        return None
+
+    def heaviest(self) -> str:
+        """Return the tenant with most requests. A request must be waiting."""
+        tenant = self._most.first()
+        assert tenant is not None
+        return tenant
+
+    def _place(self, tenant: str) -> int:
+        return -self.held[tenant]
 
 
 class FleetQueues:

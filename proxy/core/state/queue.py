@@ -1,15 +1,19 @@
-"""Waiting requests: one request, those of a flow in order, sums over flows, and a full queue.
+"""Waiting requests: one request, a flow of them in order, sums over flows, and many by prefix.
 
 Questions take O(log n) or O(1), also in the number of tenants that wait, but for sums over a part
-of a queue: these add up one number for each BLOCK requests (`ordered.py`).
+of a queue: these add up one number for each 64 requests (`ordered.py`).
+
+A prefill that many requests share is computed once (single-flight). Its leader is a waiting request
+with a long prompt. Which request follows which is decided in `policy/coalesce.py`.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
+from forebay.proxy.core.learn.prefix_index import common_run
 from forebay.proxy.core.model import CLASSES, MAJORITY, STANDARD, Request
-from forebay.proxy.core.ordered import First, Ramps, SortedSums
+from forebay.proxy.core.ordered import Ramps, SortedSums
+from forebay.proxy.core.state.in_flight import STEP_TOKENS
 from forebay.proxy.core.state.tenants import Fairness
 
 NONE_EXCLUDED: frozenset[str] = frozenset()
@@ -235,78 +239,86 @@ class Crowd:
         self._outdated.clear()
 
 
-class FullQueue:
-    """The requests of one bucket and model on all backends, while their queue is full.
-
-    Says which of them is the last of a class or tenant.
-
-    Attributes:
-        held: requests of each tenant.
-        made_of: number of requests when the queue was full.
-    """
-
-    def __init__(self, everyone: Iterable[QueuedRequest]) -> None:
-        self._waiting: dict[str, QueuedRequest] = {}
-        self._of_rank = [SortedSums(0) for _ in CLASSES]
-        self._of_flow: dict[FlowKey, SortedSums] = {}
-        self.held = Counter[str]()
-        self._most = First(self._place)
-        for waiting in everyone:
-            self.enter(waiting)
-        self.made_of = len(self._waiting)
-
-    def enter(self, waiting: QueuedRequest) -> None:
-        tenant = waiting.request.tenant
-        self._waiting[waiting.request.id] = waiting
-        self._of_rank[waiting.rank].add(waiting.by_due)
-        if waiting.flow not in self._of_flow:
-            self._of_flow[waiting.flow] = SortedSums(0)
-        self._of_flow[waiting.flow].add(waiting.by_due)
-        self.held[tenant] += 1
-        self._most.note(tenant)
-
-    def leave(self, waiting: QueuedRequest) -> None:
-        tenant, flow = waiting.request.tenant, self._of_flow[waiting.flow]
-        del self._waiting[waiting.request.id]
-        self._of_rank[waiting.rank].remove(waiting.by_due)
-        flow.remove(waiting.by_due)
-        if flow.last() is None:
-            del self._of_flow[waiting.flow]
-        self.held[tenant] -= 1
-        if not self.held[tenant]:
-            del self.held[tenant]
-            self._most.forget(tenant)
-
-    def last(self) -> QueuedRequest | None:
-        """Return the last request of the least urgent class."""
-        for line in reversed(self._of_rank):
-            if (key := line.last()) is not None:
-                return self._waiting[key[-1]]
-        return None
-
-    def last_of(self, flows: Iterable[FlowKey]) -> QueuedRequest | None:
-        """Return the last request of these flows."""
-        found = [self._of_flow[flow].last() for flow in flows if flow in self._of_flow]
-        return self._waiting[max(found)[-1]] if found else None
-
-    def least_urgent_of(self, tenant: str) -> QueuedRequest | None:
-        """Return the last request of a tenant's least urgent class."""
-        for own_rank in reversed(range(len(CLASSES))):
-            flows = [key for key in keys_of(tenant) if key[2] == own_rank]
-            if (last := self.last_of(flows)) is not None:
-                return last
-        return None
-
-    def heaviest(self) -> str:
-        """Return the tenant with most requests. A request must be waiting."""
-        tenant = self._most.first()
-        assert tenant is not None
-        return tenant
-
-    def _place(self, tenant: str) -> int:
-        return -self.held[tenant]
-
-
 def keys_of(tenant: str) -> list[FlowKey]:
     """Return the keys of all flows that a tenant may have."""
     return [(rank, tenant, own) for rank in range(len(CLASSES)) for own in range(len(CLASSES))]
+
+
+class ByPrefix:
+    """Waiting requests of one backend by their prompts' blocks at positions 1, 2, 4, 8 ...
+
+    Block hashes are chained: prompts that are equal in one block are equal in all before it.
+
+    Attributes:
+        by_id: all of them.
+    """
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, QueuedRequest] = {}
+        self._by_block: dict[int, dict[str, QueuedRequest]] = {}
+
+    def add(self, waiting: QueuedRequest) -> None:
+        """Add a request."""
+        request_id = waiting.request.id
+        self.by_id[request_id] = waiting
+        for block in _marks(waiting.request.blocks):
+            self._by_block.setdefault(block, {})[request_id] = waiting
+
+    def drop(self, request_id: str) -> bool:
+        """Remove a request. True if it was there."""
+        waiting = self.by_id.pop(request_id, None)
+        if waiting is None:
+            return False
+        for block in _marks(waiting.request.blocks):
+            group = self._by_block.get(block)
+            if group is not None:
+                group.pop(request_id, None)
+                if not group:
+                    del self._by_block[block]
+        return True
+
+    def near(self, blocks: Sequence[int], place: int) -> Iterable[QueuedRequest]:
+        """Return all requests that share the block at a place, and some that share earlier blocks.
+
+        Args:
+            place: number of the block, 0 for the first. The prompt must have it.
+        """
+        mark = (1 << ((place + 1).bit_length() - 1)) - 1
+        return self._by_block.get(blocks[mark], _NONE).values()
+
+    def longest_run(self, request: Request, above: int) -> tuple[int, QueuedRequest | None]:
+        """Find the prompt that shares the most leading blocks with a request.
+
+        Args:
+            above: only longer runs than this count.
+
+        Returns:
+            The length of the run in blocks and the other request, or `above` and None.
+        """
+        blocks, most, best = request.blocks, above, None
+        if len(blocks) > above:
+            next_block = blocks[above]
+            for other in self.near(blocks, above):
+                theirs = other.request.blocks
+                same = len(theirs) > above and theirs[above] == next_block
+                if same and other.request is not request:
+                    run = common_run(blocks, theirs, above + 1)
+                    if run > most:
+                        most, best = run, other
+        return most, best
+
+
+class Leaders(ByPrefix):
+    """Requests that wait for one backend with a long prompt and follow no other request."""
+
+    def add(self, waiting: QueuedRequest) -> None:
+        """Add a request, unless its prompt is too short for others to wait for it."""
+        if waiting.request.prompt_tokens > STEP_TOKENS:
+            super().add(waiting)
+
+
+_NONE: dict[str, QueuedRequest] = {}
+
+
+def _marks(blocks: Sequence[int]) -> list[int]:
+    return [blocks[(1 << power) - 1] for power in range(len(blocks).bit_length())]

@@ -16,7 +16,7 @@ from typing import Final
 
 from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S
 from forebay.proxy.core.model import REMEMBERED_MOST, ServiceClass, Tenant
-from forebay.proxy.core.ordered import Changes, First
+from forebay.proxy.core.ordered import ChangeLog, First
 
 LATELY_S: Final = 0.5
 """Seconds of prefill, over its weight, that a tenant may catch up on after it used less than its
@@ -69,7 +69,7 @@ class Fairness:
         self._present_weight = self._active_weight = 0.0
         self._counted_at = -inf
         self.highest_sent = 0.0
-        self.moved = Changes[str](REMEMBERED_MOST)
+        self.moved = ChangeLog[str](REMEMBERED_MOST)
         self._all = Account("", 1.0)  # sums up the rates
         self.on = False
 
