@@ -6,6 +6,7 @@ Only the number of prompt tokens decides.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from forebay.traces.errors import InputError
 
@@ -15,13 +16,24 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class LengthBucket:
-    """Requests of at most `up_to` prompt tokens that fit no smaller bucket."""
+    """Requests of at most `up_to` prompt tokens that fit no smaller bucket.
+
+    Attributes:
+        target_s: a first token within this time is in time; infinite without a target.
+    """
 
     name: str
     up_to: int
+    target_s: float = inf
 
 
-DEFAULT_BUCKETS = (LengthBucket("chat", 5_000), LengthBucket("document", 131_072))
+DEFAULT_BUCKETS = (LengthBucket("chat", 5_000, 2.0), LengthBucket("document", 131_072, 15.0))
+
+
+def named_bucket(name: str, up_to: int) -> LengthBucket:
+    """Return a bucket with the target that a default bucket of this name has."""
+    targets = (bucket.target_s for bucket in DEFAULT_BUCKETS if bucket.name == name)
+    return LengthBucket(name, up_to, next(targets, inf))
 
 
 def bucket_of(tokens: int, buckets: Sequence[LengthBucket] = DEFAULT_BUCKETS) -> str | None:
@@ -49,7 +61,7 @@ def parse_buckets(text: str, option: str = "--buckets") -> tuple[LengthBucket, .
                 f"{option}: {part.strip()!r} is not NAME:TOKENS; "
                 "write e.g. chat:5000,document:131072"
             )
-        bucket = LengthBucket(name, int(limit))
+        bucket = named_bucket(name, int(limit))
         if bucket.up_to < 1:
             raise InputError(f"{option}: {part.strip()!r} holds no request; give 1 token or more")
         if any(name == other.name for other in buckets):

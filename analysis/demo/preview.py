@@ -10,6 +10,7 @@ from forebay.replay.plan.slo import default_slos
 from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.replay.sim.sweep import SweepCase, run_case
 from forebay.replay.sim.workload import SimWorkload
+from forebay.traces.buckets import DEFAULT_BUCKETS
 from forebay.traces.schema import TraceRequest
 
 ROUTERS = {
@@ -27,7 +28,7 @@ def preview(rows: Sequence[TraceRequest], fleet: Engines) -> list[dict[str, Any]
         model=fleet.model, gpu=fleet.gpu, long_prefill_token_threshold=fleet.chunk_tokens or 0
     )
     workload = SimWorkload(trace=rows)
-    slos = default_slos([bucket.name for bucket in Config().buckets])
+    slos = default_slos(DEFAULT_BUCKETS)
     return [
         run_case(SweepCase({"router": name}, Scenario(engine, fleet.count, policy), workload, slos))
         for name, policy in ROUTERS.items()

@@ -163,8 +163,8 @@ listen: {{host: 127.0.0.1, port: 0, admin_port: 0}}
 backends:
 {servers}
 buckets:
-  - {{name: chat, up_to: 5000, max_wait: {ms(2)}}}
-  - {{name: document, up_to: 131072, max_wait: {ms(30)}, prefills_per_backend: 1}}
+  - {{name: chat, up_to: 5000, max_wait: {ms(30)}, target: {ms(2)}}}
+  - {{name: document, up_to: 131072, max_wait: {ms(30)}, target: {ms(15)}, prefills_per_backend: 1}}
 admission: {{dispatch_ahead: {ms(0.3)}}}
 timeouts: {{first_token: {ms(120)}, idle: {ms(60)}}}
 debug_headers: true

@@ -12,7 +12,7 @@ from forebay.analysis.runs.run import at_path
 from forebay.analysis.statistics.units import printable
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.slo import Slo, default_slos
-from forebay.traces.buckets import DEFAULT_BUCKETS, LengthBucket
+from forebay.traces.buckets import DEFAULT_BUCKETS, LengthBucket, named_bucket
 
 _Made = TypeVar("_Made")
 _DEFAULTS = {option.name: option.default for option in fields(ReplayOptions)}
@@ -53,7 +53,7 @@ def slo_option(info: Mapping[str, Any]) -> list[str]:
     """The option --slo, if the latency targets are not the default ones."""
     buckets = _listed(info, "buckets", _bucket) or DEFAULT_BUCKETS
     slos = _listed(info, "slos", _slo)
-    if not slos or slos == default_slos([bucket.name for bucket in buckets]):
+    if not slos or slos == default_slos(buckets):
         return []
     return ["--slo", printable(",".join(map(_as_typed, slos)))]
 
@@ -71,7 +71,7 @@ def _listed(info: Mapping[str, Any], key: str, make: Callable[[Any], _Made]) -> 
 
 
 def _bucket(bucket: Any) -> LengthBucket:
-    return LengthBucket(str(bucket["name"]), int(bucket["up_to"]))
+    return named_bucket(str(bucket["name"]), int(bucket["up_to"]))
 
 
 def _slo(slo: Any) -> Slo:

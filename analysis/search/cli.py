@@ -234,8 +234,10 @@ class SearchArguments(TrafficOptions):
         from forebay.replay.plan.slo import default_slos, parse_slos
         from forebay.traces.buckets import parse_buckets
 
-        names = [bucket.name for bucket in parse_buckets(self.buckets)]
-        return default_slos(names) if self.slo is None else parse_slos(self.slo, names)
+        buckets = parse_buckets(self.buckets)
+        if self.slo is None:
+            return default_slos(buckets)
+        return parse_slos(self.slo, [bucket.name for bucket in buckets])
 
     def about(self, sha256: str, flags: ModelFlags) -> dict[str, Any]:
         """Return the settings that decide a trial's figures, to compare with an earlier search."""

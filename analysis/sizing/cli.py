@@ -23,7 +23,7 @@ Example:
   forebay size --model llama-3-8b --gpu h200 --users 500 --document-tokens 100000
 
   forebay size --users 100 --document-tokens 32000 --shared 0.8 --documents 50
-  --slo chat.ttft_p95=2s,document.ttft_p95=10s,tpot_p95=100ms
+  --slo chat.ttft_p95=2s,document.ttft_p95=15s,tpot_p95=100ms
 """
 
 app = new_app(help=HELP)

@@ -37,7 +37,7 @@ class SizeArguments:
     slo: Annotated[
         str | None,
         typer.Option(
-            help="Targets; default: chat.ttft_p95=2s, document.ttft_p95=10s, tpot_p95=100ms."
+            help="Targets; default: chat.ttft_p95=2s, document.ttft_p95=15s, tpot_p95=100ms."
         ),
     ] = None
     think_s: Annotated[

@@ -5,9 +5,15 @@ from dataclasses import dataclass
 
 from forebay.analysis.sizing.workload import CLASSES, Users
 from forebay.replay.plan.slo import METRICS, parse_slos
+from forebay.traces.buckets import DEFAULT_BUCKETS
 from forebay.traces.errors import InputError
 
-DEFAULT_SLO = "chat.ttft_p95=2s,document.ttft_p95=10s,tpot_p95=100ms"
+DEFAULT_SLO = ",".join(
+    [
+        *(f"{bucket.name}.ttft_p95={bucket.target_s:g}s" for bucket in DEFAULT_BUCKETS),
+        "tpot_p95=100ms",
+    ]
+)
 _NAME = re.compile(r"(?:([a-z]+)\.)?([a-z0-9]+)_p([0-9]+(?:\.[0-9]+)?)")
 
 

@@ -82,8 +82,9 @@ def tune_command(arguments: TuneArguments, flags: EngineFlags) -> None:
     # Step times without a calibration are guesses, and the user is told so.
     for remark in scenario.constants_remarks():
         print(f"forebay tune: {remark}", file=sys.stderr)
-    names = [bucket.name for bucket in scenario.buckets()]
-    slos = default_slos(names) if arguments.slo is None else parse_slos(arguments.slo, names)
+    slos = default_slos(scenario.buckets())
+    if arguments.slo is not None:
+        slos = parse_slos(arguments.slo, [bucket.name for bucket in scenario.buckets()])
     arrivals = {"arrivals": parse_arrivals(arguments.arrivals)}
     whole = SimWorkload(**same_named(arguments, SimWorkload) | arrivals)
     rows = whole.source(engine.context)[: arguments.requests]

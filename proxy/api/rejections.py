@@ -49,6 +49,8 @@ def rejection(action: Reject, receipt: Receipt | None) -> str:
     match receipt.rule:
         case "max_wait":
             return f"Expected wait {_spoken(value)}, limit {_spoken(limit)}"
+        case "target":
+            return f"Expected first token after {_spoken(value)}, limit {_spoken(limit)}"
         case "timeout":
             return f"Expected first token after {_spoken(value)}, your timeout is {_spoken(limit)}"
         case "line_full" if not receipt.tries and limit < inf:

@@ -46,8 +46,10 @@ from forebay.proxy.config.tenants import Tenants
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.model import Bucket as CoreBucket
 from forebay.proxy.core.policy.routing import ROUTES, Affinity, Route
+from forebay.traces.buckets import DEFAULT_BUCKETS
 from forebay.traces.errors import InputError
 
+CHAT, DOCUMENT = DEFAULT_BUCKETS
 BURST_S = 60.0  # a tenant's default burst: the tokens its rate brings in this time
 
 
@@ -57,7 +59,9 @@ class BucketConfig(Section):
     name: its name in metrics, logs and the header x-forebay-bucket.
     up_to: the longest prompt of this bucket, in estimated tokens.
     max_queue: waiting requests of each model; the next request is rejected.
-    max_wait: a request whose predicted wait is longer is rejected.
+    max_wait: no request waits longer.
+    target: a first token within this time of the arrival is in time; by default max_wait, at most
+    15s. A request that is expected to be late is rejected, unless what delays it is no overload.
     prefills_per_backend: prefills of this bucket that may run at once on one backend.
     backends: names of the backends that it may use; empty: all.
     """
@@ -66,6 +70,9 @@ class BucketConfig(Section):
     up_to: int = Field(ge=1)
     max_queue: int = Field(1024, ge=0)
     max_wait: Seconds = 30.0
+    target: Seconds = Field(
+        default_factory=lambda given: min(DOCUMENT.target_s, given.get("max_wait", inf))
+    )
     prefills_per_backend: int | None = Field(None, ge=1)
     backends: tuple[str, ...] = ()
 
@@ -148,8 +155,8 @@ class Config(Section):
     listen: Listen = Listen()
     backends: tuple[BackendConfig, ...] = ()
     buckets: tuple[BucketConfig, ...] = (
-        BucketConfig(name="chat", up_to=5_000, max_wait=2.0),
-        BucketConfig(name="document", up_to=131_072, max_wait=30.0, prefills_per_backend=1),
+        BucketConfig(name=CHAT.name, up_to=CHAT.up_to, target=CHAT.target_s),
+        BucketConfig(name=DOCUMENT.name, up_to=DOCUMENT.up_to, prefills_per_backend=1),
     )
     affinity: AffinityConfig = AffinityConfig()
     admission: Admission = Admission()
@@ -246,7 +253,13 @@ class Config(Section):
     def core_buckets(self) -> list[CoreBucket]:
         return [
             CoreBucket(
-                b.name, b.up_to, b.max_queue, b.max_wait, b.prefills_per_backend or inf, b.backends
+                b.name,
+                b.up_to,
+                b.max_queue,
+                b.max_wait,
+                b.prefills_per_backend or inf,
+                b.backends,
+                b.target,
             )
             for b in self.buckets
         ]

@@ -27,9 +27,11 @@ from forebay.proxy.core.policy.admission import (
     early_reject,
     gives_way,
     hopeless,
+    stands,
     tenant_holds_too_much,
     whole_s,
 )
+from forebay.proxy.core.policy.kv_wait import without_copies
 from forebay.proxy.core.policy.routing import Option, Route
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
@@ -214,20 +216,19 @@ class NewRequests:
         dispatcher, request = self._dispatcher, waiting.request
         # Prefer backends that can meet the limits, then an idle backend that was not priced.
         queued_s = dispatcher.queues.queued_s(bucket.name, request.model, now)
-        shared = queued_s > 0.0 and dispatcher.forecast.gate.beside_others(now)
-        limits = dispatcher.return_times.limits(
-            bucket, request, now, queued_s=queued_s, shared=shared
-        )
+        standing = queued_s > 0.0 and self._stands(bucket, request.model, options, queued_s, now)
+        limits = dispatcher.return_times.limits(bucket, request, now, stands=standing)
+        allowed = without_copies(options)
         hopeful = [
             o
-            for o in options
+            for o in allowed
             if attainable(request, limits, o) or self._dispatcher.backends[o.backend].idle
         ]
         if not hopeful:
             hopeful = dispatcher.forecast.idle_elsewhere(waiting, now)
             options += hopeful
         hopeful = dispatcher.forecast.without_late_copies(
-            hopeful or options, dispatcher.backends, waiting, now
+            hopeful or allowed, dispatcher.backends, waiting, now
         )
         option = dispatcher.route(request, hopeful, dispatcher.affinity, now)
         backend = self._dispatcher.backends[option.backend]
@@ -244,6 +245,22 @@ class NewRequests:
             option.wait_s = dispatcher.forecast.gate.wait_s(backend, waiting, uncached, now)
             option.margin_s = 0.0
         return place
+
+    def _stands(
+        self, bucket: Bucket, model: str, options: Sequence[Option], queued_s: float, now: float
+    ) -> bool:
+        """True if the queue of a bucket stands. Then no wait in it is due to a burst.
+
+        Several active tenants need the whole queue for their fair shares.
+        """
+        backends = self._dispatcher.backends
+        if not all(stands(bucket, backends[o.backend], queued_s, now) for o in options):
+            return False
+        for option in options:
+            option.sent_s = 0.0
+        return self._dispatcher.queues.has_overflowed(
+            bucket.name, model
+        ) and not self._dispatcher.forecast.gate.beside_others(now)
 
     def _decide(
         self, waiting: QueuedRequest, bucket: Bucket, place: Placement, now: float
@@ -330,6 +347,8 @@ class NewRequests:
         self, request: Request, bucket: Bucket, reason: RejectReason, place: Placement, now: float
     ) -> Reject:
         """Reject a new request, with the time at which its client should come back."""
+        if reason == "deadline_unattainable":
+            self._dispatcher.queues.overflow(bucket.name, request.model)
         wait_s = min(o.wait_s for o in place.options)
         backends = self._dispatcher.backends.values()
         engines = sum(b.up and serves(b.models, request.model) for b in backends)

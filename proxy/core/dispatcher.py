@@ -16,7 +16,7 @@ from forebay.proxy.core.model import (
     RejectReason,
     Send,
 )
-from forebay.proxy.core.policy.admission import ReturnTimes, whole_s
+from forebay.proxy.core.policy.admission import ReturnTimes, stands, whole_s
 from forebay.proxy.core.policy.coalesce import (
     expected_tokens,
     freed_followers,
@@ -25,6 +25,7 @@ from forebay.proxy.core.policy.coalesce import (
     must_follow,
 )
 from forebay.proxy.core.policy.forecast import Forecast
+from forebay.proxy.core.policy.kv_wait import kv_need
 from forebay.proxy.core.policy.order import due_at, first
 from forebay.proxy.core.policy.precedence import Precedence
 from forebay.proxy.core.policy.routing import Affinity, Option, Route
@@ -118,10 +119,13 @@ class Dispatcher:
             prefilled: that request, if its prefill has ended now.
         """
         self.forecast.moved(backend)
+        long = prefilled is not None and prefilled.prefill_s > self.least_patience_s
+        if prefilled is not None and long:
+            backend.long_prefill_s, backend.long_ended_at = prefilled.prefill_s, now
         if not self.queues.waiting:
             return []
         came = prefilled is not None and prefilled.counts and self._gather(backend, now)
-        if came or (prefilled and prefilled.prefill_s > self.least_patience_s):
+        if came or long:
             return self.dispatch_all(now)  # the backend may be clear of long prefills now
         return self._dispatch([backend], now)
 
@@ -258,13 +262,23 @@ class Dispatcher:
         request, backend = waiting.request, self.backends[option.backend]
         if waiting.deadline == inf:
             left_s = request.timeout_s - (now - waiting.arrived_at)  # shorter after a retry
-            bearable_s = min(bucket.max_wait_s, left_s - option.prefill_s)
-            waiting.deadline = now + max(0.0, bearable_s)
+            left_s = max(0.0, left_s - option.prefill_s)
+            waiting.deadline = waiting.leaves_at = now + min(bucket.patience_s, left_s)
+            waiting.gives_up_at = now + min(bucket.max_wait_s, left_s)
         self._take_place(waiting, backend, option.prefill_s)
         if self.fairness.on:
             self.fairness.queued(request.tenant)
         if self.recorder is not None:
             self.recorder.queued(waiting, backend, self.forecast.gate, now)
+
+    def waits_on(self, waiting: QueuedRequest, now: float) -> bool:
+        """Let a request of a burst wait beyond its deadline. False if it must leave now."""
+        bucket, backend = self.buckets[waiting.bucket], self.backends[waiting.backend]
+        queued_s = self.queues.queued_s(bucket.name, waiting.request.model, now)
+        if now >= waiting.gives_up_at or stands(bucket, backend, queued_s, now):
+            return False
+        waiting.leaves_at = min(waiting.gives_up_at, now + bucket.patience_s)
+        return True
 
     def _take_place(self, waiting: QueuedRequest, backend: Backend, prefill_s: float) -> None:
         """Enter the backend's queue with this predicted prefill."""
@@ -275,6 +289,7 @@ class Dispatcher:
         waiting.backend = backend.name
         expected, leader = expected_tokens(backend, waiting)
         waiting.leader = leader
+        waiting.kv_tokens = kv_need(backend, waiting, expected if leader else 0)
         waiting.cold = counts(request, request.prompt_tokens - expected)
         waiting.follows = leader is not None or must_follow(backend, request)
         # A follower is ordered as if it were cold: as a hit it would be in front of its leader.
@@ -376,5 +391,5 @@ class Dispatcher:
 
 
 def least_patience_s(buckets: Mapping[str, Bucket]) -> float:
-    """Return the shortest `max_wait_s` of all buckets."""
-    return min(bucket.max_wait_s for bucket in buckets.values())
+    """Return the shortest patience of all buckets."""
+    return min(bucket.patience_s for bucket in buckets.values())

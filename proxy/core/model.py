@@ -68,6 +68,8 @@ class Bucket:
         max_wait_s: longest wait before dispatch.
         prefills_per_backend: requests that may be in prefill on one backend at once, without hits.
         backends: names of the backends it may use; empty means all.
+        target_s: a first token within this time of the arrival is in time; infinite: only the wait
+            is limited.
     """
 
     name: str
@@ -76,11 +78,18 @@ class Bucket:
     max_wait_s: float = 30.0
     prefills_per_backend: float = inf
     backends: tuple[str, ...] = ()
+    target_s: float = inf
 
     def __post_init__(self) -> None:
         assert self.up_to > 0
         assert self.max_queue >= 0
         assert self.prefills_per_backend >= 1
+        assert self.target_s > 0
+
+    @property
+    def patience_s(self) -> float:
+        """How long a request may wait; buckets with less patience are more urgent."""
+        return min(self.target_s, self.max_wait_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,20 +237,20 @@ class Shaper:
         if not queues.waiting:
             return inf
         next_moment = dispatcher.forecast.next_moment(queues.heads(), dispatcher.now)
-        return min(queues.first_deadline(), next_moment)
+        return min(queues.first_leaves_at(), next_moment)
 
     def wake(self, now: float) -> list[Action]:
         """Send requests that may start by now, and reject requests whose deadline is over."""
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
         actions, left = dispatcher.dispatch_all(now), False
-        for backend in list(dispatcher.queues.backends.values()):
-            for queue in backend.queues.values():
-                while (head := queue.earliest()) and head.deadline <= now:
-                    dispatcher.dequeue(head.request.id)
-                    wait_s = backend.prefill_queue.backlog_s(now) + queue.work_s
-                    actions.append(dispatcher.reject(head, "deadline_unattainable", now, wait_s))
-                    left = True
+        while waiting := dispatcher.queues.next_to_leave(now):
+            if dispatcher.waits_on(waiting, now):
+                continue
+            backend = dispatcher.dequeue(waiting.request.id)
+            wait_s = backend.work_left_s(now)
+            actions.append(dispatcher.reject(waiting, "deadline_unattainable", now, wait_s))
+            left = True
         # A request that has left may have kept the requests behind it from starting.
         return actions + dispatcher.dispatch_all(now) if left else actions
 

@@ -260,7 +260,18 @@ def _rejection(receipt: Receipt) -> str:
                 f"Rejected at once: predicted wait {_spoken(receipt.chosen.wait_s)}, "
                 f"{_spoken(value)} with the safety margin; "
                 f"the limit of bucket {bucket} is {_spoken(limit)}"
-                + (" for new requests while rejected clients come back." if shortened else ".")
+                + (
+                    " for new requests while its queue stands or clients come back."
+                    if shortened
+                    else "."
+                )
+            )
+        case "target":
+            assert receipt.chosen is not None
+            return (
+                f"Rejected at once: first token predicted after "
+                f"{_spoken(receipt.chosen.ttft_s)}, {_spoken(value)} with the safety margin; "
+                f"the target of bucket {bucket} is {_spoken(limit)}."
             )
         case "timeout":
             assert receipt.chosen is not None

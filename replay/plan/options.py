@@ -121,5 +121,4 @@ class ReplayOptions:
             raise InputError(f"--warmup: {self.warmup} is not a number of requests (0 or more)")
 
     def stated_slos(self) -> tuple[Slo, ...]:
-        names = [bucket.name for bucket in self.buckets]
-        return default_slos(names) if self.slos is None else self.slos
+        return default_slos(self.buckets) if self.slos is None else self.slos

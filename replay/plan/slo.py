@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from forebay.traces.buckets import LengthBucket
 from forebay.traces.errors import InputError
 
 METRICS = ("ttft", "e2e", "tpot", "stall")
@@ -18,7 +19,6 @@ SESSION = "session.e2e"  # a metric of tasks; `session` is no bucket
 _UNDEFINED_MISSES = ("ttft", "e2e")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m)?")
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, None: 1.0, "m": 60.0}
-DEFAULT_SLO_S = {"chat": 2.0, "document": 15.0}  # ttft, for buckets of these names
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,9 @@ def parse_slos(text: str, buckets: Sequence[str]) -> tuple[Slo, ...]:
     return tuple(slos)
 
 
-def default_slos(buckets: Sequence[str]) -> tuple[Slo, ...]:
-    return tuple(
-        Slo(name, "ttft", DEFAULT_SLO_S[name]) for name in buckets if name in DEFAULT_SLO_S
-    )
+def default_slos(buckets: Sequence[LengthBucket]) -> tuple[Slo, ...]:
+    """Return the targets of the buckets."""
+    return tuple(Slo(b.name, "ttft", b.target_s) for b in buckets if b.target_s < inf)
 
 
 def session_limit_s(slos: Sequence[Slo]) -> float:

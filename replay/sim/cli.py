@@ -204,8 +204,9 @@ def _simulate(arguments: SimulateArguments, flags: EngineFlags) -> None:
     axes = parse_axes(arguments.sweep or ())
     arguments.check(axes)
     scenario = arguments.scenario(flags, sweeps_policy="policy" in axes)
-    names = [bucket.name for bucket in scenario.buckets()]
-    slos = default_slos(names) if arguments.slo is None else parse_slos(arguments.slo, names)
+    slos = default_slos(scenario.buckets())
+    if arguments.slo is not None:
+        slos = parse_slos(arguments.slo, [bucket.name for bucket in scenario.buckets()])
     sweep = list(cases(axes, scenario, arguments.workload(), slos))
     if arguments.possible and any(case.scenario.pools for case in sweep):
         raise InputError("--possible: its bound is of engines without pools; leave it out")

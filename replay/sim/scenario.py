@@ -109,7 +109,7 @@ class Scenario:
             )
 
     def buckets(self) -> tuple[LengthBucket, ...]:
-        return tuple(LengthBucket(b.name, b.up_to) for b in self.proxy.buckets)
+        return tuple(LengthBucket(b.name, b.up_to, b.target) for b in self.proxy.buckets)
 
     @property
     def slots(self) -> int:

@@ -285,7 +285,7 @@ def _simulated(
     shown = {}
     for side, policy in ((IN_TURN, DIRECT), (PROXIED, "warm_or_least_work")):
         scenario = Scenario(EngineConfig(model=model, gpu=gpu), policy=policy)
-        slos = default_slos([bucket.name for bucket in scenario.buckets()])
+        slos = default_slos(scenario.buckets())
         planned = sweep.SweepCase({}, scenario, SimWorkload(trace, too_long="truncate"), slos)
         done, window_s = sweep.simulate_case(planned)
         name = f"{side} simulated"

@@ -48,7 +48,8 @@ class Crowd:
     """Two engines whose KV cache is full, and `waiting` requests that lack it."""
 
     def __init__(self, waiting: int, tenants: int, lengths: Callable[[int], int]) -> None:
-        self.shaper = Shaper([BackendSpec(f"b{i}", 64, 200_000.0) for i in range(2)], BUCKETS)
+        specs = [BackendSpec(f"b{i}", 64, 200_000.0) for i in range(2)]
+        self.shaper = Shaper(specs, BUCKETS, admit=lambda *_: None)
         for name in self.shaper.backends:
             self.shaper.backend_up(name, 0.0)
         self.numbers, self.tenants, self.lengths = count(), tenants, lengths

@@ -7,10 +7,10 @@ from pathlib import Path
 from admission_hindsight import RejectionHindsight, TtftTargets, judge
 
 from forebay.replay.plan.schedule import TRACE_ARRIVALS
-from forebay.replay.plan.slo import DEFAULT_SLO_S
 from forebay.replay.sim.capacity import capacity_per_s
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.workload import SimWorkload
+from forebay.traces.buckets import DEFAULT_BUCKETS
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 
@@ -24,7 +24,7 @@ FILES = {
 }
 MADE = "chat beside documents"
 SCENARIO = Scenario()
-TARGETS = TtftTargets(SCENARIO, DEFAULT_SLO_S)
+TARGETS = TtftTargets(SCENARIO, {b.name: b.target_s for b in DEFAULT_BUCKETS})
 Rows = Sequence[TraceRequest]
 
 

@@ -87,7 +87,7 @@ def command(
     seed: Seed = 0,
 ) -> None:
     factors = numbers(loads, "--loads")
-    slos = default_slos(NAMES) if slo is None else parse_slos(slo, NAMES)
+    slos = default_slos(DEFAULT_BUCKETS) if slo is None else parse_slos(slo, NAMES)
     if capacity is not None and not 0 < capacity < float("inf"):
         raise InputError(f"--capacity {capacity:g}: give requests per second, more than 0")
 

@@ -89,7 +89,7 @@ def origin_info(origin: FileOrigin, first_s: float) -> dict[str, Any]:
 
 def row_summary(numbers: Mapping[str, Floats], words: Mapping[str, Words]) -> dict[str, Any]:
     """Judge the rows by the default targets, as a replay without --slo does."""
-    slos = default_slos([bucket.name for bucket in DEFAULT_BUCKETS])
+    slos = default_slos(DEFAULT_BUCKETS)
     due_s = numbers["intended_s"]
     count = len(due_s)
     window_s = float(due_s.max() - due_s.min()) * count / max(1, count - 1)

@@ -6,9 +6,9 @@ time or room is followed as if it alone waited in the queue where it would have 
 - It would have been sent at the first moment at which a backend that was priced for it would have
   let it start with no request before it there, or in place of the first request behind it that was
   sent. So the time that the queue before it took is observed, not predicted.
-- It then meets its target if the wait so far plus the rest of that backend's prefills is within
-  `max_wait`, and with its own predicted prefill within the client's limit. If not, the rejection
-  was `right`.
+- It then meets its target if the wait so far, the rest of that backend's prefills and its own
+  predicted prefill are within the bucket's target and the client's limit. If not, the rejection was
+  `right`.
 - Its prefill delays the requests behind it until its backend has been without work for as long. If
   that would have caused a rejection or made a request late that was in time, the ghost would only
   have taken that request's place: `costs_another`. Requests of more urgent buckets that go before
@@ -27,7 +27,7 @@ from math import inf
 
 from forebay.proxy.core.explain.receipt import Receipt, Receipts
 from forebay.proxy.core.model import LOOK_AT_MOST, Bucket, Request
-from forebay.proxy.core.policy.admission import RETRY_MOST_S
+from forebay.proxy.core.policy.admission import RETRY_MOST_S, in_time_wait_s, longest_wait_s
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.policy.start import StartGate
@@ -45,10 +45,22 @@ class Ghost:
         displaces: it would have taken another request's place.
     """
 
-    __slots__ = ("backend", "displaces", "left_s", "receipt", "sent", "sent_at", "waiting")
+    __slots__ = (
+        "backend",
+        "bucket",
+        "displaces",
+        "left_s",
+        "receipt",
+        "sent",
+        "sent_at",
+        "waiting",
+    )
 
-    def __init__(self, waiting: QueuedRequest, receipt: Receipt, option: Option) -> None:
+    def __init__(
+        self, waiting: QueuedRequest, receipt: Receipt, bucket: Bucket, option: Option
+    ) -> None:
         self.waiting = waiting
+        self.bucket = bucket
         self.receipt = receipt
         self.backend = option.backend
         self.left_s = option.prefill_s
@@ -67,15 +79,20 @@ class Hindsight:
         self.watches = False
 
     def rejected(
-        self, waiting: QueuedRequest, receipt: Receipt, option: Option, now: float
+        self,
+        waiting: QueuedRequest,
+        receipt: Receipt,
+        bucket: Bucket,
+        option: Option,
+        now: float,
     ) -> None:
         """Follow a new request that was rejected for lack of time or room, priced as `option`."""
-        ghost = Ghost(waiting, receipt, option)
+        ghost = Ghost(waiting, receipt, bucket, option)
         if sum(g.receipt.bucket == receipt.bucket for g in self._ghosts) >= LOOK_AT_MOST:
             self._judge(ghost, "unjudged")
             return
         receipt.hindsight = "pending"
-        bearable_s = min(receipt.max_wait_s, receipt.timeout_s - option.prefill_s)
+        bearable_s = in_time_wait_s(waiting.request, bucket, option.prefill_s)
         waiting.deadline = now + max(0.0, bearable_s)
         waiting.due = due_at(waiting.arrived_at, waiting.deadline, option.prefill_s)
         self._ghosts.append(ghost)
@@ -88,7 +105,7 @@ class Hindsight:
         """Note another admission at these prices, with `queued` requests of its bucket waiting."""
         for ghost in self._ghosts:
             receipt = ghost.receipt
-            hastier = bucket.max_wait_s < receipt.max_wait_s
+            hastier = bucket.patience_s < ghost.bucket.patience_s
             if ghost.displaces or (hastier and not ghost.sent):
                 continue
             fills = not ghost.sent and receipt.bucket == bucket.name
@@ -185,7 +202,7 @@ class Hindsight:
             + backend.prefill_queue.ahead_s(request.prompt_tokens - matched, at)
         )
         prefill_s = backend.prefill_s(request, matched)
-        if wait_s > receipt.max_wait_s or wait_s + prefill_s > receipt.timeout_s:
+        if wait_s > in_time_wait_s(request, ghost.bucket, prefill_s):
             self._judge(ghost, "right")
         else:
             ghost.sent, ghost.sent_at = True, at
@@ -210,8 +227,7 @@ class Hindsight:
 
 def _slack_s(request: Request, bucket: Bucket, option: Option) -> float:
     """Return the seconds by which the wait could grow and be `admission.attainable`."""
-    wait_s = option.wait_s + option.margin_s
-    return min(bucket.max_wait_s - wait_s, request.timeout_s - wait_s - option.prefill_s)
+    return longest_wait_s(request, bucket, option) - option.wait_s - option.margin_s
 
 
 def _slack_now_s(waiting: QueuedRequest, backend: Backend, bucket: Bucket, now: float) -> float:
@@ -224,7 +240,7 @@ def _slack_now_s(waiting: QueuedRequest, backend: Backend, bucket: Bucket, now: 
         + backend.prefill_queue.ahead_s(request.prompt_tokens - matched, now)
         - waiting.arrived_at
     )
-    return min(bucket.max_wait_s, request.timeout_s - prefill_s) - begins_s
+    return in_time_wait_s(request, bucket, prefill_s) - begins_s
 
 
 def _priced(ghost: Ghost, backend: Backend) -> bool:

@@ -4,7 +4,9 @@ Rules that decide about a new request. All but the first two have a value and a 
 
  starts, queues     admitted: it meets its target, as predicted
  idle               admitted though it would not: an idle backend rejects no request
- max_wait           rejected: predicted wait and margin, against the bucket's `max_wait`
+ max_wait           rejected: predicted wait and margin, against the bucket's `max_wait`, or half of
+                    its target while its queue stands
+ target             rejected: these and its prefill, against the bucket's `target`
  timeout            rejected: these and its prefill, against the client's own limit
  line_full          rejected: waiting requests of the bucket, against `max_queue`
  tenant_share       rejected: its tenant holds as much of the queue as leaves others room
@@ -23,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from forebay.proxy.core.explain.hindsight import Hindsight
 from forebay.proxy.core.explain.receipt import Receipt, Receipts
 from forebay.proxy.core.model import Bucket, Reject, RejectReason, Request, Send
-from forebay.proxy.core.policy.admission import attainable
+from forebay.proxy.core.policy.admission import attainable, in_time_wait_s
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.policy.start import StartGate
 from forebay.proxy.core.state.backend import Backend
@@ -78,11 +80,11 @@ class DecisionRecorder:
         note_decision(receipt, request, bucket, limits, options, option, queued, reason)
         if reason is None:
             if self.hindsight.watches:
-                self.hindsight.admitted(request, bucket, options, queued)
+                self.hindsight.admitted(request, limits, options, queued)
             return
         self._refuse(receipt, now)
         if receipt.rule != "tenant_share":
-            self.hindsight.rejected(waiting, receipt, option, now)
+            self.hindsight.rejected(waiting, receipt, bucket, option, now)
 
     def observed(self, request: Request, bucket: Bucket, now: float) -> None:
         """Record a request that is sent at once."""
@@ -248,7 +250,7 @@ def note_decision(
     receipt.chosen = option
     receipt.queued = queued
     receipt.max_wait_s = limits.max_wait_s
-    receipt.target_s = min(request.timeout_s, bucket.max_wait_s + option.prefill_s)
+    receipt.target_s = in_time_wait_s(request, bucket, option.prefill_s) + option.prefill_s
     if reason is None:
         receipt.rule = "starts" if queued < 0 else "queues"
         if not attainable(request, limits, option):
@@ -260,10 +262,13 @@ def note_decision(
         receipt.value, receipt.limit = float(queued), float(bucket.max_queue)
     elif reason == "deadline_unattainable":
         wait_s = option.wait_s + option.margin_s
-        receipt.rule, receipt.value, receipt.limit = "max_wait", wait_s, limits.max_wait_s
-        if wait_s <= limits.max_wait_s:
-            receipt.rule = "timeout"
-            receipt.value, receipt.limit = wait_s + option.prefill_s, request.timeout_s
+        ttft_s = wait_s + option.prefill_s
+        if wait_s > limits.max_wait_s:
+            receipt.rule, receipt.value, receipt.limit = "max_wait", wait_s, limits.max_wait_s
+        elif ttft_s > request.timeout_s:
+            receipt.rule, receipt.value, receipt.limit = "timeout", ttft_s, request.timeout_s
+        else:
+            receipt.rule, receipt.value, receipt.limit = "target", ttft_s, bucket.target_s
 
 
 def _too_long(receipt: Receipt, most_tokens: int) -> None:

@@ -15,6 +15,7 @@ from forebay.proxy.core.learn.cost import FAR_OFF
 from forebay.proxy.core.model import (
     MAJORITY,
     REMEMBERED_MOST,
+    SLACK,
     Bucket,
     Reject,
     RejectReason,
@@ -31,7 +32,7 @@ SURE: Final = 2.0
 """Times the mean error of predictions: nine in ten normal errors are smaller. At 2.5, 94.7 instead
 of 96.7 % are in time next to unshared 120k documents. Doubled: still fewer."""
 RETURN_SHARE: Final = 0.2
-"""Clients that come back have this share of the engines and of `max_wait` kept for them. Doubled:
+"""Clients that come back have this share of the engines and of the queue kept for them. Doubled:
 they come back twice as early and nearly all are served, but 2 % less work is done in time."""
 
 
@@ -52,10 +53,47 @@ def early_reject(
     return None
 
 
+def in_time_wait_s(request: Request, bucket: Bucket, prefill_s: float) -> float:
+    """Return the longest wait with which the request is in time.
+
+    Its own prefill must end within the target of its bucket and the limit of its client. A prompt
+    whose prefill alone takes about as long as the target may wait for a tenth of it.
+    """
+    within_s = max(bucket.target_s - prefill_s, SLACK * bucket.target_s)
+    return min(bucket.max_wait_s, within_s, request.timeout_s - prefill_s)
+
+
+def longest_wait_s(request: Request, bucket: Bucket, option: Option) -> float:
+    """Return the longest wait, with its margin, at which the request would be admitted.
+
+    Prefills that the engine was sent before cannot be taken back: while the queue does not stand,
+    their seconds are no reason to reject.
+    """
+    wait_s = in_time_wait_s(request, bucket, option.prefill_s)
+    if option.sent_s > 0.0:
+        most_s = min(bucket.max_wait_s, request.timeout_s - option.prefill_s)
+        wait_s = min(most_s, wait_s + option.sent_s)
+    return wait_s
+
+
 def attainable(request: Request, bucket: Bucket, option: Option) -> bool:
-    """True if it would be sent within `max_wait_s` and get a first token within its timeout."""
-    wait_s = option.wait_s + option.margin_s
-    return wait_s <= bucket.max_wait_s and wait_s + option.prefill_s <= request.timeout_s
+    """True if its wait is expected to be short enough."""
+    return option.wait_s + option.margin_s <= longest_wait_s(request, bucket, option)
+
+
+def stands(bucket: Bucket, backend: Backend, queued_s: float, now: float) -> bool:
+    """True if a queue is no burst: it was never empty for longer than a burst lasts.
+
+    A queue that stands serves no more requests than a short one, and all of them later (CoDel,
+    Nichols and Jacobson 2012). So new requests may fill half of it. Nothing can start before the
+    prefills end that the backend was sent, so a queue behind them need not be empty.
+
+    Args:
+        queued_s: seconds for which requests have waited without a break.
+    """
+    if backend.long_prefill_s > bucket.patience_s:
+        queued_s = min(queued_s, now - backend.long_ended_at)
+    return queued_s > MAJORITY * bucket.patience_s + backend.prefill_queue.total_s
 
 
 def hopeless(request: Request, options: Sequence[Option]) -> bool:
@@ -100,7 +138,7 @@ def tenant_holds_too_much(
     here, here_s = backend.queues[bucket.name].of_tenant(tenant)
     if not here:
         return False
-    if here_s > MAJORITY * bucket.max_wait_s:
+    if here_s > MAJORITY * bucket.patience_s:
         return True
     if waiting.request.model:
         held = queues.held[bucket.name, waiting.request.model, tenant]
@@ -147,20 +185,14 @@ class ReturnTimes:
 
     Without memory a policy rejects a request that comes back as often as a new request. So it is
     recognised by its prompt and tenant. While clients do come back, new requests may fill the queue
-    up to 1 - RETURN_SHARE of `max_wait` only.
-
-    A queue that was not empty for longer than half of `max_wait` is no burst: it stands (CoDel,
-    Nichols and Jacobson 2012), serves no more requests than a short one, and all of them later. So
-    new documents may fill only half of it. Several active tenants need all of it for fair shares,
-    and the wait of chats is short anyway.
+    up to 1 - RETURN_SHARE of their limits only.
     """
 
     def __init__(self, buckets: Mapping[str, Bucket]) -> None:
         self._booked_until: dict[tuple[str, str], float] = {}  # by model and bucket
-        self._least_max_wait_s = min(bucket.max_wait_s for bucket in buckets.values())
-        # By name and share: the buckets with this share of their `max_wait`.
+        # By name and share: the buckets with this share of their patience.
         self._limited = {
-            (bucket.name, share): replace(bucket, max_wait_s=share * bucket.max_wait_s)
+            (bucket.name, share): replace(bucket, max_wait_s=share * bucket.patience_s)
             for bucket in buckets.values()
             for share in (MAJORITY, 1.0 - RETURN_SHARE)
         }
@@ -207,30 +239,16 @@ class ReturnTimes:
         at = self._due_back.get((request.tenant, request.identity), inf)
         return at <= now < at + RETRY_MOST_S
 
-    def limits(
-        self, bucket: Bucket, request: Request, now: float, *, queued_s: float, shared: bool
-    ) -> Bucket:
-        """Return the bucket with the `max_wait` that applies to a request when it arrives.
+    def limits(self, bucket: Bucket, request: Request, now: float, *, stands: bool) -> Bucket:
+        """Return the bucket with the limits that apply to a request when it arrives.
 
         Args:
-            queued_s: seconds for which requests of its bucket and model have waited without a
-                break.
-            shared: several tenants are active.
+            stands: the queue of its bucket and model is no burst.
         """
-        left = self._left_for_new(bucket, request.model, now, queued_s=queued_s, shared=shared)
-        if left == 1.0 or self.is_back(request, now):
+        back_lately = now < self._came_back_at.get(request.model, -inf) + RETRY_MOST_S
+        if not (stands or back_lately) or self.is_back(request, now):
             return bucket
-        return self._limited[bucket.name, left]
-
-    def _left_for_new(
-        self, bucket: Bucket, model: str, now: float, *, queued_s: float, shared: bool
-    ) -> float:
-        """Return the share of `max_wait` up to which new requests may fill the queue."""
-        lasts = queued_s > MAJORITY * bucket.max_wait_s
-        if lasts and bucket.max_wait_s > self._least_max_wait_s and not shared:
-            return MAJORITY
-        back_lately = now < self._came_back_at.get(model, -inf) + RETRY_MOST_S
-        return 1.0 - RETURN_SHARE if back_lately else 1.0
+        return self._limited[bucket.name, MAJORITY if stands else 1.0 - RETURN_SHARE]
 
     def arrived(self, request: Request, now: float) -> None:
         """Note an arrival. Call it after `limits`."""

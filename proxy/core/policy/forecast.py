@@ -16,17 +16,17 @@ from forebay.proxy.core.policy.coalesce import (
     must_follow,
     others_want,
 )
+from forebay.proxy.core.policy.kv_wait import kv_wait_s
 from forebay.proxy.core.policy.long_prefills import LongPrefills
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.precedence import Before, Precedence
 from forebay.proxy.core.policy.rendezvous import Rendezvous, prefer
 from forebay.proxy.core.policy.routing import Option
-from forebay.proxy.core.policy.start import BESIDE_OTHERS, StartGate, fills, kept_for, kv_room
+from forebay.proxy.core.policy.start import BESIDE_OTHERS, StartGate, fills, kept_for
 from forebay.proxy.core.state.backend import Backend, takes_model
 from forebay.proxy.core.state.elsewhere import Peers
 from forebay.proxy.core.state.fleet import Shortlist
 from forebay.proxy.core.state.in_flight import STEP_TOKENS
-from forebay.proxy.core.state.kv_budget import reserved
 from forebay.proxy.core.state.queue import QueuedRequest
 
 NOTHING_BEFORE: Final = Before()
@@ -216,11 +216,12 @@ class Forecast:
         # The wait, and its margin, behind the requests that go first.
         before = NOTHING_BEFORE
         if backend.queued:
-            deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
+            deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].patience_s)
             worth_s = cold_s if must_follow(backend, request) else prefill_s
             due = due_at(waiting.arrived_at, deadline, worth_s)
             before = self._precedence.before(backend, waiting, deadline, due, now)
-        wait_s = self._wait_s(backend, waiting, uncached, before, now)
+        kv_s, kv_spread_s = kv_wait_s(backend, waiting, before.kv_tokens, now)
+        wait_s = self._wait_s(backend, waiting, uncached, before, kv_s, now)
         long_s = self.long_prefills.long_s(waiting.bucket, backend, now)
         # A long prefill also waits until enough other backends are clear.
         if prefill_s > long_s:
@@ -230,21 +231,32 @@ class Forecast:
                 self.long_prefills.crowd_s(backend, waiting, prefill_s, long_s, now),
             )
         margin_s = self._margin_s(backend, waiting, uncached, before, wait_s, now)
+        margin_s = max(margin_s, kv_spread_s)
         # Further facts by which routes tell backends apart.
         proven = backend.cost.proven_tokens >= MAJORITY * prompt_tokens
         load, requests = load_of(backend, now), backend.running
         if not backend.prefill_queue.ordered:  # an engine with an order passes what waits
             requests += backend.queued
         in_demand = matched > 0 and others_want(backend, request, matched)
+        sent_s = 0.0 if backend.prefill_queue.chunked else backend.prefill_queue.backlog_s(now)
+        if sent_s > 0.0:
+            sent_s += error_margin_s(backend, sent_s, 0.0)
         answer_tokens = waiting.output_tokens / request.sequences
         decode_s = answer_tokens * backend.cost.read_s(backend.context_tokens)
         return Option(
             backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, proven, requests,
             wanted=in_demand, decode_s=decode_s, step_s=backend.cost.predict_s(0, 0),
+            sent_s=sent_s, kv_tokens=backend.kv.need(request, 0), kv_used=backend.kv_used,
         )  # fmt: skip
 
     def _wait_s(
-        self, backend: Backend, waiting: QueuedRequest, uncached: int, before: Before, now: float
+        self,
+        backend: Backend,
+        waiting: QueuedRequest,
+        uncached: int,
+        before: Before,
+        kv_s: float,
+        now: float,
     ) -> float:
         """Return the predicted wait: in the API server and the engine, in the queues, for a slot,
         for KV cache."""
@@ -256,7 +268,6 @@ class Forecast:
         if backend.elsewhere is not None and backend.elsewhere.queued_s:
             wait_s += self._precedence.elsewhere_s(backend, waiting, before.seconds, now)
         wait_s += slots_wait_s(backend, waiting, before.count)
-        kv_s = kv_wait_s(backend, waiting, before.mates, uncached)
         if kv_s > wait_s:
             wait_s = kv_s
         return backend.wait_s(wait_s, waiting.request.prompt_tokens, now)
@@ -311,7 +322,7 @@ def load_of(backend: Backend, now: float) -> float:
     return own if backend.elsewhere is None else own + backend.elsewhere.load
 
 
-def error_margin_s(backend: Backend, wait_s: float, before_s: float, alike: int = 1) -> float:
+def error_margin_s(backend: Backend, wait_s: float, before_s: float, alike: float = 1) -> float:
     """Return the seconds by which a wait may exceed its prediction, nine times in ten.
 
     Errors grow with everything in the prefill queue, even with prefills that are nearly done. 0
@@ -333,7 +344,7 @@ def error_margin_s(backend: Backend, wait_s: float, before_s: float, alike: int 
     return SURE * backend.cost.error.at(uncertain_s) * uncertain_s
 
 
-def slots_wait_s(backend: Backend, waiting: QueuedRequest, before: int) -> float:
+def slots_wait_s(backend: Backend, waiting: QueuedRequest, before: float) -> float:
     """Return the predicted wait for slots behind `before` other requests."""
     slots, sequences = backend.spec.max_concurrency, waiting.request.sequences
     missing = backend.sequences + backend.passing + before + sequences - slots
@@ -345,25 +356,3 @@ def slots_wait_s(backend: Backend, waiting: QueuedRequest, before: int) -> float
         return 0.0
     missing -= max(0, sequences - slots)  # a larger batch begins once all slots are free
     return missing * backend.decode_s[waiting.bucket].value / slots
-
-
-def kv_wait_s(backend: Backend, waiting: QueuedRequest, mates: int, uncached: int) -> float:
-    """Return the predicted wait for KV cache: running requests give theirs back in turn.
-
-    Each of `mates`, which are this request and the requests before it, is assumed to need as much.
-    They share the cached prefix, so all but the first count with their uncached part only.
-    """
-    held = backend.kv.held
-    if not held:
-        return 0.0
-    request, output_tokens = waiting.request, waiting.output_tokens
-    needs = 1.0 + (mates - 1) * uncached / request.prompt_tokens
-    whole = (request.prompt_tokens + output_tokens) * needs
-    room = kv_room(backend, waiting, whole)
-    if whole <= room:
-        return 0.0
-    output_tokens = reserved(output_tokens, backend.kv_tokens)
-    missing = backend.kv.need(request, output_tokens) * needs - room
-    if missing <= 0:
-        return 0.0
-    return missing / held * backend.decode_all_s.value

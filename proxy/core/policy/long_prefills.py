@@ -16,7 +16,7 @@ from math import fsum, inf
 from typing import Final
 
 from forebay.proxy.core.learn.cost import FULL_STEP_TOKENS
-from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S
+from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S, DecayedSum
 from forebay.proxy.core.model import HISTORY, MAJORITY, BackendSpec, Bucket, serves
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.precedence import worked_share
@@ -24,7 +24,7 @@ from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 
 OVERLAP_SHARE: Final = 0.4
-"""Share of a chat's max_wait: this near to clear counts as clear. Doubled: 1 point fewer in time
+"""Share of a chat's patience: this near to clear counts as clear. Doubled: 1 point fewer in time
 next to unshared 120k documents."""
 
 
@@ -37,11 +37,12 @@ class Flow:
         rejected_share: rejected share of the last requests.
     """
 
-    __slots__ = ("came_at", "flowed_at", "rejected_share")
+    __slots__ = ("came_at", "flowed_at", "rate", "rejected_share")
 
     def __init__(self) -> None:
         self.came_at = self.flowed_at = -inf
         self.rejected_share = 0.0
+        self.rate = DecayedSum(RECENT_S)
 
 
 class LongPrefills:
@@ -56,7 +57,7 @@ class LongPrefills:
         self._buckets = buckets
         # By bucket: the buckets with less patience.
         self._hastier = {
-            bucket.name: [b for b in buckets.values() if b.max_wait_s < bucket.max_wait_s]
+            bucket.name: [b for b in buckets.values() if b.patience_s < bucket.patience_s]
             for bucket in buckets.values()
         }
         # By the models of backends, then by bucket.
@@ -75,6 +76,7 @@ class LongPrefills:
                 if now - flow.came_at < LOAD_TIME_S:
                     flow.flowed_at = now
                 flow.came_at = now
+                flow.rate.add(1.0, now)
 
     def decided(self, bucket: str, model: str, *, rejected: bool) -> None:
         """Note an admission or rejection."""
@@ -91,8 +93,8 @@ class LongPrefills:
         """
         least, flows = inf, self._flows[backend.models]
         for other in self._hastier[bucket]:
-            if other.max_wait_s < least and now - flows[other.name].flowed_at < RECENT_S:
-                least = other.max_wait_s
+            if other.patience_s < least and now - flows[other.name].flowed_at < RECENT_S:
+                least = other.patience_s
         return least
 
     def _rejected(self, bucket: str, backend: Backend, now: float) -> float:
@@ -128,7 +130,11 @@ class LongPrefills:
         # Buckets that no longer flow have earlier arrivals: they do not change the latest.
         flows = self._flows[backend.models]
         latest = max(flows[b.name].flowed_at for b in self._hastier[waiting.bucket])
-        patience_ends = waiting.arrived_at + self._buckets[waiting.bucket].max_wait_s
+        patience_ends = waiting.arrived_at + self._buckets[waiting.bucket].patience_s
+        if count == 1:
+            hasty = sum(flows[b.name].rate.rate(now) for b in self._hastier[waiting.bucket])
+            if hasty * prefill_s > 1.0:
+                patience_ends = inf
         return min(patience_ends, latest + RECENT_S, next_clear_at)
 
     def _up(self, model: str) -> list[Backend]:
@@ -158,7 +164,7 @@ class LongPrefills:
         count = self._clear_count(backend, waiting.bucket, up, now)
         if not count:
             return 0.0
-        deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].max_wait_s)
+        deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].patience_s)
         due = due_at(waiting.arrived_at, deadline, prefill_s)
         ahead_s = fsum(
             b.prefill_queue.backlog_s(now) for b in up if b.prefill_queue.has_longer(long_s)
@@ -181,7 +187,7 @@ class LongPrefills:
             if not self._hastier[head.bucket]:
                 continue
             buckets.add(head.bucket)
-            patience_ends = head.arrived_at + self._buckets[head.bucket].max_wait_s
+            patience_ends = head.arrived_at + self._buckets[head.bucket].patience_s
             if now < patience_ends < least:
                 least = patience_ends
         for bucket in buckets:
@@ -204,4 +210,4 @@ def blocks_short_prompts(spec: BackendSpec, buckets: Iterable[Bucket]) -> bool:
     longest = max(allowed, key=lambda bucket: bucket.up_to, default=None)
     if longest is None or longest.up_to <= FULL_STEP_TOKENS:
         return False
-    return any(bucket.max_wait_s < longest.max_wait_s for bucket in allowed)
+    return any(bucket.patience_s < longest.patience_s for bucket in allowed)

@@ -26,20 +26,27 @@ class Before:
     Attributes:
         seconds, count: prefill seconds and requests.
         overtaken: share of the engine that later, more urgent arrivals will take.
-        mates: requests that will have taken KV cache by then, including this request; no hits.
+        kv_tokens: KV cache that this work will take.
         in_order: hardly anything else can get in between, so errors of predictions cancel out.
         shorter_s: prefill seconds of its bucket that may arrive later and go first.
     """
 
-    __slots__ = ("count", "in_order", "mates", "overtaken", "seconds", "shorter_s")
+    __slots__ = ("count", "in_order", "kv_tokens", "overtaken", "seconds", "shorter_s")
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self.count = 0
+        self.count = 0.0
         self.overtaken = 0.0
-        self.mates = 1
+        self.kv_tokens = 0.0
         self.in_order = False
         self.shorter_s = 0.0
+
+    def add(self, queue: BucketQueue | DueQueue, seconds: float, count: float) -> None:
+        """Add so many seconds and requests of a queue. Each is taken to need as much KV cache."""
+        self.seconds += seconds
+        if count:
+            self.count += count
+            self.kv_tokens += queue.kv_tokens * min(1.0, count / len(queue))
 
 
 class Precedence:
@@ -80,26 +87,22 @@ class Precedence:
         bucket, work = waiting.bucket, Before()
         work.overtaken = self.overtaken(backend, bucket, now)
         if self.on:
-            work.seconds, work.count = self._of_flows(backend, waiting, deadline, due)
+            self._of_flows(work, backend, waiting, deadline, due)
             work.overtaken = either(work.overtaken, self._overtaken_by_flows(waiting, now))
-            work.mates = 1 + min(work.count, backend.queues[bucket].cold)
         else:
             for name, queue in backend.queues.items():
                 if name == bucket:
-                    work.seconds += queue.seconds_before(due)
-                    work.count += queue.count_before(due)
+                    work.add(queue, queue.seconds_before(due), queue.count_before(due))
                 elif queue.count and not self._passes(backend, bucket, name):
-                    urgent_s, urgent = queue.urgent(deadline)
-                    work.seconds += urgent_s
-                    work.count += urgent
+                    work.add(queue, *queue.urgent(deadline))
             work.shorter_s = shorter_s(backend, bucket, due, now)
             owed_s = self._owed_s(backend, bucket, work.seconds, deadline, now)
             work.seconds += owed_s
             work.in_order = work.overtaken < SLACK and owed_s == 0.0
-            work.mates = 1 + backend.queues[bucket].cold
         if waiting.backend == backend.name:
             work.seconds = max(0.0, work.seconds - waiting.work_s)
             work.count -= 1
+            work.kv_tokens = max(0.0, work.kv_tokens - waiting.kv_tokens)
         return work
 
     def overtaken(self, backend: Backend, bucket: str, now: float) -> float:
@@ -107,11 +110,11 @@ class Precedence:
 
         A waiting request waits 1 / (1 - share) times the work before it (M/G/1 with priorities).
         """
-        max_wait_s = self.buckets[bucket].max_wait_s
+        patience_s = self.buckets[bucket].patience_s
         share = fsum(
             worked_share(backend, other.name, now)
             for other in self.buckets.values()
-            if other.max_wait_s < max_wait_s
+            if other.patience_s < patience_s
         )
         return min(FULL, share)
 
@@ -136,28 +139,29 @@ class Precedence:
             else:
                 share = float(self.fairness.behind_s(waiting.request.tenant) == 0.0)
             return share * fsum(queued_s.values()) / (1.0 - overtaken)
-        patience_s = self.buckets[bucket].max_wait_s
+        patience_s = self.buckets[bucket].patience_s
         theirs_s = fsum(
             seconds
             for name, seconds in queued_s.items()
-            if name not in self.buckets or self.buckets[name].max_wait_s <= patience_s
+            if name not in self.buckets or self.buckets[name].patience_s <= patience_s
         )
         return theirs_s / (1.0 - overtaken)
 
     def owed_prefill_s(self, backend: Backend, bucket: str, wait_s: float, now: float) -> float:
         """Return the extra margin for one whole prefill of a bucket that is owed its share.
 
-        Prefills are not preempted. Those longer than `max_wait` are kept away (long_prefills.py).
+        Prefills are not preempted. Those longer than its patience are kept away
+        (long_prefills.py).
         """
-        max_wait_s, most = self.buckets[bucket].max_wait_s, 0.0
+        patience_s, most = self.buckets[bucket].patience_s, 0.0
         for other in self.buckets.values():
             queue = backend.queues[other.name]
-            if other.max_wait_s <= max_wait_s or queue.late_at() > now + wait_s:
+            if other.patience_s <= patience_s or queue.late_at() > now + wait_s:
                 continue
             owed = backend.turns.buckets.owed_s(other.name)
             owed += wait_s * BUCKETS_SHARE / len(self.buckets)
             for head in queue.heads():
-                if most < head.work_s <= max_wait_s and owed >= head.work_s:
+                if most < head.work_s <= patience_s and owed >= head.work_s:
                     most = head.work_s
         return most
 
@@ -185,24 +189,26 @@ class Precedence:
         return min(all_s, before_s * chunks_s / backend.cost.predict_s(left, left))
 
     def _of_flows(
-        self, backend: Backend, waiting: QueuedRequest, deadline: float, due: float
-    ) -> tuple[float, int]:
-        """Return prefill seconds and requests that go first where classes or tenants wait."""
-        engines, seconds, count = self._engines(), 0.0, 0.0
+        self, work: Before, backend: Backend, waiting: QueuedRequest, deadline: float, due: float
+    ) -> None:
+        """Add the work that goes first where classes or tenants wait."""
+        engines = self._engines()
         for name, queue in backend.queues.items():
             same = name == waiting.bucket
             place = due if same else deadline
             if queue.crowd is not None:
                 more_s, more = self._of_crowd(queue, queue.crowd, waiting, place, same, engines)
-                seconds += more_s
-                count += more
+                work.add(queue, more_s, more)
                 continue
             for key, flow in queue.flows.items():
                 before_s = self._of_flow(key, flow, waiting, place, same, engines)
-                seconds += before_s
-                count += part_of(flow, before_s)
+                kv_tokens = work.kv_tokens
+                work.add(flow, before_s, part_of(flow, before_s))
+                # While KV cache is scarce, the tenant that holds least of it takes it first.
+                if backend.holdings.holds_less(waiting.request.tenant, key[1]):
+                    work.kv_tokens = kv_tokens
         # A part of a request counts as a whole request.
-        return seconds, max(1, round(count)) if seconds > 0.0 else 0
+        work.count = max(1, round(work.count)) if work.seconds > 0.0 else 0
 
     def _of_flow(
         self,

@@ -33,6 +33,10 @@ class Option:
         decode_s: seconds by which the contexts that are decoded there make its answer longer.
         wanted: another request waits there for the matched prefix, or computes it.
         step_s: the part of a prefill's seconds that any step takes.
+        kv_tokens: KV cache that its prompt would take there, beside prefixes that are in use.
+        kv_used: share of the KV cache there that running and waiting requests take.
+        sent_s: the part of the wait, with its margin, for prefills that the engine was sent
+            before; 0 where it chunks them, and behind a queue that stands.
         proven: it has computed two prompts of at least half this size, so its predictions are
             more than an extrapolation from chats.
     """
@@ -41,12 +45,15 @@ class Option:
         "backend",
         "cold_prefill_s",
         "decode_s",
+        "kv_tokens",
+        "kv_used",
         "load",
         "margin_s",
         "matched_tokens",
         "prefill_s",
         "proven",
         "requests",
+        "sent_s",
         "step_s",
         "wait_s",
         "wanted",
@@ -66,6 +73,9 @@ class Option:
         wanted: bool = False,
         decode_s: float = 0.0,
         step_s: float = 0.0,
+        sent_s: float = 0.0,
+        kv_tokens: float = 0.0,
+        kv_used: float = 0.0,
     ) -> None:
         self.backend = backend
         self.wait_s = wait_s
@@ -79,6 +89,9 @@ class Option:
         self.wanted = wanted
         self.decode_s = decode_s
         self.step_s = step_s
+        self.sent_s = sent_s
+        self.kv_tokens = kv_tokens
+        self.kv_used = kv_used
 
     @property
     def ttft_s(self) -> float:

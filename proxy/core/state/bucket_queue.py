@@ -21,6 +21,7 @@ class BucketQueue:
         flows: exist while a request waits in them.
         count: waiting requests.
         cold: waiting requests that are no cache hits.
+        kv_tokens: KV cache that they will take.
         of_class: waiting requests by the rank of their class within their tenant.
         crowd: exists once more than LOOK_AT_MOST flows wait, until half as many are left.
     """
@@ -36,7 +37,7 @@ class BucketQueue:
         self.crowd: Crowd | None = None
         self.count = self.cold = 0
         self.of_class = [0] * len(CLASSES)
-        self._work_s = 0.0
+        self._work_s = self.kv_tokens = 0.0
 
     def __len__(self) -> int:
         return self.count
@@ -64,6 +65,7 @@ class BucketQueue:
         self.of_class[waiting.own_rank] += 1
         self.cold += waiting.cold
         self._work_s += waiting.work_s
+        self.kv_tokens += waiting.kv_tokens
 
     def remove(self, waiting: QueuedRequest) -> None:
         key = waiting.flow
@@ -75,6 +77,7 @@ class BucketQueue:
         self.of_class[waiting.own_rank] -= 1
         self.cold -= waiting.cold
         self._work_s = self._work_s - waiting.work_s if self.count else 0.0
+        self.kv_tokens = self.kv_tokens - waiting.kv_tokens if self.count else 0.0
         if not len(flow):
             del self.flows[key]
             self._forget(key)

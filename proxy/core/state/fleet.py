@@ -105,6 +105,8 @@ class FleetQueues:
         self.of_model: Counter[tuple[str, str]] = Counter()
         self.held: Counter[tuple[str, str, str]] = Counter()
         self._queued_since: dict[tuple[str, str], float] = {}
+        self._overflowed: set[tuple[str, str]] = set()
+        self._leaving = First(self._leaves_at)
         self._heads: list[QueuedRequest] | None = None  # as found last, until a queue changes
         # By bucket and model: made when a queue is full, until half of it is left.
         self._full: dict[tuple[str, str], FullQueue] = {}
@@ -113,6 +115,7 @@ class FleetQueues:
         """Let a request wait for this backend."""
         backend.enqueue(waiting)
         self.waiting[waiting.request.id] = waiting
+        self._leaving.note(waiting.request.id)
         self.backends[backend.name] = backend
         self.count[waiting.bucket] += 1
         key = waiting.bucket, waiting.request.model
@@ -127,6 +130,7 @@ class FleetQueues:
     def leave(self, waiting: QueuedRequest, backend: Backend) -> None:
         """Take a request out of this backend's queue."""
         del self.waiting[waiting.request.id]
+        self._leaving.forget(waiting.request.id)
         backend.dequeue(waiting)
         if not backend.queued:
             del self.backends[backend.name]
@@ -144,6 +148,7 @@ class FleetQueues:
                 del self._full[key]
         if not self.of_model[key]:
             del self.of_model[key], self._queued_since[key]
+            self._overflowed.discard(key)
         self._heads = None
 
     def full(self, bucket: str, model: str) -> FullQueue:
@@ -159,6 +164,15 @@ class FleetQueues:
     def queued_s(self, bucket: str, model: str, now: float) -> float:
         """Return for how long such requests have waited without a break."""
         return now - self._queued_since.get((bucket, model), now)
+
+    def overflow(self, bucket: str, model: str) -> None:
+        """Note a request that was rejected because such requests wait too long."""
+        if self.of_model[bucket, model]:
+            self._overflowed.add((bucket, model))
+
+    def has_overflowed(self, bucket: str, model: str) -> bool:
+        """True if one was rejected since the queue was last empty."""
+        return (bucket, model) in self._overflowed
 
     def rebucket(self, buckets: Iterable[str]) -> None:
         """Change the buckets while no request waits."""
@@ -190,10 +204,18 @@ class FleetQueues:
             )
         return self._heads
 
-    def first_deadline(self) -> float:
-        """Return the earliest deadline. A request must be waiting."""
-        queues = [queue for b in self.backends.values() for queue in b.queues.values()]
-        return min(first.deadline for queue in queues if (first := queue.earliest()))
+    def first_leaves_at(self) -> float:
+        """Return the earliest `leaves_at` of all waiting requests, or inf."""
+        first = self._leaving.first()
+        return inf if first is None else self._leaves_at(first)
+
+    def next_to_leave(self, now: float) -> QueuedRequest | None:
+        """Return a request whose `leaves_at` is over, or None."""
+        first = self._leaving.first()
+        return self.waiting[first] if first is not None and self._leaves_at(first) <= now else None
+
+    def _leaves_at(self, request_id: str) -> float:
+        return self.waiting[request_id].leaves_at
 
 
 def heads_of(backends: Iterable[Backend]) -> list[QueuedRequest]:
@@ -221,7 +243,7 @@ class Shortlist:
         self._backends = list(backends)
         # Waiting requests with more patience go later, so they do not count.
         self._first = {
-            b.name: [other.name for other in buckets if other.max_wait_s <= b.max_wait_s]
+            b.name: [other.name for other in buckets if other.patience_s <= b.patience_s]
             for b in buckets
         }
         self._dispatch_ahead_s = dispatch_ahead_s

@@ -68,6 +68,11 @@ class KvBudget:
         """Tokens held, rounded."""
         return round(self.held)
 
+    @property
+    def answer_share(self) -> float:
+        """The part of the reservations for answers that counts as held."""
+        return (self.held - self._prompts) / self._answers if self._answers > 0.0 else 1.0
+
     def need(self, request: Request, output_tokens: int) -> int:
         """Return the tokens that the request would add with an output of this length."""
         blocks = request.blocks

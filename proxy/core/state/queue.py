@@ -38,6 +38,8 @@ class QueuedRequest:
         follows: it waits for a prefill that its backend computes, or will compute for `leader`.
         leader: the waiting request whose prefill it waits for.
         looks_again_at: other backends may take it over from this time on.
+        leaves_at: when it leaves, unless its queue is a burst: at its deadline, or later.
+        gives_up_at: it waits no longer than until then.
     """
 
     __slots__ = (
@@ -50,7 +52,10 @@ class QueuedRequest:
         "excluded",
         "flow",
         "follows",
+        "gives_up_at",
+        "kv_tokens",
         "leader",
+        "leaves_at",
         "looks_again_at",
         "order",
         "output_tokens",
@@ -85,12 +90,14 @@ class QueuedRequest:
         self.due = deadline
         self.order = order
         self.work_s = work_s
+        self.kv_tokens = 0.0
         self.cold = True
         self.follows = False
         self.leader: QueuedRequest | None = None
         self.backend = ""
         self.excluded: frozenset[str] = NONE_EXCLUDED
         self.looks_again_at = -inf
+        self.leaves_at = self.gives_up_at = inf
 
     @property
     def key(self) -> tuple[float, int]:
@@ -118,7 +125,7 @@ class DueQueue:
         self._by_deadline = SortedSums()
         self._waiting: dict[str, QueuedRequest] = {}
         self._last_due = self._last_deadline = -inf
-        self.work_s = 0.0
+        self.work_s = self.kv_tokens = 0.0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -130,6 +137,7 @@ class DueQueue:
         self._last_due = max(self._last_due, waiting.due)
         self._last_deadline = max(self._last_deadline, waiting.deadline)
         self.work_s += waiting.work_s
+        self.kv_tokens += waiting.kv_tokens
 
     def head(self) -> QueuedRequest | None:
         """Return the request that is due first."""
@@ -147,9 +155,10 @@ class DueQueue:
             self._by_due.remove(waiting.by_due)
             self._by_deadline.remove(waiting.by_deadline)
             self.work_s -= waiting.work_s
+            self.kv_tokens -= waiting.kv_tokens
             if not self._waiting:
                 self._last_due = self._last_deadline = -inf
-                self.work_s = 0.0
+                self.work_s = self.kv_tokens = 0.0
         return waiting
 
     def seconds_before(self, due: float) -> float:

@@ -91,7 +91,7 @@ def document_stream(scene: Scene) -> Found:
 
 REJECTION_REMEDIES = {
     "queue_full": "add a GPU (`forebay size` says how many), or raise max_queue",
-    "deadline_unattainable": "add a GPU (`forebay size` says how many), or raise max_wait",
+    "deadline_unattainable": "add a GPU (`forebay size` says how many), or raise the target",
     "no_backend_available": "start a backend",
     "tenant_quota": "raise the tenant's tokens_per_s, _hour or _day, or let it wait",
     "tenant_concurrency": "raise the tenant's max_concurrency, or let it wait",

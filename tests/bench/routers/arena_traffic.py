@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.plan.slo import DEFAULT_SLO_S
 from forebay.replay.plan.source import fit
 from forebay.replay.sim.capacity import capacity_per_s
+from forebay.traces.buckets import DEFAULT_BUCKETS
 from forebay.traces.edit.sharing import IdealCache
 from forebay.traces.errors import InputError
 from forebay.traces.reading.jsonl import row_bytes
 from forebay.traces.schema import TraceRequest
 
-SLO = ",".join(f"{name}.ttft={limit_s:g}s" for name, limit_s in DEFAULT_SLO_S.items())
+SLO = ",".join(f"{bucket.name}.ttft={bucket.target_s:g}s" for bucket in DEFAULT_BUCKETS)
 PROBED = 400  # requests from which the length of the cut is guessed
 PROBED_REAL = 64  # requests from which the capacity of real engines is taken
 Source = Callable[[int, Path], Sequence[TraceRequest]]

@@ -41,10 +41,10 @@ class TestReturnTimes:
         return Request(str(number), 1_000, identity=number, tenant=tenant)
 
     def most_s(
-        self, times: ReturnTimes, bucket: Bucket, now: float, queued_s: float = 0.0
+        self, times: ReturnTimes, bucket: Bucket, now: float, *, stands: bool = False
     ) -> float:
         """Return the longest wait of a new request."""
-        return times.limits(bucket, self.one(2), now, queued_s=queued_s, shared=False).max_wait_s
+        return times.limits(bucket, self.one(2), now, stands=stands).max_wait_s
 
     def test_new_requests_leave_a_fifth_of_the_wait_once_a_client_has_come_back(self) -> None:
         times = self.times()
@@ -54,15 +54,11 @@ class TestReturnTimes:
         assert self.most_s(times, CHAT, 5.0) == 0.8 * CHAT.max_wait_s
         assert self.most_s(times, CHAT, 65.0) == CHAT.max_wait_s  # nobody came back for a minute
 
-    def test_new_documents_fill_half_of_a_queue_that_stands(self) -> None:
+    def test_new_requests_fill_half_of_a_queue_that_stands(self) -> None:
         times, new = self.times(), self.one(2)
-        half_s = 0.5 * DOCUMENT.max_wait_s
-        assert self.most_s(times, DOCUMENT, 20.0, queued_s=half_s) == DOCUMENT.max_wait_s  # a burst
-        assert self.most_s(times, DOCUMENT, 20.0, queued_s=half_s + 0.1) == half_s
-        assert self.most_s(times, CHAT, 20.0, queued_s=half_s + 0.1) == CHAT.max_wait_s
-        assert times.limits(DOCUMENT, new, 20.0, queued_s=20.0, shared=True) == DOCUMENT
+        assert self.most_s(times, DOCUMENT, 20.0, stands=True) == 0.5 * DOCUMENT.patience_s
         times.note(new, 4.0, 0.0)
-        assert times.limits(DOCUMENT, new, 4.9, queued_s=20.0, shared=False) == DOCUMENT  # is back
+        assert times.limits(DOCUMENT, new, 4.9, stands=True) == DOCUMENT  # is back
 
     @pytest.mark.parametrize(
         ("at", "tenant", "known"),
@@ -82,9 +78,7 @@ class TestReturnTimes:
         times.arrived(self.one(9), at)  # places are kept from now on
         times.note(self.one(1, "a"), 5.0, 0.0)
         assert times.is_back(self.one(1, tenant), at) == known
-        assert (
-            times.limits(CHAT, self.one(1, tenant), at, queued_s=0.0, shared=False) == CHAT
-        ) == known
+        assert (times.limits(CHAT, self.one(1, tenant), at, stands=False) == CHAT) == known
 
     def test_a_place_is_used_once(self) -> None:
         times = self.times()
@@ -117,10 +111,11 @@ class TestReturnTimes:
         ]
         again, new = (Request("x", 4_000, identity=n) for n in (rejected[0].request.identity, 99))
         at = rejected[0].retry_after_s
-        assert shaper.preview(new, at).max_wait_s == CHAT.max_wait_s  # nobody came back so far
+        # Nobody came back so far, and the queue stands.
+        assert shaper.preview(new, at).max_wait_s == 0.5 * CHAT.max_wait_s
         shaper.arrive(again, at)
         limits = [shaper.preview(one, at).max_wait_s for one in (rejected[1].request, new)]
-        assert limits == [CHAT.max_wait_s, 0.8 * CHAT.max_wait_s]
+        assert limits == [CHAT.max_wait_s, 0.5 * CHAT.max_wait_s]
 
 
 class TestQuotas:

@@ -7,7 +7,7 @@ import pytest
 
 from forebay.proxy.core.model import CLASSES, BackendSpec, Bucket, Request, Tenant
 from forebay.proxy.core.policy.order import first
-from forebay.proxy.core.policy.precedence import Precedence
+from forebay.proxy.core.policy.precedence import Before, Precedence
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 from forebay.proxy.core.state.tenants import Fairness
@@ -123,16 +123,16 @@ class TestCrowd:
 
     def compare(self, order: Precedence, made: Backend, waiting: QueuedRequest) -> None:
         deadline, due = waiting.deadline, waiting.due
-        of_crowd = order._of_flows(made, waiting, deadline, due)
+        of_crowd, of_flows = Before(), Before()
+        order._of_flows(of_crowd, made, waiting, deadline, due)
         late = {q: (q.seconds_before(due), q.urgent(due)) for q in made.queues.values()}
         crowds = {queue: queue.crowd for queue in made.queues.values()}
         for queue in crowds:
             queue.crowd = None
-        seconds, count = order._of_flows(made, waiting, deadline, due)
-        assert of_crowd[0] == pytest.approx(seconds, abs=1e-8)
-        assert (
-            abs(of_crowd[1] - count) <= 1 + 0.1 * count
-        )  # a flow's part is a whole request or none
+        order._of_flows(of_flows, made, waiting, deadline, due)
+        assert of_crowd.seconds == pytest.approx(of_flows.seconds, abs=1e-8)
+        # A flow's part is a whole request or none.
+        assert abs(of_crowd.count - of_flows.count) <= 1 + 0.1 * of_flows.count
         for queue, crowd in crowds.items():
             assert late[queue][0] == pytest.approx(queue.seconds_before(due))
             assert late[queue][1] == pytest.approx(queue.urgent(due))

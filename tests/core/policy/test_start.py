@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send, Tenant
-from forebay.proxy.core.policy.admission import whole_s
+from forebay.proxy.core.policy.admission import Admit, refuse, whole_s
 from forebay.proxy.core.policy.long_prefills import OVERLAP_SHARE
 from forebay.proxy.core.policy.start import kv_room
 from forebay.proxy.core.shaper import Shaper
@@ -22,8 +22,10 @@ def shaper(
     slots: int = 64,
     buckets: tuple[Bucket, ...] = (CHAT, DOCUMENT),
     tenants: tuple[Tenant, ...] = (),
+    admit: Admit = refuse,
 ) -> Shaper:
-    made = Shaper([BackendSpec(name, slots, kv_tokens) for name in names], buckets, tenants=tenants)
+    specs = [BackendSpec(name, slots, kv_tokens) for name in names]
+    made = Shaper(specs, buckets, tenants=tenants, admit=admit)
     for name in names:
         made.backend_up(name, 0.0)
     return made
@@ -49,7 +51,7 @@ class TestKvCache:
     def full(self) -> Shaper:
         """Three chats occupy nine tenths; a document that needs six tenths waits since 1.0 s."""
         patient = Bucket("chat", 5_000, max_queue=64, max_wait_s=20.0)
-        made = shaper("a", kv_tokens=KV, buckets=(patient, DOCUMENT))
+        made = shaper("a", kv_tokens=KV, buckets=(patient, DOCUMENT), admit=lambda *_: None)
         for name in ("x", "y", "z"):
             decoding(made, Request(name, 1_000, 2_000), 0.0)
         assert made.arrive(Request("long", 5_500, 500), 1.0) == []
@@ -214,7 +216,7 @@ class TestLargeFleets:
 class TestQuotaOfThoseWhoWereNotServed:
     def test_it_is_given_back(self) -> None:
         tenants = (Tenant("t", tokens_per_s=10.0, burst_tokens=8_000.0),)
-        made = shaper("a", kv_tokens=KV, tenants=tenants)
+        made = shaper("a", kv_tokens=KV, tenants=tenants, admit=lambda *_: None)
         decoding(made, Request("runs", 4_000, 3_000), 0.0)
         for name, timeout_s in (("leaves", inf), ("too late", 5.0)):
             assert (

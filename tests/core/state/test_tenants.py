@@ -130,7 +130,7 @@ def test_kv_cache_is_shared_by_weight(shape: dict[str, Any]) -> None:
     """Both tenants have more to ask than the KV cache holds; one of them in larger requests."""
     stage = Watched(SECONDS / 2, engines=1, slots=512, kv_tokens=30_000)
     stage.play(flood("a", [shape], **SMALL) + flood("b", [{}], **SMALL), SECONDS)
-    assert stage.mean["b"] > 0.4
+    assert stage.mean["b"] > 0.38
     assert 0.3 < stage.mean["a"] < 0.6
 
 

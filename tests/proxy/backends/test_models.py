@@ -633,4 +633,4 @@ def test_the_policy_is_told_of_those_backends_whose_models_have_changed() -> Non
         link.models = listed_models(b'{"data": [{"id": "tiny"}]}')
         models.changed(link)
     assert changes == len(names)
-    assert all(backend.models == {"tiny"} for backend in shaper.backends.values())
+    assert all(backend.models == frozenset({"tiny"}) for backend in shaper.backends.values())

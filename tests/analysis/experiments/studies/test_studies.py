@@ -46,6 +46,7 @@ from forebay.replay.plan.slo import default_slos, parse_slos
 from forebay.replay.sim.closed_loop import closed_loop
 from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.scenario import DIRECT, Scenario
+from forebay.traces.buckets import DEFAULT_BUCKETS
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.prompts.needle import NeedleAnswer, generated_haystack, needle_requests
@@ -343,7 +344,7 @@ def test_requests_that_the_proxy_admits_in_a_flood_are_in_time() -> None:
     chat keep the API server and the engine busy with.
     """
     config = sim_config("sim:llama-3-8b@h200", None, None)
-    slos, most = default_slos(flood.NAMES), flood.requests(2000.0, 1.0, 0)
+    slos, most = default_slos(DEFAULT_BUCKETS), flood.requests(2000.0, 1.0, 0)
     waits = max_waits_s(slos, most, config)
     assert 1.8 < waits["chat"] < 2.0
     assert 13.0 < waits["document"] < 14.0
@@ -400,7 +401,7 @@ def test_a_flood_of_a_url_alone_says_what_it_cannot_tell(tmp_path: Path) -> None
             wanted = asked(tmp_path, targets=(up.url,))
             ways = await flood._ways(wanted, None, 2, None)
             limit = await flood._capacity(wanted, ways, 2, None, 0)
-            slos = default_slos(flood.NAMES)
+            slos = default_slos(DEFAULT_BUCKETS)
             return await flood.flooded(wanted, ways, [0.01, 0.02], limit, True, slos, 30.0, 0)
 
     found = run(live())
@@ -416,12 +417,16 @@ def test_what_was_refused_or_failed_is_missed() -> None:
     ok = Seen(rows(1)[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 1000, 0, "gpu0")
     late, refused = replace(ok, ttft_s=2.5, due_s=1.0), replace(ok, outcome="rejected", due_s=2.0)
     refused = replace(refused, waited_s=0.01)
-    told = flood.table_row(PROXY, 1.0, PlayedLoad([ok, late, refused]), default_slos(["chat"]))
+    told = flood.table_row(
+        PROXY, 1.0, PlayedLoad([ok, late, refused]), default_slos(DEFAULT_BUCKETS)
+    )
     assert (told["attainment"], told["rejected_share"]) == pytest.approx((1 / 3, 1 / 3))
     assert told["ttft_p99_s"] is None  # two answers are no p99
     assert told["late_share"] == 0.5  # of the two admitted
     waited = replace(refused, waited_s=2.0)
-    told = flood.table_row(PROXY, 1.0, PlayedLoad([ok, late, waited]), default_slos(["chat"]))
+    told = flood.table_row(
+        PROXY, 1.0, PlayedLoad([ok, late, waited]), default_slos(DEFAULT_BUCKETS)
+    )
     assert told["late_share"] == pytest.approx(2 / 3)  # rejected from the queue
     assert percentile([float(i) for i in range(1000)], 99) == 989
 

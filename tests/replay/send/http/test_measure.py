@@ -26,6 +26,7 @@ from forebay.replay.send.http.outcome import (
     seconds_header,
     token_count,
 )
+from forebay.traces.buckets import LengthBucket
 from forebay.traces.errors import InputError
 
 
@@ -168,7 +169,8 @@ def test_slos_that_are_none(text: str, says: str) -> None:
 
 
 def test_default_slos_follow_the_buckets() -> None:
-    assert default_slos(["chat", "book"]) == (Slo("chat", "ttft", 2.0),)
+    buckets = [LengthBucket("chat", 5_000, 2.0), LengthBucket("book", 9_000)]
+    assert default_slos(buckets) == (Slo("chat", "ttft", 2.0),)
 
 
 @pytest.mark.parametrize(
