@@ -29,6 +29,7 @@ from forebay.traces.command_line.options import (
     Force,
     PacedTrafficOptions,
     TimeScale,
+    Turns,
     a_time,
     same_named,
     takes_options,
@@ -70,12 +71,7 @@ class ReplayArguments(PacedTrafficOptions):
     model: AskedModel = None
     endpoint: Endpoint = "completions"
     think_s: Annotated[float, a_time("pause between requests of a closed loop", "--think")] = 0.0
-    turns: Annotated[
-        str,
-        typer.Option(
-            help="when later turns leave: wait (after the answers before), or trace (as recorded)"
-        ),
-    ] = "wait"
+    turns: Turns = "wait"
     history: Annotated[
         str, typer.Option(help="history of later turns: trace, or answers (the server's)")
     ] = "trace"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from forebay.replay.plan.agenda import Agenda, link
 from forebay.replay.plan.options import ReplayOptions
-from forebay.replay.plan.schedule import Schedule, make_schedule
+from forebay.replay.plan.schedule import Arrivals, Schedule, make_schedule
 from forebay.replay.plan.source import Scan, TraceSource
 
 
@@ -22,15 +22,27 @@ def plan_schedule(
         return _schedule(options, scan.arrivals_s, options.rate_per_s), None
     agenda = link(list(source.requests()), source.name, lenient=source.may_lack_rows)
     times = [agenda.rows[index].arrival_s for index in agenda.roots]
-    rate = options.rate_per_s
-    if rate is not None:
-        rate *= len(agenda.roots) / len(agenda.rows)
+    rate = root_rate(agenda, options.rate_per_s)
     schedule = _schedule(options, times, rate)
-    if options.speed is not None:
-        agenda.pace = options.speed
-    elif rate is not None and options.arrivals.kind == "trace":
-        agenda.pace = (times[-1] - times[0]) * rate / (len(times) - 1)
+    agenda.pace = root_pace(agenda, options.arrivals, rate, options.speed)
     return schedule, agenda
+
+
+def root_rate(agenda: Agenda, rate_per_s: float | None) -> float | None:
+    """Return the rate of the roots at which all requests have this rate."""
+    return None if rate_per_s is None else rate_per_s * len(agenda.roots) / len(agenda.rows)
+
+
+def root_pace(
+    agenda: Agenda, arrivals: Arrivals, rate_per_s: float | None, speed: float | None
+) -> float:
+    """Return the rate of the roots as a multiple of the trace's own, 1.0 if their gaps are new."""
+    if speed is not None:
+        return speed
+    if rate_per_s is None or arrivals.kind != "trace":
+        return 1.0
+    first_s, last_s = (agenda.rows[agenda.roots[place]].arrival_s for place in (0, -1))
+    return (last_s - first_s) * rate_per_s / (len(agenda.roots) - 1)
 
 
 def _schedule(options: ReplayOptions, times_s: Sequence[float], rate: float | None) -> Schedule:

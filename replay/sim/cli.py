@@ -18,6 +18,7 @@ from forebay.traces.command_line.options import (
     Force,
     Jobs,
     PacedTrafficOptions,
+    Turns,
     same_named,
     takes_options,
 )
@@ -84,6 +85,7 @@ class SimulateArguments(PacedTrafficOptions):
     load: Annotated[
         float | None, typer.Option(help="rate as a share of what the engines can complete")
     ] = None
+    turns: Turns = "wait"
     exact: Annotated[
         bool, typer.Option("--exact", help="compute every engine step (slow; the same times)")
     ] = False
@@ -176,7 +178,7 @@ class SimulateArguments(PacedTrafficOptions):
 HEADINGS = {
     "Fleet": "gpus pools kv-link policy model gpu calibration config exact",
     "Sweep": "sweep jobs ray",
-    "Traffic": "rate load speed arrivals duration seed format skip-bad too-long",
+    "Traffic": "rate load speed arrivals duration turns seed format skip-bad too-long",
     "Engines": "tensor-parallel-size quantization kv-cache-dtype speculative-config acceptance "
     "disable-hybrid-kv-cache-manager enable-lora max-loras max-lora-rank "
     "max-model-len max-num-batched-tokens max-num-seqs enable-prefix-caching "

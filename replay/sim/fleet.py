@@ -17,6 +17,7 @@ from forebay.replay.sim.engine.request import SimRequest
 from forebay.replay.sim.engine.served import ServedEngine
 from forebay.replay.sim.routers.all_knowing import AllKnowing
 from forebay.replay.sim.routers.base import RouterModel
+from forebay.replay.sim.turns import WaitingTurns
 from forebay.traces.schema import TraceRequest
 
 Journal = list[tuple[float, Action]]
@@ -157,26 +158,51 @@ class Fleet:
         self._rounds += [never] * (2 * self._leaves - len(self._rounds))
         self._entered = 0
         self._now = 0.0
+        self._turns: WaitingTurns | None = None
 
     def run(self, trace: Iterable[TraceRequest]) -> list[SimOutcome]:
         """Play the whole trace in its order of arrival, and return outcomes in the same order."""
-        policy, outcomes = self.policy, self._outcomes
-        if isinstance(policy, AllKnowing):
-            policy.look_into(self.engines)
-        for name, engine in self.engines.items():
-            self._carry_out(policy.backend_up(name, 0.0, float(engine.kv_tokens)), 0.0)
+        self._start()
         before = -inf
         for row in trace:
             now = row.arrival_s
             assert now >= before, "the trace is not in order of arrival"
             before = now
             self._play(now)
-            self._now = now
-            outcomes[row.id] = SimOutcome(row)
-            timeout_s = self._patience(row) if self._patience is not None else inf
-            self._carry_out(policy.arrive(self._asked(row, timeout_s), now), now)
+            self._enter(row)
         self._play(inf)
-        return list(outcomes.values())
+        return list(self._outcomes.values())
+
+    def run_turns(self, turns: WaitingTurns) -> list[SimOutcome]:
+        """Play requests that wait for answers, and return outcomes in order of arrival."""
+        self._turns = turns
+        self._start()
+        while True:
+            self._play(inf)
+            if turns.next_at() == inf:
+                return list(self._outcomes.values())
+            self._enter(turns.take())
+
+    def _start(self) -> None:
+        policy = self.policy
+        if isinstance(policy, AllKnowing):
+            policy.look_into(self.engines)
+        for name, engine in self.engines.items():
+            self._carry_out(policy.backend_up(name, 0.0, float(engine.kv_tokens)), 0.0)
+
+    def _enter(self, row: TraceRequest) -> None:
+        now = row.arrival_s
+        self._now = now
+        self._outcomes[row.id] = SimOutcome(row)
+        timeout_s = self._patience(row) if self._patience is not None else inf
+        self._carry_out(self.policy.arrive(self._asked(row, timeout_s), now), now)
+
+    def _report_end(self, request_id: str, now: float) -> None:
+        """Report the outcome of a request, and let the turns that wait for it become due."""
+        if self._turns is not None:
+            self._turns.ended(request_id, now)
+        if self._on_end is not None:
+            self._on_end(self._outcomes.pop(request_id))
 
     def unfinished(self) -> list[SimOutcome]:
         """Return the outcomes of requests that have arrived and not ended, in order of arrival."""
@@ -191,9 +217,11 @@ class Fleet:
         return sim_request(row)
 
     def _play(self, until: float) -> None:
-        """Play all events before `until`. An arrival at that instant goes first."""
-        policy, rounds = self.policy, self._rounds
+        """Play all events before `until`, or before the next turn. That arrival goes first."""
+        policy, rounds, turns = self.policy, self._rounds, self._turns
         while True:
+            if turns is not None:  # an answer may make one due before all others
+                until = turns.next_at()
             timer = rounds[1]
             now = timer.due
             wake = policy.wake_at()
@@ -225,8 +253,7 @@ class Fleet:
                 reported = cached_tokens if self._tells_cached else None
                 policy.used(request.id, output_tokens, now, reported)
             self._carry_out(policy.finish(request.id, now), now)
-            if self._on_end is not None:
-                self._on_end(outcomes.pop(request.id))
+            self._report_end(request.id, now)
         self._set_timer(timer, engine.next_at())
 
     def _set_timer(self, timer: EngineTimer, due: float) -> None:
@@ -264,8 +291,7 @@ class Fleet:
                     self._set_timer(timer, due)
             else:
                 outcome.reject = action
-                if self._on_end is not None:
-                    self._on_end(self._outcomes.pop(outcome.request.id))
+                self._report_end(outcome.request.id, now)
 
 
 class PooledFleet(Fleet):
@@ -329,6 +355,5 @@ class PooledFleet(Fleet):
         for request in finished:
             self._pool.ended(self._names[timer.number])
             request.cached_tokens = self._cached.pop(request.id)
-            if self._on_end is not None:
-                self._on_end(self._outcomes.pop(request.id))
+            self._report_end(request.id, now)
         self._set_timer(timer, engine.next_at())

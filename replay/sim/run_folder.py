@@ -128,6 +128,7 @@ def _record(case: SweepCase, simulated: Simulated, summary: dict[str, Any]) -> d
         "trace": _trace(workload.trace),
         "seed": workload.seed,
         "arrivals": workload.arrivals.kind,
+        "turns": "wait" if simulated.waited else "trace",
         "rate_per_s": workload.rate,
         "speed": workload.speed,
         "load": workload.load,

@@ -23,6 +23,7 @@ from forebay.replay.sim.fleet import Fleet, Policy, PooledFleet, SimOutcome
 from forebay.replay.sim.routers.all_knowing import AllKnowing
 from forebay.replay.sim.routers.base import InTurn
 from forebay.replay.sim.routers.models import ROUTER_MODELS
+from forebay.replay.sim.turns import WaitingTurns
 from forebay.traces.buckets import LengthBucket
 from forebay.traces.command_line.garbage import no_collections
 from forebay.traces.errors import InputError
@@ -238,6 +239,7 @@ class Simulated:
         busy: share of the time until the last answer in which each engine computed.
         cpu_s: processor seconds of the simulation, without loading the trace.
         receipts: receipts of every request, if the scenario is `explained`.
+        waited: turns waited for answers, so that arrivals depend on the policy.
     """
 
     scenario: Scenario
@@ -246,6 +248,7 @@ class Simulated:
     preemptions: int
     cpu_s: float
     receipts: Receipts | None = None
+    waited: bool = False
 
 
 Enough = Callable[[SimOutcome], bool]
@@ -260,25 +263,38 @@ def simulate(
     trace: Sequence[TraceRequest],
     scenario: Scenario,
     new_enough: Callable[[], Enough] | None = None,
+    new_turns: Callable[[], WaitingTurns] | None = None,
 ) -> Simulated:
     """Play `trace`, in order of arrival. Equal input gives equal output to the bit.
 
     Args:
         new_enough: makes a function that may end the simulation, with the requests that have
             arrived by then.
+        new_turns: makes the requests of `trace` that wait for answers. Outcomes are then in order
+            of arrival, which the answers decide. None: all come at their time in the trace.
 
     Raises:
         InputError: no engine could ever hold a request.
     """
-    check_lengths(trace, scenario.engine.context)
+    check_lengths(trace, scenario.engine.context, ordered=new_turns is None)
+
+    def play(*, hopeful: bool) -> Simulated:
+        enough, turns = new_enough and new_enough(), new_turns and new_turns()
+        return _simulate(trace, scenario, enough, turns, hopeful=hopeful)
+
     try:
-        return _simulate(trace, scenario, new_enough and new_enough(), hopeful=True)
+        return play(hopeful=True)
     except KvDecides:
-        return _simulate(trace, scenario, new_enough and new_enough(), hopeful=False)
+        return play(hopeful=False)
 
 
 def _simulate(
-    trace: Sequence[TraceRequest], scenario: Scenario, enough: Enough | None, *, hopeful: bool
+    trace: Sequence[TraceRequest],
+    scenario: Scenario,
+    enough: Enough | None,
+    turns: WaitingTurns | None,
+    *,
+    hopeful: bool,
 ) -> Simulated:
     engines, ended = scenario.new_engines(hopeful=hopeful), list[SimOutcome]()
 
@@ -292,7 +308,7 @@ def _simulate(
     with no_collections():
         started = time.process_time()
         try:
-            outcomes = fleet.run(trace)
+            outcomes = fleet.run(trace) if turns is None else fleet.run_turns(turns)
         except _Decided:
             outcomes = fleet.unfinished()
         cpu_s = time.process_time() - started
@@ -303,7 +319,9 @@ def _simulate(
     busy = [engine.busy_s / end_s if end_s else 0.0 for engine in engines.values()]
     preemptions = sum(engine.preemptions for engine in engines.values())
     receipts = _receipts(policy, outcomes) if isinstance(policy, Shaper) else None
-    return Simulated(scenario, outcomes, busy, preemptions, cpu_s, receipts)
+    return Simulated(
+        scenario, outcomes, busy, preemptions, cpu_s, receipts, waited=turns is not None
+    )
 
 
 def _receipts(policy: Shaper, outcomes: Sequence[SimOutcome]) -> Receipts | None:
@@ -319,8 +337,8 @@ def _receipts(policy: Shaper, outcomes: Sequence[SimOutcome]) -> Receipts | None
     return receipts
 
 
-def check_lengths(trace: Sequence[TraceRequest], context: int) -> None:
-    """Raise InputError for a row without lengths or beyond the model's context."""
+def check_lengths(trace: Sequence[TraceRequest], context: int, *, ordered: bool = True) -> None:
+    """Raise InputError for a row beyond the model's context or, if `ordered`, out of order."""
     before = -inf
     for row in trace:
         if row.input_tokens + row.output_tokens > context:
@@ -328,7 +346,7 @@ def check_lengths(trace: Sequence[TraceRequest], context: int) -> None:
                 f"request {row.id!r} needs {row.input_tokens} + {row.output_tokens} tokens, the "
                 f"model's context is {context}; use --too-long truncate or --too-long drop"
             )
-        if row.arrival_s < before:
+        if ordered and row.arrival_s < before:
             raise InputError(
                 f"request {row.id!r} arrives before the row above it; sort the rows by arrival"
             )

@@ -51,6 +51,8 @@ def stream_case(case: SweepCase) -> dict[str, Any]:
     # Read the trace once for the times of all arrivals, and again while it is played.
     scan = source.scan()
     source.check(scan, len(scan.arrivals_s))
+    if scan.linked and workload.turns == "wait":
+        raise InputError("--stream keeps no request that others wait for: give --turns trace")
     schedule = make_schedule(
         scan.arrivals_s,
         workload.arrivals,

@@ -27,6 +27,7 @@ from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.routers.possible import most_in_time
 from forebay.replay.sim.scenario import Simulated
 from forebay.traces.buckets import bucket_of
+from forebay.traces.errors import InputError
 
 Floats = NDArray[np.float64]
 ON_TIME = "simulated: every arrival is at its time"
@@ -214,6 +215,10 @@ def _goodput(table: Table, good: NDArray[np.bool_], window_s: float) -> dict[str
 
 
 def _most_in_time(simulated: Simulated, table: Table, slos: Sequence[Slo]) -> int:
+    if simulated.waited:
+        raise InputError(
+            "--possible: arrivals of turns that wait depend on the policy; give --turns trace"
+        )
     rows = [o.request for o in simulated.outcomes]
     if table.good(slos).all():  # nothing can be better
         return len(rows)

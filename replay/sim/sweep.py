@@ -119,7 +119,7 @@ def simulate_case(case: SweepCase) -> tuple[Simulated, float]:
 
     with no_collections():
         trace, window_s = case.workload.requests(scenario.engine.context, capacity)
-        return simulate(trace, scenario), window_s
+        return simulate(trace, scenario, new_turns=case.workload.waiting(trace)), window_s
 
 
 def describe(

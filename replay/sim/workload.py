@@ -1,13 +1,18 @@
 """Make the requests of a simulation: a trace under a schedule, as the replayer would send it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
-from forebay.replay.plan.schedule import TRACE_ARRIVALS, Arrivals, make_schedule
+from forebay.replay.plan.agenda import Agenda, link
+from forebay.replay.plan.due_times import root_pace, root_rate
+from forebay.replay.plan.options import TURNS
+from forebay.replay.plan.schedule import TRACE_ARRIVALS, Arrivals, Schedule, make_schedule
 from forebay.replay.plan.source import TraceSource
+from forebay.replay.sim.turns import WaitingTurns
 from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.text import shared_text
@@ -22,6 +27,7 @@ class SimWorkload:
     Attributes:
         trace: a file, or the requests themselves in order of arrival.
         load: rate as a share of the engines' capacity (`capacity`).
+        turns: "wait": a turn is due after the answers it waits for. "trace": at its time.
     """
 
     trace: Path | Sequence[TraceRequest]
@@ -34,22 +40,19 @@ class SimWorkload:
     load: float | None = None
     duration: float | None = None
     seed: int = 0
+    turns: str = "trace"
 
     def source(self, context: int) -> list[TraceRequest]:
         """Read the rows of the trace, fitted to the model's context (InputError: a bad trace)."""
-        source = TraceSource(
-            self.trace,
-            format_name=self.format_name,
-            skip_bad=self.skip_bad,
-            max_model_len=context,
-            too_long=self.too_long,
-        )
-        return source.rows(with_blocks)
+        return self._source(context).rows(with_blocks)
 
     def requests(
         self, context: int, capacity_per_s: Callable[[Sequence[TraceRequest]], float]
     ) -> tuple[list[TraceRequest], float]:
         """Make the paced requests, and the seconds that arrivals go on (InputError: a bad option).
+
+        A rate counts all requests. A turn that waits has the time at which it is due if no answer
+        comes later.
 
         Args:
             capacity_per_s: called with the rows, only when the pace is given as a load.
@@ -57,31 +60,78 @@ class SimWorkload:
         # One option sets the pace. A load becomes a rate once the capacity is known.
         if self.arrivals.closed:
             raise InputError("--arrivals closed:N: a simulation needs arrival times; give another")
+        if self.turns not in TURNS:
+            raise InputError(f"--turns: {self.turns!r} is none of {', '.join(TURNS)}")
         rate = self.rate
         if self.load is not None:
             if rate is not None or self.speed is not None:
                 raise InputError("--load, --rate and --speed all set the pace; give one of them")
             if self.load <= 0:
                 raise InputError(f"--load {self.load:g} is not a number above 0")
-        rows = self.source(context)
+        source = self._source(context)
+        rows = source.rows(with_blocks)
         if self.load is not None:
             rate = self.load * capacity_per_s(rows)
-        schedule = make_schedule(
-            [row.arrival_s for row in rows],
+        if self.turns == "wait" and is_linked(rows):
+            return self._sessions(link(rows, source.name, lenient=source.may_lack_rows), rate)
+        schedule = self._schedule([row.arrival_s for row in rows], rate)
+        # A simulation begins with the first arrival.
+        first_s = schedule.times_s[0]
+        paced = [
+            _at(row, at_s - first_s) for row, at_s in zip(rows, schedule.times_s, strict=False)
+        ]
+        return paced, schedule.window_s
+
+    def waiting(self, rows: Sequence[TraceRequest]) -> Callable[[], WaitingTurns] | None:
+        """Return a function that makes the turns of paced `rows` wait, or None without turns."""
+        if self.turns != "wait" or not is_linked(rows):
+            return None
+        until_s = inf if self.duration is None else self.duration
+        return lambda: WaitingTurns(rows, until_s=until_s)
+
+    def _source(self, context: int) -> TraceSource:
+        return TraceSource(
+            self.trace,
+            format_name=self.format_name,
+            skip_bad=self.skip_bad,
+            max_model_len=context,
+            too_long=self.too_long,
+        )
+
+    def _sessions(self, agenda: Agenda, rate: float | None) -> tuple[list[TraceRequest], float]:
+        """Pace the roots of sessions, and move their turns with them."""
+        rate = root_rate(agenda, rate)
+        starts_s = [agenda.rows[root].arrival_s for root in agenda.roots]
+        schedule = self._schedule(starts_s, rate)
+        pace = root_pace(agenda, self.arrivals, rate, self.speed)
+        dues_s = dict(zip(agenda.roots, schedule.times_s, strict=False))  # --duration leaves some
+        paced = []
+        for index, row in enumerate(agenda.rows):
+            root = agenda.root_of(index)
+            if root in dues_s:
+                later_s = (row.arrival_s - agenda.rows[root].arrival_s) / pace
+                paced.append(_at(row, dues_s[root] - schedule.times_s[0] + later_s))
+        return paced, schedule.window_s
+
+    def _schedule(self, times_s: Sequence[float], rate: float | None) -> Schedule:
+        return make_schedule(
+            times_s,
             self.arrivals,
             rate_per_s=rate,
             speed=self.speed,
             duration_s=self.duration,
             seed=self.seed,
         )
-        # A simulation begins with the first arrival.
-        first_s = schedule.times_s[0]
-        dues_s = (at_s - first_s for at_s in schedule.times_s)
-        paced = [  # a copy costs a third of reading the row
-            row if row.arrival_s == due_s else replace(row, arrival_s=due_s)
-            for row, due_s in zip(rows, dues_s, strict=False)
-        ]
-        return paced, schedule.window_s
+
+
+def is_linked(rows: Iterable[TraceRequest]) -> bool:
+    """True if a row waits for the answer to another row."""
+    return any(row.parent or row.waits_for for row in rows)
+
+
+def _at(row: TraceRequest, due_s: float) -> TraceRequest:
+    """Return the row at another time. A copy costs a third of reading the row."""
+    return row if row.arrival_s == due_s else replace(row, arrival_s=due_s)
 
 
 def with_blocks(row: TraceRequest) -> TraceRequest:

@@ -69,6 +69,12 @@ AskedModel = Annotated[
 Buckets = Annotated[str, typer.Option(help="length buckets, as NAME:MOST_PROMPT_TOKENS")]
 BUCKETS = ",".join(f"{bucket.name}:{bucket.up_to}" for bucket in DEFAULT_BUCKETS)
 Endpoint = Annotated[str, typer.Option(help="completions or chat")]
+Turns = Annotated[
+    str,
+    typer.Option(
+        help="when later turns leave: wait (after the answers before), or trace (as recorded)"
+    ),
+]
 TimeScale = Annotated[
     float, typer.Option(help="simulated seconds in a wall second, as the engine's")
 ]
