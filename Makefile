@@ -6,7 +6,7 @@ BIN := .venv/bin
 # process, and each would compile all that it imports again, which doubles its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check install deploy-tools bench bench-behaviour bench-goals bench-neighbours bench-policies bench-proxy bench-replay bench-routers bench-sim bench-vllm-cpu clients compiled docs docs-figures docs-serve docs-tools fuzz guard run-compiled soak test-compiled vllm-cpu clean
+.PHONY: demo test check install deploy-tools bench bench-behaviour bench-goals bench-neighbours bench-policies bench-proxy bench-replay bench-routers bench-sim bench-vllm-cpu cases clients compiled docs docs-figures docs-serve docs-tools fuzz guard run-compiled soak test-compiled vllm-cpu clean
 
 demo: .venv/runtime
 	$(BIN)/forebay demo --out runs/demo --force
@@ -137,6 +137,11 @@ soak: .venv/dev
 bench-policies: .venv/dev
 	$(BIN)/python tests/bench/policies.py
 
+# The cases by which other projects measure their routers, in virtual time; docs/benchmarks/cases.md. Only what is
+# missing: make cases CASES='--only forebay' plays what a change of the policy made old.
+cases: compiled
+	PYTHONPATH=.compiled $(BIN)/python tests/bench/cases/cases.py $(CASES)
+
 # Compare decisions and instruction counts with tests/bench/guard.json; CI runs make guard GUARD=--quick.
 guard: .venv/dev
 	$(BIN)/python tests/bench/guard.py $(GUARD)
@@ -185,7 +190,7 @@ docs-serve: .docs-tools/ready
 	NO_MKDOCS_2_WARNING=1 .docs-tools/bin/mkdocs serve
 
 docs-figures: .venv/dev
-	PYTHONPATH=tests/support:tests/bench:tests/bench/routers $(BIN)/python tests/support/doc_pages.py
+	PYTHONPATH=tests/support:tests/bench:tests/bench/routers:tests/bench/cases $(BIN)/python tests/support/doc_pages.py
 
 docs-tools: .docs-tools/ready
 

@@ -1,8 +1,9 @@
 """Compare the quality of the policy's decisions with a committed table (make guard).
 
 Virtual time: twelve kinds of traffic (`guard_workloads.py`) at several loads, on two to sixteen
-engines, with whole and with chunked prefills. A cell of the table is one of these. Its figures are
-those of all seeds together:
+engines, with whole and with chunked prefills, and four cases by which other projects measure their
+routers (`cases/`). A cell of the table is one of these. The means are of the twelve kinds. Figures
+are those of all seeds together:
 
 - attainment: percentage of the requests with the first token in time (`simulate`'s targets: 2 s for
   chats, 15 s for documents). A rejected request is not in time.
@@ -38,11 +39,13 @@ from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().with_name("cases")))
 
 import numpy as np
 from arena_policies import FOREBAY, MODELS, new_policy
 from arena_score import CHAT_MOST, quantile
 from arena_workloads import ENGINE, Load, Rows
+from case_list import CASES
 from guard_counts import INTERPRETER, available, counts
 from guard_table import (
     COUNTED,
@@ -74,6 +77,8 @@ ENGINES = (2, 4, 8, 16)
 SEEDS = 3
 QUICK = 400  # requests of a short cell
 CHUNK = 2_048  # --long-prefill-token-threshold
+CASED = ("b2b-saas", "code-gen", "mix-b", "rag-8k")
+CASE_LOADS = (0.95, 1.5)
 TARGET_S = (2.0, 15.0)  # TTFT of chats and of documents: `simulate`'s defaults
 TOKEN_S = 0.1  # of the whole answer's target, for each token
 
@@ -88,11 +93,13 @@ class Cell:
     chunk: int = 0
     seeds: int = SEEDS
     requests: int = 0  # only so many of the first ones; 0: all
+    is_case: bool = False
 
     @property
     def name(self) -> str:
         flag, quick = " flag" * bool(self.chunk), "quick " * bool(self.requests)
-        return f"{quick}{self.kind} {self.load:g}x on {self.engines}{flag}"
+        case = "case " * self.is_case
+        return f"{case}{quick}{self.kind} {self.load:g}x on {self.engines}{flag}"
 
 
 def all_cells() -> Iterator[Cell]:
@@ -104,6 +111,9 @@ def all_cells() -> Iterator[Cell]:
             listed = cell.engines in (2, 8) or cell.load in (LOADS[0], LOADS[-1])
             if wide and listed:
                 yield replace(cell, seeds=SEEDS if cell.engines == 2 else 1)
+    for name in CASED:
+        for load in CASE_LOADS:
+            yield Cell(name, load, CASES[name].engines, seeds=1, is_case=True)
 
 
 def long_cells(kind: str) -> Iterator[Cell]:
@@ -118,9 +128,14 @@ def play(cell: Cell, policy: str) -> Figures:
     outcomes: list[SimOutcome] = []
     span_s = 0.0
     engine = replace(ENGINE, long_prefill_token_threshold=cell.chunk)
+    case = CASES[cell.kind] if cell.is_case else None
     for seed in range(cell.seeds):
-        rows = rows_at_capacity(cell.kind, cell.engines, seed)[: cell.requests or None]
-        rows = [replace(row, arrival_s=row.arrival_s / cell.load) for row in rows]
+        if case is not None:
+            engine = case.engine()
+            rows = case.make([(case.seconds, cell.load * case.capacity)], seed)
+        else:
+            rows = rows_at_capacity(cell.kind, cell.engines, seed)[: cell.requests or None]
+            rows = [replace(row, arrival_s=row.arrival_s / cell.load) for row in rows]
         span_s += rows[-1].arrival_s
         outcomes += play_rows(rows, policy, engine, cell.engines)
     return figures(outcomes, span_s)
@@ -231,10 +246,14 @@ def counted(options: argparse.Namespace) -> Table:
 
 
 def sums(cells: Sequence[Cell], played: Table) -> Table:
-    """Return the means over all cells."""
+    """Return the means over the cells of the twelve kinds."""
     found: Table = {}
     for name, short in ((MEAN, False), (f"quick {MEAN}", True)):
-        listed = [played[cell.name]["now"] for cell in cells if bool(cell.requests) == short]
+        listed = [
+            played[cell.name]["now"]
+            for cell in cells
+            if bool(cell.requests) == short and not cell.is_case
+        ]
         if listed:
             found[name] = {"now": mean(listed)}
     return found

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import calibrated_h200 as calibrated
+import cases_page
 import doc_cli as cli
 import doc_reference as reference
 import doc_results as results
@@ -36,6 +37,7 @@ BLOCKS: Mapping[str, Maker] = {
     "results in words": results.words,
     "tests/bench/routers/bench_routers.py --write-docs": results.all_runs,
     "decisions": decisions,
+    "cases": cases_page.cases,
     "commands": cli.cli_pages,
     "configuration keys": reference.config_keys,
     "error codes": reference.error_table,

@@ -26,12 +26,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 from case_list import CASES
 from case_traces import Pieces
 from paths import RESULTS, ROOT
-from play import FOREBAY, POLICIES, Figures, figures, play
+from play import FOREBAY, POLICIES, SPLIT, Figures, figures, play
+
+from forebay.replay.sim.scenario import DIRECT
 
 TABLE = RESULTS / "cases.json"
 VENDOR = "vendor"  # the load of the vendor's own run
 NAMES = ("0.95", "1.5", "0.6", VENDOR)  # of loads; the most telling first
 SEEDS = 2
+BEHIND = 10.0  # points in time
 POLICY_FILES = ("proxy/core", "proxy/config/schema.py")
 Table = dict[str, dict[str, Any]]
 """By cell and policy: for each seed the commit, and the values of `Figures` in their order."""
@@ -56,12 +59,14 @@ class Cell:
 
 
 def cells() -> Iterator[Cell]:
-    """Yield all cells, near capacity and overload first."""
-    for load in NAMES:
-        for flag in (False, True):
-            for name, case in CASES.items():
-                if load != VENDOR or case.vendor:
-                    yield Cell(name, load, flag)
+    """Yield all cells, near capacity and overload first, those whose turns wait last."""
+    for waits in (False, True):
+        for load in NAMES:
+            for flag in (False, True):
+                for name, case in CASES.items():
+                    there = case.vendor if load == VENDOR else not (flag and case.waits)
+                    if case.waits == waits and there:
+                        yield Cell(name, load, flag)
 
 
 def read() -> Table:
@@ -93,8 +98,24 @@ def commit(*files: str) -> str:
 
 
 def missing(table: Table, policy: str, cell: Cell, seed: int, now: str) -> bool:
+    """True if the result is to be played.
+
+    A model that is far behind the best one on the first seed is not played on others.
+    """
     kept = table.get(f"{cell.name} {policy}", {}).get(str(seed))
-    return kept is None or (policy == FOREBAY and (kept[0] != now or now.endswith("+")))
+    if policy == FOREBAY:
+        return kept is None or kept[0] != now or now.endswith("+")
+    if kept is not None or (policy == SPLIT and CASES[cell.case].waits):
+        return False
+    most = max(in_time(table, cell, name) for name in POLICIES if name != FOREBAY)
+    near = in_time(table, cell, policy) >= most - BEHIND
+    return seed == 0 or policy in (DIRECT, SPLIT) or near
+
+
+def in_time(table: Table, cell: Cell, policy: str) -> float:
+    """Return the % in time on the first seed, 0 if it was not played."""
+    kept = table.get(f"{cell.name} {policy}", {}).get("0")
+    return float(kept[1][1]) if kept else 0.0
 
 
 def rounded(found: Figures) -> list[float | None]:

@@ -1,0 +1,211 @@
+"""The tables of docs/benchmarks/cases.md, from results/cases.json (make docs-figures)."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+TABLE = Path(__file__).parents[1] / "results" / "cases.json"
+FOREBAY, ROUND_ROBIN, SPLIT = "forebay", "direct", "split"
+FIGURES = (
+    "requests", "in_time", "own_in_time", "refused", "refused_late", "admitted_late", "ttft_p50_s",
+    "ttft_p90_s", "ttft_p99_s", "tpot_ms", "e2e_p50_s", "e2e_p99_s", "tokens_per_s", "hits",
+)  # fmt: skip
+LOADS = {
+    "0.6": "0.6 of the capacity",
+    "0.95": "0.95 of the capacity",
+    "1.5": "1.5 times the capacity",
+    "vendor": "the vendor's own load",
+}
+NAMES = {
+    "least_connections": "least connections", "power_of_two": "power of two",
+    "leastconn_8": "HAProxy 8", "leastconn_64": "HAProxy 64", "consistent_hash": "hash",
+    "bounded_hash": "bounded hash", "cache_aware": "cache-aware", "smg_cache_aware": "SMG cache",
+    "smg_prefix_hash": "SMG hash", "llm_d": "llm-d", "dynamo": "Dynamo",
+    "dynamo_queues": "Dynamo queues", "lmetric": "LMetric", ROUND_ROBIN: "round robin",
+    SPLIT: "split",
+}  # fmt: skip
+CELL = re.compile(r"(?P<case>\S+) (?P<load>\S+)(?P<flag> flag)? (?P<policy>\S+)")
+LEVEL = 2.0  # points in time; smaller differences are noise
+NEAR_BEST = 1.0  # points in time from the best policy: those whose other figures count
+TIMES = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The figures of a policy in a cell: means over its seeds, and each seed's share in time."""
+
+    policy: str
+    values: dict[str, float]
+    in_time: tuple[float, ...]
+    commit: str
+
+    def __getitem__(self, name: str) -> float:
+        return self.values[name]
+
+
+@dataclass(frozen=True, slots=True)
+class CellResults:
+    case: str
+    load: str
+    flag: bool
+    results: dict[str, Result]
+
+    @property
+    def ours(self) -> Result:
+        return self.results[FOREBAY]
+
+    @property
+    def others(self) -> list[Result]:
+        return [result for name, result in self.results.items() if name != FOREBAY]
+
+    @property
+    def best(self) -> Result:
+        """Return the other policy that is most often in time, of equal ones the faster."""
+        return max(self.others, key=lambda one: (round(one["in_time"], 1), -one["ttft_p90_s"]))
+
+    @property
+    def ahead(self) -> float:
+        return self.ours["in_time"] - self.best["in_time"]
+
+    def least(self, figure: str) -> float:
+        """Return the least figure of all policies that are about as often in time as the best."""
+        most = max(one["in_time"] for one in self.results.values())
+        near = (one for one in self.results.values() if one["in_time"] >= most - NEAR_BEST)
+        return min(one[figure] for one in near)
+
+
+def read() -> list[CellResults]:
+    """Read all cells that Forebay and another policy have played."""
+    table: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))
+    cells: dict[tuple[str, str, bool], dict[str, Result]] = {}
+    for name, seeds in table.items():
+        found = CELL.fullmatch(name)
+        assert found is not None, name
+        values = [dict(zip(FIGURES, listed, strict=True)) for _, listed in seeds.values()]
+        means = {
+            figure: fmean([v[figure] for v in values if v[figure] is not None] or [float("inf")])
+            for figure in FIGURES
+        }
+        key = found["case"], found["load"], bool(found["flag"])
+        cells.setdefault(key, {})[found["policy"]] = Result(
+            found["policy"],
+            means,
+            tuple(v["in_time"] for v in values),
+            next(iter(seeds.values()))[0],
+        )
+    return [
+        CellResults(*key, results)
+        for key, results in cells.items()
+        if FOREBAY in results and len(results) > 1
+    ]
+
+
+def cases() -> str:
+    """Return the counts, a table for each load with the losses first, and all policies."""
+    cells = read()
+    commits = sorted({cell.ours.commit for cell in cells})
+    parts = [
+        f"Forebay's policy of commit {', '.join(commits)}. {len(cells)} cells.",
+        "",
+        *_goals(cells),
+    ]
+    for load, words in LOADS.items():
+        for flag in (False, True):
+            chosen = [cell for cell in cells if (cell.load, cell.flag) == (load, flag)]
+            if chosen:
+                title = (
+                    f"{words[0].upper()}{words[1:]}, {'with the flag' if flag else 'default flags'}"
+                )
+                parts += ["", f"### {title}", "", *_table(chosen)]
+    parts += ["", "### In time, %, of every policy", "", *_everybody(cells)]
+    return "\n".join(parts)
+
+
+def _goals(cells: list[CellResults]) -> Iterator[str]:
+    """Count the cells in which Forebay meets each goal."""
+    goals: dict[str, Callable[[CellResults], bool]] = {
+        "in time: at least the best other policy's - 1 point": lambda cell: cell.ahead >= -1.0,
+        **{
+            f"{words}: at most 1.05 times the best": (
+                lambda cell, figure=figure: cell.ours[figure] <= TIMES * cell.least(figure)  # type: ignore[misc]
+            )
+            for figure, words in (
+                ("ttft_p90_s", "TTFT p90"), ("ttft_p99_s", "TTFT p99"), ("e2e_p50_s", "E2E p50"),
+            )
+        },
+        "admitted late: at most 2 % of the admitted": lambda cell: (
+            cell.ours["admitted_late"] <= 2.0
+        ),
+        "refused late: at most 5 % of the refused": lambda cell: (
+            cell.ours["refused_late"] <= 0.05 * cell.ours["refused"]
+        ),
+    }  # fmt: skip
+    kinds = [
+        (load, flag)
+        for load in LOADS
+        for flag in (False, True)
+        if any((cell.load, cell.flag) == (load, flag) for cell in cells)
+    ]
+    heads = [f"{load}{', flag' if flag else ''}" for load, flag in kinds]
+    yield f"| goal: cells that meet it | all | {' | '.join(heads)} |"
+    yield "| --- | --- |" + " --- |" * len(kinds)
+    for words, met in goals.items():
+        counts = []
+        for chosen in (cells, *([c for c in cells if (c.load, c.flag) == kind] for kind in kinds)):
+            counts.append(f"{sum(map(met, chosen))} of {len(chosen)}")
+        yield f"| {words} | {' | '.join(counts)} |"
+
+
+def _table(cells: list[CellResults]) -> Iterator[str]:
+    yield (
+        "| case | in time, %: Forebay | best other | round robin | split | TTFT p90, s | "
+        "TTFT p99, s | E2E p50, s | E2E p99, s | refused (late), % | admitted late, % | "
+        "vendor's target, % |"
+    )
+    yield "|" + " --- |" * 12
+    for cell in sorted(cells, key=lambda cell: (cell.ahead, cell.case)):
+        ours, best = cell.ours, cell.best
+        spread = ""
+        if max(ours.in_time) - min(ours.in_time) >= LEVEL:
+            spread = f" ({min(ours.in_time):.1f} to {max(ours.in_time):.1f})"
+        shown = f"{ours['in_time']:.1f}{spread}"
+        pairs = [
+            _pair(ours[name], best[name])
+            for name in ("ttft_p90_s", "ttft_p99_s", "e2e_p50_s", "e2e_p99_s")
+        ]
+        refused = [f"{one['refused']:.3g} ({one['refused_late']:.3g})" for one in (ours, best)]
+        plain = [
+            f"{cell.results[name]['in_time']:.1f}" if name in cell.results else "-"
+            for name in (ROUND_ROBIN, SPLIT)
+        ]
+        yield (
+            f"| {cell.case} | {f'**{shown}**' if cell.ahead < -LEVEL else shown} "
+            f"| {best['in_time']:.1f} {NAMES[best.policy]} | {' | '.join(plain)} "
+            f"| {' | '.join(pairs)} | {' / '.join(refused)} "
+            f"| {ours['admitted_late']:.3g} / {best['admitted_late']:.3g} "
+            f"| {ours['own_in_time']:.1f} / {max(o['own_in_time'] for o in cell.others):.1f} |"
+        )
+
+
+def _pair(ours: float, best: float) -> str:
+    return f"{ours:.3g} / {best:.3g}"
+
+
+def _everybody(cells: list[CellResults]) -> Iterator[str]:
+    names = [name for name in (ROUND_ROBIN, SPLIT, *NAMES) if any(name in c.results for c in cells)]
+    names = list(dict.fromkeys(names))
+    yield f"| case, load | Forebay | {' | '.join(NAMES[name] for name in names)} |"
+    yield "| --- | --- |" + " --- |" * len(names)
+    for cell in sorted(
+        cells, key=lambda cell: (cell.case, list(LOADS).index(cell.load), cell.flag)
+    ):
+        values = [
+            f"{cell.results[name]['in_time']:.0f}" if name in cell.results else "-"
+            for name in names
+        ]
+        title = f"{cell.case}, {cell.load}{', flag' if cell.flag else ''}"
+        yield f"| {title} | {cell.ours['in_time']:.0f} | {' | '.join(values)} |"
