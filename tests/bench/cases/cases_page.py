@@ -108,10 +108,15 @@ def cases() -> str:
     """Return the counts, a table for each load with the losses first, and all policies."""
     cells = read()
     commits = sorted({cell.ours.commit for cell in cells})
+    ours = {len(cell.ours.in_time) for cell in cells}
+    others = {len(other.in_time) for cell in cells for other in cell.others}
     parts = [
-        f"Forebay's policy of commit {', '.join(commits)}. {len(cells)} cells.",
+        f"{len(cells)} cells. Forebay's policy of commit {', '.join(commits)}, "
+        f"{_seeds(ours)}; other policies {_seeds(others)}.",
         "",
         *_goals(cells),
+        "",
+        *_behind(cells),
     ]
     for load, words in LOADS.items():
         for flag in (False, True):
@@ -123,6 +128,22 @@ def cases() -> str:
                 parts += ["", f"### {title}", "", *_table(chosen)]
     parts += ["", "### In time, %, of every policy", "", *_everybody(cells)]
     return "\n".join(parts)
+
+
+def _seeds(counts: set[int]) -> str:
+    least, most = min(counts), max(counts)
+    return f"{most} seed{'s' * (most > 1)}" if least == most else f"{least} to {most} seeds"
+
+
+def _behind(cells: list[CellResults]) -> Iterator[str]:
+    """List the cells in which another policy is more often in time, the worst first."""
+    behind = sorted((cell for cell in cells if cell.ahead < -LEVEL), key=lambda cell: cell.ahead)
+    words = [
+        f"{cell.case} {cell.load}{', flag' if cell.flag else ''} ({-cell.ahead:.0f}, "
+        f"{NAMES[cell.best.policy]})"
+        for cell in behind
+    ]
+    yield f"More than {LEVEL:g} points in time behind, in {len(behind)} cells: {'; '.join(words)}."
 
 
 def _goals(cells: list[CellResults]) -> Iterator[str]:
