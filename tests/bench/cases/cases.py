@@ -59,14 +59,15 @@ class Cell:
 
 
 def cells() -> Iterator[Cell]:
-    """Yield all cells, near capacity and overload first, those whose turns wait last."""
-    for waits in (False, True):
+    """Yield all cells, default flags first, near capacity and overload before other loads.
+
+    Cases whose turns wait come last, and have default flags only.
+    """
+    for waits, flag in ((False, False), (False, True), (True, False)):
         for load in NAMES:
-            for flag in (False, True):
-                for name, case in CASES.items():
-                    there = case.vendor if load == VENDOR else not (flag and case.waits)
-                    if case.waits == waits and there:
-                        yield Cell(name, load, flag)
+            for name, case in CASES.items():
+                if case.waits == waits and (load != VENDOR or case.vendor):
+                    yield Cell(name, load, flag)
 
 
 def read() -> Table:
