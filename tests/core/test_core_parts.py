@@ -254,6 +254,8 @@ class TestRoute:
             ([option("a", 0, 9_000, wanted=True, decode_s=9.5), option("b", 0, decode_s=1)], "a"),
             ([option("a", 0, 9_000, decode_s=25.0), option("b", 0)], "a"),  # for one request
             ([option("a", 2, 9_000, wanted=True, decode_s=9.5), option("b", 1)], "a"),  # all busy
+            # While a backend is free, nothing waits for a smaller batch.
+            ([option("a", 0.2), option("b", 0, decode_s=9.5)], "b"),
         ],
     )
     def test_warm_or_least_work(self, options: list[Option], picked: str) -> None:

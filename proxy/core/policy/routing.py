@@ -123,7 +123,8 @@ def warm_or_least_work(
     now: a copy elsewhere would serve this request only, and the next request there waits for it. It
     counts for more where many requests run, as it delays all of them. Its step counts once: there,
     answers are decoded anyway. While a backend is free, a shared prefix is copied so that answers
-    are decoded in batches of less context.
+    are decoded in batches of less context. That only tells free backends apart: little context is
+    no reason to wait for a busy backend.
 
     Of equally good backends, the prompt goes to a backend that decodes little context if it is
     cached somewhere.
@@ -141,7 +142,7 @@ def warm_or_least_work(
     # The cost of its prefill at each backend, for itself and for the requests that run there.
     scores: list[float] = []
     twice = float(alone)
-    for option in options:
+    for option, delay_s in zip(options, _delays_s(options, spreads), strict=True):
         prefill_s = option.cold_prefill_s
         if prefill_s <= (1.0 + UNPROVEN) * cheapest:
             prefill_s = cheapest  # else a backend that seems a little faster would get everything
@@ -151,8 +152,7 @@ def warm_or_least_work(
         costs_s = prefill_s
         if weight and prefill_s > option.step_s:
             costs_s += weight * (prefill_s - option.step_s)
-        score = option.wait_s + costs_s
-        scores.append(score + option.decode_s if spreads else score)
+        scores.append(option.wait_s + costs_s + delay_s)
     # The first of the best backends and of nearly as good ones.
     least = min(scores) + SLACK * cheapest
     reads = 1.0 if warm and not spreads else 0.0  # else the scores have it
@@ -162,6 +162,17 @@ def warm_or_least_work(
         if score <= least
     ]
     return options[min(near)[-1]]
+
+
+def _delays_s(options: Sequence[Option], spreads: bool) -> list[float]:
+    """Return the seconds by which decoding delays its answer at each option, 0 unless it `spreads`.
+
+    A busy backend has the longest of them.
+    """
+    if not spreads:
+        return [0.0] * len(options)
+    longest_s = max([option.decode_s for option in options])
+    return [o.decode_s if o.wait_s < NO_WAIT_S else longest_s for o in options]
 
 
 def warmest_of(options: Sequence[Option]) -> Option:

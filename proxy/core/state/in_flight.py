@@ -98,10 +98,11 @@ def passing(
 
     Returns:
         The whole prefills that are no longer than it. For longer prefills, which it passes, the
-        chunks computed in the same steps.
+        chunks computed in the same steps, and in the steps that were planned before it came.
     """
     least = max(uncached_tokens, chunk_tokens)
-    steps = ceil(uncached_tokens / chunk_tokens)
+    # Before its own steps: the rest of the running step, half on average, and the planned step.
+    steps = 1.5 + ceil(uncached_tokens / chunk_tokens)
     equals_s = chunks_s = 0.0
     for prefill in prefills:
         if prefill.uncached_tokens <= least:

@@ -48,7 +48,8 @@ class TestPassing:
         got_s, chunks_s = passing(self.LINE, tokens, CHUNK)
         assert got_s == pytest.approx(equals_s)
         longer = [p for p in self.LINE if p.uncached_tokens > max(tokens, CHUNK)]
-        share = [min(1.0, steps * CHUNK / p.uncached_tokens) for p in longer]
+        # The rest of the running step and the step planned after it come first.
+        share = [min(1.0, (1.5 + steps) * CHUNK / p.uncached_tokens) for p in longer]
         expected = sum(p.prefill_s * part for p, part in zip(longer, share, strict=True))
         assert chunks_s == pytest.approx(expected)
 
@@ -175,6 +176,31 @@ def test_chats_beside_documents_that_no_engine_can_be_kept_clear_of(chunk: int) 
     chats = [o for o in outcomes if o.request.input_tokens <= 5_000]
     late = [one for one in chats if _ttft_s(one) > 2.0]
     assert bool(late) == (chunk == 0)
+
+
+def test_the_wait_beside_a_document_is_as_predicted() -> None:
+    """Of hits and short chats. Their own step alone is less than half of it."""
+    engine = replace(EngineConfig(), long_prefill_token_threshold=CHUNK)
+    policy = Scenario(engine=engine).new_policy(["a"])
+    assert isinstance(policy, Shaper)
+    predicted_s: dict[str, float] = {}
+
+    def note(now: float, action: Action) -> None:
+        assert isinstance(action, Send)
+        others = policy.backends["a"].in_flight.keys() - {action.request.id}
+        if policy.backends["a"].prefill_queue.chunks_document and others:
+            predicted_s[action.request.id] = action.predicted_ttft_s
+
+    rows = list(chat_beside_documents(ChatBesideDocuments(
+        chat_rate_per_s=4.0, document_rate_per_s=0.02, questions=1, duration_s=300.0, seed=1
+    )))  # fmt: skip
+    outcomes = Fleet(policy, {"a": served_engine(engine)}, note).run(rows)
+    beside = [
+        o for o in outcomes if o.request.id in predicted_s and o.request.input_tokens <= CHUNK
+    ]
+    took_s = sum(o.first_token_s - o.sent_s for o in beside if o.first_token_s and o.sent_s)
+    assert len(beside) > 100
+    assert took_s / sum(predicted_s[o.request.id] for o in beside) == pytest.approx(1.0, abs=0.25)
 
 
 def _ttft_s(outcome: SimOutcome) -> float:
