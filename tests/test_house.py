@@ -22,8 +22,8 @@ MODULE_LINES = 400
 CLASS_METHODS = 25
 COMPLEXITY = 15
 STEP_LINES = 25  # of a body that needs no comments
-CORE_MODULES = 39
-CORE_CONSTANTS = 63  # each is measured, or a bound of memory
+CORE_MODULES = 42
+CORE_CONSTANTS = 64  # each is measured, or a bound of memory
 VAGUE = re.compile(r"(Who|Whose|Whom|Of|What|It|Its|Those|They|These|Them|Nobody|Somebody)\b")
 
 

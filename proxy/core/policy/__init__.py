@@ -41,6 +41,9 @@
  9. rendezvous.py: where do several proxies send a cold prompt?
     Constants: AGREED_SHARE; in model.py MAJORITY, ENOUGH, HISTORY.
     Worth: 2 to 6 points of cache hits of eight proxies that report computed prompts.
+10. engine_step.py: how many tokens of which prefills does an engine compute next? For the scheduler
+    inside vLLM and the simulated engine, not for the proxy. engine_queue.py has their order.
+    Constants: DECODES_SHARE, STRETCH; in learn/decay.py RECENT_S; in model.py MAJORITY.
 
 "Worth" is the loss without it, in points of requests in time unless it says otherwise: virtual
 time, 2026-11-23, 25 workloads, 2 to 5 seeds for each part alone (docs/research/parts.md).
