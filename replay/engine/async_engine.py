@@ -77,7 +77,7 @@ class AsyncEngineCore(EngineCore):
                 raise RuntimeError(f"nothing can be scheduled: {self!r}")
         self._step = step
         self._next = self._plan(now) if self._requests else None
-        return self._lasts(self.timing.step_s(step.work))
+        return self._lasts(step)
 
     def finish_step(self) -> StepResult:
         """Return the tokens of the running step and end the requests that are done."""
@@ -104,7 +104,7 @@ class AsyncEngineCore(EngineCore):
         return self._ended(step, outputs, finished)
 
     def _plan(self, now: float) -> Scheduled:
-        step = self.scheduler.schedule()
+        step = self.scheduler.schedule(now)
         for request in step.admitted:
             if request.admitted_s < 0:
                 request.admitted_s = now

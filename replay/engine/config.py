@@ -8,7 +8,7 @@ from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.hardware.kv_layout import KvOptions
 from forebay.replay.engine.hardware.memory import MemoryBudget, adapters_of, engine_budget
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
-from forebay.replay.engine.limits import POLICIES, SchedulerLimits
+from forebay.replay.engine.limits import POLICIES, SchedulerLimits, read_pause
 from forebay.replay.engine.placement import (
     TEXT,
     check_block_size,
@@ -72,6 +72,8 @@ class EngineConfig:
     long_prefill_token_threshold: int = 0
     enable_chunked_prefill: bool = True
     scheduling_policy: str = "fcfs"
+    scheduler_cls: str | None = None
+    additional_config: str | None = None
     num_gpu_blocks_override: int | None = None
     disable_hybrid_kv_cache_manager: bool = False
     max_num_queued_reqs: int | None = None
@@ -147,6 +149,12 @@ class EngineConfig:
         if self.scheduling_policy not in POLICIES:
             raise InputError(
                 f"--scheduling-policy {self.scheduling_policy}: give {' or '.join(POLICIES)}"
+            )
+        pause_s = read_pause(self.scheduler_cls, self.additional_config)
+        if pause_s and (not self.enable_chunked_prefill or self.prefill_schedule_interval > 1):
+            raise InputError(
+                "--scheduler-cls forebay divides prompts among steps itself: leave out "
+                "--no-enable-chunked-prefill and --prefill-schedule-interval"
             )
         check_convert(self.convert, self.speculation is not None, self.enable_lora)
         check_groups(self.kv_budget.layout, self.release, self._draft())
@@ -325,6 +333,7 @@ class EngineConfig:
             draft_slots=speculation.slots if speculation else 0,
             drops_hit_block=heads and self.release.drops_hit_block,
             hash_lookahead=int(heads and not self.release.drops_hit_block),
+            pause_s=read_pause(self.scheduler_cls, self.additional_config),
         )
 
     def num_blocks(self) -> int:

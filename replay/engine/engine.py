@@ -57,6 +57,7 @@ class EngineCore:
         self._requests: dict[str, EngineRequest] = {}
         self._step: Scheduled | None = None
         self._duration_s = 0.0
+        self._step_s = 0.0  # of it
         self._admitting_s = 0.0  # delays the next step
         self._aborted: list[EngineRequest] = []
 
@@ -150,19 +151,20 @@ class EngineCore:
         """Schedule a step, and return the seconds until `finish_step` is due."""
         if self._step is not None:
             raise RuntimeError("a step is running")
-        step = self._step = self.scheduler.schedule()
+        step = self._step = self.scheduler.schedule(now)
         if not step.tokens and not step.preempted:
             raise RuntimeError(f"nothing can be scheduled: {self!r}")
         for request in step.admitted:
             if request.admitted_s < 0:
                 request.admitted_s = now
-        # A step that preempts may schedule no request: it takes only the CPU's time.
-        timing = self.timing
-        return self._lasts(timing.step_s(step.work) if step.tokens else timing.calibration.step_s)
+        return self._lasts(step)
 
-    def _lasts(self, step_s: float) -> float:
-        """Set and return the seconds of the running step, with the admissions before it."""
-        self._duration_s, self._admitting_s = self._admitting_s + step_s, 0.0
+    def _lasts(self, step: Scheduled) -> float:
+        """Set and return the seconds of the step that starts, with the admissions before it."""
+        timing = self.timing
+        # A step that preempts may schedule no request: it takes only the CPU's time.
+        self._step_s = timing.step_s(step.work) if step.tokens else timing.calibration.step_s
+        self._duration_s, self._admitting_s = self._admitting_s + self._step_s, 0.0
         return self._duration_s
 
     def finish_step(self) -> StepResult:
@@ -218,6 +220,8 @@ class EngineCore:
             del self._requests[request.id]
         self.steps += 1
         self.busy_s += self._duration_s
+        if self.scheduler.planned is not None:
+            self.scheduler.planned.lessons.observe(self._step_s, step.work.chunks)
         aborted, self._aborted = self._aborted, []
         return StepResult(self._duration_s, step.work.tokens, outputs, finished, aborted)
 

@@ -153,6 +153,14 @@ class EngineFlags(ModelFlags):
         bool, typer.Option(help="Split the prefill of long prompts over several steps.")
     ] = True
     scheduling_policy: Annotated[str, typer.Option(help="fcfs or priority.")] = "fcfs"
+    scheduler_cls: Annotated[
+        str | None,
+        typer.Option(help="Scheduler class; forebay: Forebay's. Default: vLLM's own."),
+    ] = None
+    additional_config: Annotated[
+        str | None,
+        typer.Option(help='JSON; of {"forebay": {"pause": 0.1}} the pause acts, in seconds.'),
+    ] = None
     num_gpu_blocks_override: Annotated[
         int | None, typer.Option(help="Number of KV blocks; default: as many as fit the GPU.")
     ] = None

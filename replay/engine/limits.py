@@ -1,8 +1,10 @@
 """The options and rules of the scheduler of one engine."""
 
+import json
 from dataclasses import dataclass
 
 from forebay.replay.engine.hardware.kv_layout import WHOLE, KvGroup
+from forebay.traces.errors import InputError
 
 POLICIES = ("fcfs", "priority")
 
@@ -37,4 +39,47 @@ class SchedulerLimits:
     lookahead_tokens: int = 0  # KV slots that the draft needs beyond the scheduled tokens
     draft_slots: int = 0  # places in the budget of a step that each request leaves to the draft
     drops_hit_block: bool = False  # a prefix hit loses its last block, as heads need its states
+    pause_s: float = 0.0  # of Forebay's scheduler, 0: vLLM's own scheduler
     hash_lookahead: int = 0  # tokens behind a block that its hash covers
+
+
+FOREBAY_CLASS = "forebay"
+"""Short name of Forebay's scheduler class in --scheduler-cls."""
+_VLLM = "vllm.v1.core.sched."
+_PAUSE_S = 0.1
+
+
+def read_pause(scheduler_cls: str | None, additional_config: str | None) -> float:
+    """Return the pause of Forebay's scheduler in seconds, 0.0 for vLLM's own scheduler.
+
+    Raises:
+        InputError: another class, or a pause that is no number of seconds.
+    """
+    options = _forebay_options(additional_config)
+    if scheduler_cls is None or scheduler_cls.startswith(_VLLM):
+        return 0.0
+    if scheduler_cls != FOREBAY_CLASS and not scheduler_cls.startswith("forebay."):
+        raise InputError(
+            f"--scheduler-cls {scheduler_cls}: of all classes only forebay can be simulated"
+        )
+    if not isinstance(options, dict) or set(options) - {"pause"}:
+        raise InputError(
+            f'--additional-config {additional_config}: give {{"forebay": {{"pause": SECONDS}}}}'
+        )
+    pause = options.get("pause", _PAUSE_S)
+    if isinstance(pause, bool) or not isinstance(pause, int | float) or not 0.001 <= pause <= 60:
+        raise InputError(f"--additional-config: pause {pause}: give seconds between 0.001 and 60")
+    return float(pause)
+
+
+def _forebay_options(additional_config: str | None) -> object:
+    """Return the part of --additional-config that is Forebay's (InputError: no JSON object)."""
+    if additional_config is None:
+        return {}
+    try:
+        options = json.loads(additional_config)
+    except ValueError as error:
+        raise InputError(f"--additional-config {additional_config}: {error}") from None
+    if not isinstance(options, dict):
+        raise InputError(f"--additional-config {additional_config}: give a JSON object")
+    return options.get("forebay", {})

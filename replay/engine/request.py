@@ -5,8 +5,11 @@ from typing import Any, Protocol
 
 from xxhash import xxh3_64_intdigest
 
+from forebay.proxy.core.policy.engine_queue import StepRequest
 from forebay.replay.engine.timing.api_server import ApiProcess
 
+UNCAPPED = 1 << 40
+"""`cap` of a request that the scheduler gives as many tokens as it can use."""
 Extend = Callable[[int, int], int]
 """Return the hash of a block with output tokens from the previous block's hash and its index."""
 
@@ -46,6 +49,7 @@ class EngineRequest:
         "arrival_s",
         "blocks",
         "cached_tokens",
+        "cap",
         "choices",
         "computed",
         "content",
@@ -75,6 +79,7 @@ class EngineRequest:
         "room",
         "sink",
         "state_at",
+        "step",
         "tables",
         "tokens",
     )
@@ -113,6 +118,8 @@ class EngineRequest:
         self.computed = 0  # tokens whose keys and values are in the KV cache
         self.placeholders = 0  # tokens that are being sampled (async scheduling only)
         self.drafts = 0  # tokens that are proposed for its next step (speculative decoding only)
+        self.step: StepRequest | None = None  # as Forebay's scheduler knows it
+        self.cap = UNCAPPED  # most tokens in the next step, set by that scheduler
         self.prefilling = False  # its last step left tokens to compute (set with an interval only)
         self.blocks: list[int] = []
         self.registered = 0  # leading blocks entered in the prefix cache
@@ -144,6 +151,12 @@ class EngineRequest:
     @property
     def output_tokens(self) -> int:
         return self.tokens - self.prompt_tokens
+
+    @property
+    def ending(self) -> bool:
+        """Return True if its last token is being sampled."""
+        unknown = self.placeholders
+        return unknown > 0 and (self.computed + 2 - unknown >= self.prompt_tokens + self.max_tokens)
 
     def hash_at(self, index: int) -> int:
         """Return the chained hash of block `index`, which must be full of known tokens."""

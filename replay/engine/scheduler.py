@@ -15,7 +15,8 @@ The rules, in order:
 5. With prefill_schedule_interval N, the N - 1 steps after a step that prefilled only decode, unless
    the last step free to prefill left requests waiting.
 
-`vllm_versions` names the rules of older versions.
+`vllm_versions` names the rules of older versions. With --scheduler-cls forebay, `PlannedQueue`
+orders WAITING and caps each prefill.
 
 The scheduler has no clock, no randomness and no text. A request that arrives during a step waits
 for the next one.
@@ -28,7 +29,7 @@ from forebay.replay.engine.kv_blocks.pool import BlockPool
 from forebay.replay.engine.limits import SchedulerLimits
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.timing.step_time import StepWork
-from forebay.replay.engine.waiting import PrefillInterval, WaitingQueue
+from forebay.replay.engine.waiting import PlannedQueue, PrefillInterval, WaitingQueue
 
 
 @dataclass(slots=True)
@@ -67,13 +68,16 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
         self.limits = limits
         self.pool = pool
-        self.waiting = WaitingQueue(limits.scheduling_policy)
         self.running: list[EngineRequest] = []
         self.prefix_queries = 0  # tokens looked up for requests that were never preempted
         self.prefix_hits = 0  # cached tokens among them
         self.preemptions = 0
         self._block_size = limits.block_size
         self.tables = tables_of(limits, pool)
+        self.planned = PlannedQueue(limits, self.tables, pool) if limits.pause_s else None
+        self.waiting = (
+            WaitingQueue(limits.scheduling_policy) if self.planned is None else self.planned
+        )
         self._watermark_blocks = int(limits.watermark * pool.num_blocks)
         self._seats = limits.max_num_active_seqs or limits.max_num_seqs
         self._fcfs = limits.scheduling_policy == "fcfs"
@@ -106,10 +110,17 @@ class Scheduler:
         for request in requests:
             self._release(request)
 
-    def schedule(self) -> Scheduled:
-        """Decide the next step and record it in the requests."""
+    def schedule(self, now: float = 0.0) -> Scheduled:
+        """Decide the next step and record it in the requests.
+
+        Args:
+            now: seconds on the clock of `EngineRequest.queued_s`, for Forebay's scheduler.
+        """
         limits, step, cap = self.limits, Scheduled(), self._prefill_cap()
         self.tables.begin_step()
+        if self.planned is not None:
+            seats, reserve = self._seats - len(self.running), self._watermark_blocks
+            self.planned.plan(now, self.running, seats, cap, reserve if self.running else 0)
         if limits.prefill_schedule_interval > 1:
             self._interval.begin(self.running)
         budget = self._schedule_running(step, limits.max_num_batched_tokens, cap)
@@ -157,7 +168,7 @@ class Scheduler:
             if holds and request.prefilling:
                 continue
             count = request.tokens + unknown + request.drafts - computed
-            count = min(count, cap, budget - slots, last_position - computed)
+            count = min(count, cap, request.cap, budget - slots, last_position - computed)
             if tables.aligns:
                 count = tables.chunk(request, computed, count)
             if count <= 0:
@@ -210,9 +221,11 @@ class Scheduler:
         limits, waiting, running, slots = self.limits, self.waiting, self.running, self._slots
         tables = self.tables
         overtaken = []
-        while waiting and budget > slots and len(running) < self._seats:
-            # Look its prefix up, and count the tokens that it may compute.
+        while budget > slots and len(running) < self._seats:
             request = waiting.head()
+            if request is None:
+                break
+            # Look its prefix up, and count the tokens that it may compute.
             computed = tables.look_up(request) * self._block_size
             if limits.counts_every_lookup:
                 self._count_lookup(request, computed)
@@ -220,7 +233,7 @@ class Scheduler:
             prefills = count > 1
             if prefills and self._interval.holds:
                 break
-            count = min(count + self._padding(step, computed, count), cap)
+            count = min(count + self._padding(step, computed, count), cap, request.cap)
             if count > budget - slots:
                 if not (limits.enable_chunked_prefill and prefills):
                     if not limits.whole_prompts_overtake:

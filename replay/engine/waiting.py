@@ -1,10 +1,20 @@
-"""The queue of waiting requests, and the steps in which prefills wait."""
+"""The queue of waiting requests, and the steps in which prefills wait.
+
+With --scheduler-cls forebay the queue also decides the prefills of each step, in the order and with
+the caps of `proxy.core.policy.engine_step`, as inside vLLM.
+"""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
-from forebay.replay.engine.request import EngineRequest
+from forebay.proxy.core.learn.step_cost import Chunk, StepCost
+from forebay.proxy.core.policy.engine_queue import StepRequest
+from forebay.proxy.core.policy.engine_step import EngineSteps, StepLimits
+from forebay.replay.engine.kv_blocks.pool import BlockPool
+from forebay.replay.engine.kv_blocks.tables import BlockTables
+from forebay.replay.engine.limits import SchedulerLimits
+from forebay.replay.engine.request import UNCAPPED, EngineRequest
 
 
 class WaitingQueue:
@@ -22,8 +32,11 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[EngineRequest]:
         return iter([entry[-1] for entry in sorted(self._heap)] if self._heap else self._line)
 
-    def head(self) -> EngineRequest:
-        return self._heap[0][-1] if self._by_priority else self._line[0]
+    def head(self) -> EngineRequest | None:
+        """Return the next request, None without one."""
+        if self._by_priority:
+            return self._heap[0][-1] if self._heap else None
+        return self._line[0] if self._line else None
 
     def pop(self) -> EngineRequest:
         return heappop(self._heap)[-1] if self._by_priority else self._line.popleft()
@@ -49,6 +62,146 @@ class WaitingQueue:
             heapify(self._heap)
         else:
             self._line.remove(request)
+
+
+def steps_of(limits: SchedulerLimits) -> EngineSteps:
+    """Return the decision for an engine with these limits. It has learned nothing."""
+    return EngineSteps(
+        StepLimits(
+            pause_s=limits.pause_s,
+            step_tokens=limits.max_num_batched_tokens,
+            block_tokens=limits.block_size,
+            by_priority=limits.scheduling_policy == "priority",
+        ),
+        StepCost(),
+    )
+
+
+class StepLessons:
+    """Teaches a `StepCost` the steps of a simulated engine.
+
+    Of steps in a row that only decode it shows the first. An engine that jumps over the others then
+    learns the same.
+    """
+
+    def __init__(self, cost: StepCost) -> None:
+        self._cost = cost
+        self._decodes_are_news = True
+
+    def observe(self, seconds: float, chunks: Sequence[Chunk]) -> None:
+        """Learn from a step that has ended, in whole microseconds."""
+        if chunks or self._decodes_are_news:
+            self._cost.observe(round(seconds * 1e6) / 1e6, chunks)
+        self._decodes_are_news = bool(chunks)
+
+
+class PlannedQueue(WaitingQueue):
+    """Waiting requests that start when the decision says so."""
+
+    def __init__(self, limits: SchedulerLimits, tables: BlockTables, pool: BlockPool) -> None:
+        super().__init__("fcfs")
+        self._steps = steps_of(limits)
+        self.lessons = StepLessons(self._steps.cost)
+        self._limits = limits
+        self._tables = tables
+        self._pool = pool
+        self._arrived: list[EngineRequest] = []  # since the last plan
+        self._admit: list[EngineRequest] = []  # in the present plan, the next one last
+        self._capped: list[EngineRequest] = []  # by the present plan
+        self._kept_blocks = 0  # that no admission may take
+
+    def __len__(self) -> int:
+        return len(self._steps) + len(self._arrived)
+
+    def __iter__(self) -> Iterator[EngineRequest]:
+        raise NotImplementedError
+
+    def head(self) -> EngineRequest | None:
+        return self._admit[-1] if self._admit else None
+
+    def pop(self) -> EngineRequest:
+        request = self._admit.pop()
+        self._steps.remove(_step_of(request))
+        return request
+
+    def append(self, request: EngineRequest) -> None:
+        self._arrived.append(request)
+
+    def put_back(self, request: EngineRequest) -> None:
+        self._arrived.append(request)
+
+    def remove(self, request: EngineRequest) -> None:
+        if request in self._arrived:
+            self._arrived.remove(request)
+        else:
+            self._steps.remove(_step_of(request))
+
+    def plan(
+        self, now: float, running: list[EngineRequest], seats: int, cap: int, kept_blocks: int
+    ) -> None:
+        """Decide the next step: cap the running prefills, and choose the requests to admit.
+
+        Args:
+            running: running requests, in the order of admission.
+            seats: how many requests may be admitted.
+            cap: most tokens of one request.
+            kept_blocks: free blocks that no admission may take.
+        """
+        # Begin: no caps, and the requests that have come.
+        for request in self._capped:
+            request.cap = UNCAPPED
+        self._capped.clear()
+        self._admit.clear()
+        self._kept_blocks = kept_blocks
+        for request in self._arrived:
+            self._add(request)
+        self._arrived.clear()
+        # Running requests decode, or have prompt tokens left.
+        decoding, prefilling = 0, []
+        for request in running:
+            step, computed = _step_of(request), request.computed
+            if computed < step.tokens:
+                step.computed = computed
+                prefilling.append(step)
+                self._cap(request, 0)
+            elif not request.ending and computed < self._limits.max_model_len - 1:
+                decoding += 1 + request.drafts + self._limits.draft_slots
+        if not prefilling and not len(self._steps):
+            return
+        # A running prefill that the plan leaves out keeps a cap of 0.
+        plan = self._steps.plan(now, decoding, prefilling, self._look, seats, cap)
+        for step, count in plan.running:
+            self._cap(step.handle, count)
+        for step, count in reversed(plan.admit):
+            self._cap(step.handle, count)
+            self._admit.append(step.handle)
+
+    def _cap(self, request: EngineRequest, count: int) -> None:
+        request.cap = count
+        self._capped.append(request)
+
+    def _add(self, request: EngineRequest) -> None:
+        computed = self._tables.look_up(request) * self._limits.block_size
+        step = request.step
+        if step is None:
+            step = request.step = StepRequest(
+                request, request.queued_s, request.tokens, computed, request.priority
+            )
+        else:  # it was preempted
+            step.tokens, step.computed = request.tokens, computed
+        self._steps.add(step)
+
+    def _look(self, step: StepRequest, owed: int) -> int | None:
+        request: EngineRequest = step.handle
+        step.tokens = request.tokens  # a token may have arrived after a preemption
+        computed = self._tables.look_up(request) * self._limits.block_size
+        spare = self._pool.free_blocks - self._kept_blocks - -(-owed // self._limits.block_size)
+        return computed if self._tables.admissible(request, computed + 1, spare) else None
+
+
+def _step_of(request: EngineRequest) -> StepRequest:
+    assert request.step is not None, request
+    return request.step
 
 
 class PrefillInterval:

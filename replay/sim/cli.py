@@ -183,8 +183,8 @@ HEADINGS = {
     "disable-hybrid-kv-cache-manager enable-lora max-loras max-lora-rank "
     "max-model-len max-num-batched-tokens max-num-seqs enable-prefix-caching "
     "gpu-memory-utilization block-size long-prefill-token-threshold enable-chunked-prefill "
-    "scheduling-policy num-gpu-blocks-override vllm-version watermark "
-    "scheduler-reserve-full-isl long-prefill-token-threshold-adaptive "
+    "scheduling-policy scheduler-cls additional-config num-gpu-blocks-override vllm-version "
+    "watermark scheduler-reserve-full-isl long-prefill-token-threshold-adaptive "
     "max-num-active-seqs prefill-schedule-interval async-scheduling api-server-count "
     "renderer-num-workers",
     "Output": "slo possible stream explain out force json",

@@ -16,9 +16,9 @@ from forebay.proxy.core.policy.admission import Admit, refuse
 from forebay.proxy.core.policy.routing import ROUTES, Route
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.sim.engine.planning import KvDecides
 from forebay.replay.sim.engine.pools import DecodePool, KvLink
 from forebay.replay.sim.engine.served import ServedEngine, can_skip, served_engine
+from forebay.replay.sim.engine.several_groups import KvDecides
 from forebay.replay.sim.fleet import Fleet, Policy, PooledFleet, SimOutcome
 from forebay.replay.sim.routers.all_knowing import AllKnowing
 from forebay.replay.sim.routers.base import InTurn
@@ -182,6 +182,8 @@ class Scenario:
         options["route"] = route_of(self.policy)
         options["tenants"] = self.tenants or options["tenants"]
         chunk_tokens = self.engine.long_prefill_token_threshold or inf
+        if self.engine.limits().pause_s:
+            chunk_tokens = min(chunk_tokens, 2048)
         ordered = self.engine.scheduling_policy == "priority"
         backends = [BackendSpec(name, self.slots, inf, chunk_tokens, ordered) for name in names]
         recorder = DecisionRecorder(sys.maxsize) if self.explained else None

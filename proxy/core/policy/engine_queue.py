@@ -2,6 +2,7 @@
 
 from heapq import heappop, heappush
 from math import inf
+from typing import Any
 
 Key = tuple[int, float, int]
 """Priority, time at which the request is due, order of arrival. Smaller goes first."""
@@ -29,7 +30,7 @@ class StepRequest:
 
     def __init__(
         self,
-        handle: object,
+        handle: Any,
         arrived_at: float,
         tokens: int,
         computed: int = 0,

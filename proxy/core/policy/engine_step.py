@@ -273,10 +273,8 @@ class EngineSteps:
             return False
         computed = look(request, self._owed)
         if computed is None:
-            self._longs.closed = True
-            if group is self._shorts:
-                group.closed = True
-            elif request is not self._blocked:
+            group.closed = True
+            if group is self._longs and self._blocked is None:
                 self._blocked, self._passed = request, 0
             return False
         if blocked is not None:

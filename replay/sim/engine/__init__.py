@@ -2,6 +2,7 @@
 
 In reading order: `served` is an engine with its API server, `skipping` the engine that skips steps,
 `planning` decides how far, from `cohort` (requests that decode together), `runs` and `block_runs`
-(cached blocks) and `stalls`. `pools` separates prefill from decode. `request` is one request,
-`stepping` computes every step instead. The room imports `forebay.replay.engine`.
+(cached blocks) and `stalls`. `decided` lets Forebay's scheduler decide, `several_groups` watches
+models whose layers have different blocks. `pools` separates prefill from decode. `request` is one
+request, `stepping` computes every step instead. The room imports `forebay.replay.engine`.
 """

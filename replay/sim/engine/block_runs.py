@@ -6,6 +6,7 @@ request frees its tail before its head, so a cached prefix never has a gap: a pr
 blocks that a prompt can hit.
 """
 
+from forebay.replay.sim.engine.request import SimRequest
 from forebay.replay.sim.engine.runs import Node, Run, agreed, last_part, parts
 
 
@@ -70,6 +71,38 @@ class RunPool:
             if hits < node.stop:
                 break
         return hits, free, path
+
+    def find(self, request: SimRequest) -> tuple[int, int, int, list[Node]]:
+        """Find the blocks that a waiting request can hit.
+
+        Returns their number, how many of them others can hit, how many are free, and the nodes of
+        the blocks that others can hit.
+        """
+        hits = in_free = shared = 0
+        path: list[Node] = []
+        shareable, private = request.shareable, request.private
+        if shareable:
+            # The last token is always recomputed, to get the logits of the next one.
+            limit = min(shareable, (request.tokens - 1) // self._block_size)
+            hits, in_free, path = self.lookup(request.ids, request.block_tokens, limit)
+            shared = hits
+        if private is not None:
+            self.settle()
+            own = private.stop - private.start
+            assert hits == shareable or not own
+            hits += own
+            in_free += own
+        return hits, shared, in_free, path
+
+    def load(self, request: SimRequest, hits: int) -> None:
+        """Take blocks for keys and values that came from another engine, behind `hits` blocks."""
+        block_size, loaded = self._block_size, request.loaded
+        if loaded <= hits * block_size:
+            return
+        self.free -= -(-loaded // block_size) - hits
+        full = min(request.shareable, loaded // block_size)
+        if full > hits:
+            self.register(request.runs, request.ids, request.block_tokens, full)
 
     def take(self, path: list[Node], hits: int, free: int) -> list[tuple[Run, int]]:
         """Allocate blocks that `lookup` found to one more request. Returns runs for `release`."""

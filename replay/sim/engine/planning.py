@@ -7,19 +7,17 @@ so planning a step costs time for its prefills only, regardless of the number of
 from collections import deque
 from typing import Final
 
+from forebay.proxy.core.policy.engine_queue import StepRequest
 from forebay.replay.engine.hardware.kv_layout import KvLayout
 from forebay.replay.engine.limits import SchedulerLimits
 from forebay.replay.engine.timing.step_time import StepWork
 from forebay.replay.sim.engine.block_runs import RunPool
 from forebay.replay.sim.engine.cohort import Cohort
+from forebay.replay.sim.engine.decided import DecidedPrefills, step_of
 from forebay.replay.sim.engine.request import ENDING, PREFILLING, SimRequest
-from forebay.replay.sim.engine.runs import Node, Run
+from forebay.replay.sim.engine.runs import Run
+from forebay.replay.sim.engine.several_groups import SeveralGroups
 from forebay.replay.sim.engine.stalls import LongestSince
-
-
-class KvDecides(Exception):
-    """Several groups of layers share a prefix or lack blocks, which `Planner` cannot compute."""
-
 
 RELEASED: list[tuple[Run, int]] = []
 PLANNED: Final = -1  # the planned step prefills or preempts
@@ -30,11 +28,8 @@ UNLIMITED: Final = 1 << 40
 class Planner:
     """The WAITING and RUNNING requests and the KV blocks of one engine.
 
-    Several groups of layers are planned without their blocks. That is exact as long as no prompts
-    share a prefix and the blocks are enough for all requests. Otherwise `KvDecides` is raised.
-
     Attributes:
-        waiting: waiting requests, the next one first.
+        waiting: waiting requests, the next one first. With a decision: the new ones.
         arriving: requests that came after the next step was planned (asynchronous scheduling).
         running: running requests in the order of admission, in a dict for cheap removal.
         prefilling: running requests whose prompt is not fully computed, in the same order.
@@ -43,6 +38,8 @@ class Planner:
         work: tokens, contexts and chunks of the step planned last.
         sampling: requests whose prompt that step completes.
         preempted: True if that step preempted a request.
+        groups: counts the blocks of several groups of layers, None for one group.
+        decision: Forebay's scheduler, None for vLLM's own.
     """
 
     def __init__(self, limits: SchedulerLimits, num_blocks: int, layout: KvLayout) -> None:
@@ -50,9 +47,9 @@ class Planner:
         self.limits = limits
         self.block_size = limits.block_size
         self.pool_blocks = num_blocks - 1
-        self._layout = None if layout.one_kind else layout
-        self._held = int(limits.watermark * num_blocks)  # blocks of several groups, at most
-        self._begun: set[tuple[int, int]] = set()  # first trace blocks of prompts
+        self.groups = (
+            None if layout.one_kind else SeveralGroups(layout, num_blocks, limits.watermark)
+        )
         self.pool = RunPool(num_blocks if layout.one_kind else UNLIMITED, limits.block_size)
         self.cohort = Cohort(limits.block_size, limits.sliding_window)
         self.stalls = LongestSince()
@@ -60,6 +57,7 @@ class Planner:
         self.arriving: list[SimRequest] = []
         self.running: dict[SimRequest, None] = {}
         self.prefilling: list[SimRequest] = []
+        self.decision = DecidedPrefills(limits) if limits.pause_s else None
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.preemptions = 0
@@ -70,7 +68,7 @@ class Planner:
         # Limits as numbers, because each step reads them.
         self._longest = limits.max_model_len
         self._caching = limits.enable_prefix_caching
-        self._watermark_blocks = 0 if self._layout else int(limits.watermark * num_blocks)
+        self._watermark_blocks = 0 if self.groups else int(limits.watermark * num_blocks)
         self._budget = limits.max_num_batched_tokens
         self._threshold = limits.long_prefill_token_threshold
         self._seats = limits.max_num_seqs
@@ -102,14 +100,19 @@ class Planner:
                 )
             whole, named = prompt // self.block_size, len(request.ids) * per_id
             request.shareable = whole if whole < named else named
-            if self._layout is not None and request.shareable:
-                self._begin(request)
+            if self.groups is not None and request.shareable:
+                self.groups.begin(request)
         if late:
             self.arriving.append(request)
         else:
             self.waiting.append(request)
 
-    def plan(self, step: int, now: float, *, in_flight: bool = False) -> int:
+    @property
+    def waiting_count(self) -> int:
+        decision = self.decision
+        return len(self.waiting) + (0 if decision is None else len(decision.steps))
+
+    def plan(self, step: int, now: float, at: float, *, in_flight: bool = False) -> int:
         """Schedule `step`, which starts `now`: RUNNING first, then WAITING from the head.
 
         Returns PLANNED when the step prefills or preempts, and NOTHING when it is empty. Otherwise
@@ -117,6 +120,7 @@ class Planner:
         the blocks it takes. Returns their number.
 
         Args:
+            at: when the plan is made: `now`, or at the start of the step before.
             in_flight: the plan was made while the step before was running (asynchronous
                 scheduling): the block that its tokens fill is not in the prefix cache yet.
         """
@@ -126,8 +130,13 @@ class Planner:
         self.sampling = []
         self.preempted = False
         cap = self._threshold
-        if cap and len(self.running) + len(self.waiting) == 1:
+        if cap and len(self.running) + self.waiting_count == 1:
             cap = 0  # alone
+        if self.decision is not None:
+            seats = self._seats - len(self.running)
+            self.decision.decide(
+                at, self.waiting, self.prefilling, cohort.size, seats, cap, self._look
+            )
         # Running requests first, decodes and prefills alike. A shortage of blocks preempts.
         blocks = cohort.phases[step % self.block_size]
         chunks: list[tuple[SimRequest, int]] = []
@@ -148,10 +157,13 @@ class Planner:
         else:
             pool.free -= blocks
             budget -= self._compute_all(chunks)
+            if self.decision is not None:
+                self._admit_decided(self.decision, budget, cap)
             while self.waiting and budget > 0 and len(self.running) < self._seats:
-                count = self._admit(budget, cap)
+                count = self._admit(self.waiting[0], budget, cap)
                 if not count:
                     break
+                self.waiting.popleft()
                 budget -= count
             # Only decodes: the caller plans a stretch of such steps.
             if work.sequences == cohort.size > 0:
@@ -197,39 +209,18 @@ class Planner:
         if end == request.tokens:
             self.sampling.append(request)
 
-    def _begin(self, request: SimRequest) -> None:
-        """Note the first block of a prompt, which no other may have with several groups."""
-        begins = request.block_tokens, request.ids[0]
-        if begins in self._begun:
-            raise KvDecides
-        self._begun.add(begins)
-
-    def _hold(self, request: SimRequest) -> None:
-        """Count the most blocks of a request, of several groups of layers."""
-        if self._layout is not None:
-            self._held += self._layout.request_blocks(request.last)
-            if self._held > self.pool_blocks:
-                raise KvDecides
-
-    def _load(self, request: SimRequest, hits: int) -> None:
-        """Take blocks for keys and values that came from another engine, behind `hits` blocks."""
-        block_size, loaded = self.block_size, request.loaded
-        if loaded <= hits * block_size:
-            return
-        self.pool.free -= -(-loaded // block_size) - hits
-        full = min(request.shareable, loaded // block_size)
-        if full > hits:
-            self.pool.register(request.runs, request.ids, request.block_tokens, full)
-
     def finish(self, request: SimRequest) -> None:
         """Remove a request that produced its last token. It is not decoding any more."""
         if request not in self.running:  # preempted while its last token was being sampled
-            self.waiting.remove(request)
+            if self.decision is None or request in self.waiting:
+                self.waiting.remove(request)
+            else:
+                self.decision.steps.remove(step_of(request))
             return
         del self.running[request]
         block_size, last = self.block_size, request.last
-        if self._layout is not None:
-            self._held -= self._layout.request_blocks(last)
+        if self.groups is not None:
+            self.groups.release(request)
         full = last // block_size
         uncached = 1 if last % block_size else 0
         if self._caching:
@@ -271,7 +262,10 @@ class Planner:
         victim.preemptions += 1
         self.preemptions += 1
         self.preempted = True
-        self.waiting.appendleft(victim)
+        if self.decision is None:
+            self.waiting.appendleft(victim)
+        else:
+            self.waiting.append(victim)
         return uncached
 
     def _chunks(self, step: int, now: float, cap: int) -> list[tuple[SimRequest, int]]:
@@ -295,6 +289,10 @@ class Planner:
                 count = request.tokens - before
                 if 0 < cap < count:
                     count = cap
+                if count > request.cap:
+                    count = request.cap
+                    if not count:
+                        continue
                 if count > budget:
                     count = budget
                     assert not self._decodes_behind(request), request
@@ -321,28 +319,43 @@ class Planner:
                 return True
         raise AssertionError(f"{request!r} is not running")
 
-    def _admit(self, budget: int, cap: int) -> int:
-        """Admit the head of WAITING. Returns its tokens in this step, 0 when it does not fit."""
-        pool, block_size = self.pool, self.block_size
-        request = self.waiting[0]
-        tokens, shareable, private = request.tokens, request.shareable, request.private
-        hits = in_free = shared = 0
-        path: list[Node] = []
-        if shareable:
-            # The last token is always recomputed, to get the logits of the next one.
-            limit = min(shareable, (tokens - 1) // block_size)
-            hits, in_free, path = pool.lookup(request.ids, request.block_tokens, limit)
-            shared = hits
-        if private is not None:
-            pool.settle()
-            own = private.stop - private.start
-            assert hits == shareable or not own
-            hits += own
-            in_free += own
+    def _admit_decided(self, decision: DecidedPrefills, budget: int, cap: int) -> None:
+        """Admit the requests that the decision chose, as far as they fit."""
+        while decision.admit and budget > 0 and len(self.running) < self._seats:
+            count = self._admit(decision.admit[-1], budget, cap)
+            if not count:
+                return
+            decision.admitted()
+            budget -= count
+
+    def _look(self, step: StepRequest, owed: int) -> int | None:
+        """Return the cached tokens of a waiting request, or None if it does not fit now.
+
+        Args:
+            owed: tokens of blocks that are not free for it. -1: it need not fit.
+        """
+        request: SimRequest = step.handle
+        step.tokens = request.tokens
+        hits, _, in_free, _ = self.pool.find(request)
+        computed = max(hits * self.block_size, request.loaded)
+        if owed >= 0:
+            spare = self.pool.free - -(-owed // self.block_size)
+            if self.running:
+                spare -= self._watermark_blocks
+            if -(-request.tokens // self.block_size) - hits + in_free > spare:
+                return None
+        return computed
+
+    def _admit(self, request: SimRequest, budget: int, cap: int) -> int:
+        """Admit a waiting request. Returns its tokens in this step, 0 when it does not fit."""
+        pool, block_size, tokens = self.pool, self.block_size, request.tokens
+        hits, shared, in_free, path = self.pool.find(request)
         computed = max(hits * block_size, request.loaded)
         count = tokens - computed
         if 0 < cap < count:
             count = cap
+        if count > request.cap:
+            count = request.cap
         if count > budget:
             if not self._chunked:
                 return 0
@@ -351,13 +364,14 @@ class Planner:
         spare = pool.free - self._watermark_blocks if self.running else pool.free
         if -(-tokens // block_size) - hits + in_free > spare:
             return 0
-        self._hold(request)
+        if self.groups is not None:
+            self.groups.hold(request)
         # Nothing can fail from here on.
-        self.waiting.popleft()
         self.running[request] = None
         self._admitted += 1
         request.rank = self._admitted
         request.runs = pool.take(path, shared, in_free - (hits - shared)) if path else []
+        private = request.private
         if private is not None:
             if hits > shared:
                 pool.take_private(private)
@@ -367,7 +381,7 @@ class Planner:
                 self.prefix_queries += tokens
                 self.prefix_hits += hits * block_size
             request.cached_tokens = hits * block_size
-        self._load(request, hits)
+        pool.load(request, hits)
         request.computed = computed
         self._compute(request, count)
         if computed + count < tokens:

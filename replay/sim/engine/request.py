@@ -2,11 +2,14 @@
 
 from typing import Final
 
+from forebay.proxy.core.policy.engine_queue import StepRequest
 from forebay.replay.engine.timing.api_server import ApiProcess
 from forebay.replay.sim.engine.runs import Run
 
 PREFILLING: Final = -1
 """`phase` of a request whose prompt is not fully computed."""
+UNCAPPED: Final = 1 << 40
+"""`cap` of a request that the scheduler gives as many tokens as it can use."""
 ENDING: Final = -2
 """`phase` of a request that has produced its last token, before its blocks are free."""
 
@@ -36,6 +39,7 @@ class SimRequest:
     __slots__ = (
         "block_tokens",
         "cached_tokens",
+        "cap",
         "computed",
         "finished_s",
         "first_token_s",
@@ -52,11 +56,13 @@ class SimRequest:
         "private",
         "process",
         "prompt_tokens",
+        "queued_s",
         "rank",
         "runs",
         "shareable",
         "since",
         "stall_s",
+        "step",
         "tokens",
     )
 
@@ -84,6 +90,9 @@ class SimRequest:
         self.ids = ids
         self.block_tokens = block_tokens
         self.first_token_s = self.finished_s = -1.0
+        self.queued_s = 0.0  # time at which the engine had it
+        self.step: StepRequest | None = None  # as Forebay's scheduler knows it
+        self.cap = UNCAPPED  # most tokens in the planned step, set by that scheduler
         self.gap_from = -1.0  # time of the last token before a preemption
         self.stall_s = 0.0
         self.cached_tokens = self.loaded = self.preemptions = self.priority = 0

@@ -138,6 +138,7 @@ def can_skip(config: EngineConfig, *, hopeful: bool = False) -> bool:
         minds_skipped_victims=limits.minds_skipped_victims,
         passes_self_preempted=limits.passes_self_preempted,
         sliding_window=limits.sliding_window,
+        pause_s=limits.pause_s,
     )
     return limits == skippable and config.release.uncached_blocks_first
 

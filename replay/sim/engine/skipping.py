@@ -27,7 +27,9 @@ IDLE: Final = 0
 READY: Final = 1  # was idle: the first step is planned when `advance` is called at `next_at`
 STEP: Final = 2  # one step, which the planner has recorded
 STRETCH: Final = 3  # steps in which all requests decode, recorded when it ends
+MOST_STEPS: Final = 1 << 29  # more than any stretch has
 NONE: Final[list[SimRequest]] = []  # never written to
+NO_CHUNKS: Final[list[tuple[int, int]]] = []  # neither
 
 
 class SkippingEngine:
@@ -64,6 +66,9 @@ class SkippingEngine:
         self._next = inf
         self._started = 0.0
         self._seconds = 0.0  # duration of the current step or stretch
+        self._step_s = 0.0  # duration of the current step, or of the first of a stretch
+        self._chunks: list[tuple[int, int]] = []  # its prefill chunks
+        self._is_news = True  # the scheduler has not learned from it yet
         self._admitting_s = 0.0  # delays the next step
         # The current stretch:
         self._count = 0  # number of steps
@@ -82,7 +87,7 @@ class SkippingEngine:
 
     @property
     def waiting(self) -> int:
-        return len(self._planner.waiting) + len(self._planner.arriving)
+        return self._planner.waiting_count + len(self._planner.arriving)
 
     @property
     def tokens_per_s(self) -> float:
@@ -130,6 +135,7 @@ class SkippingEngine:
             self._cut(now)
         seconds = self._timing.admit_s(request.prompt_tokens)
         late = self._ahead and state >= STEP and now > self._seen_until
+        request.queued_s = now
         planner.add(request, late=late)
         if self._ahead and state == STRETCH and not late:  # one more step of the stretch follows
             self._tail_s += seconds
@@ -165,11 +171,17 @@ class SkippingEngine:
             if done or (cohort.size and cohort.next_end() <= step):
                 finished = self._end(now, done)
         # Start the next step. Planned ahead, it cannot know that requests have ended.
-        self._started = now
+        began, self._started = self._started, now
         self._seen_until = -inf
         if self._ahead and state >= STEP:
-            self._follow(now, finished)
+            if state == STRETCH and self._count > 1:
+                self._learn()
+                self._is_news = False
+                began = now - last_s
+            self._follow(now, began, finished)
         else:
+            if state >= STEP:
+                self._learn()
             for request in finished:
                 planner.finish(request)
             self._plan(now)
@@ -178,8 +190,8 @@ class SkippingEngine:
     def _plan(self, now: float) -> None:
         """Plan the step that starts now from all that is known now."""
         planner = self._planner
-        if planner.waiting or planner.prefilling:
-            self._take(planner.plan(self.steps + 1, now), now)
+        if planner.waiting_count or planner.prefilling:
+            self._take(planner.plan(self.steps + 1, now, now), now)
         elif self._cohort.size:
             self._plan_stretch(now, 0)
         else:
@@ -187,26 +199,34 @@ class SkippingEngine:
             self._next = inf
             self._stalls.clear()
 
-    def _follow(self, now: float, finished: list[SimRequest]) -> None:
-        """Start the step that was planned when the step before it started.
+    def _learn(self) -> None:
+        """Let the scheduler learn from the step that has ended, or the first of a stretch."""
+        decision = self._planner.decision
+        if decision is not None and self._is_news:
+            decision.lessons.observe(self._step_s, self._chunks)
+
+    def _follow(self, now: float, began: float, finished: list[SimRequest]) -> None:
+        """Start the step that was planned when the step before it started, at `began`.
 
         It is planned only here, but from the state at that time: without the requests that came
         meanwhile, and while `finished` still hold their blocks and seats.
         """
         planner = self._planner
         taken = NOTHING
-        if planner.waiting or planner.prefilling or self._cohort.size:
-            taken = planner.plan(self.steps + 1, now, in_flight=True)
+        if planner.waiting_count or planner.prefilling or self._cohort.size:
+            taken = planner.plan(self.steps + 1, now, began, in_flight=True)
+        self._learn()
         room = bool(finished)
         for request in finished:
             planner.finish(request)
         if planner.arriving:
-            room = room or not planner.waiting
+            # Behind a head that does not fit, vLLM's own scheduler admits no request.
+            room = room or not planner.waiting_count or planner.decision is not None
             planner.waiting.extend(planner.arriving)
             planner.arriving.clear()
         if taken == NOTHING or (taken == PLANNED and not planner.work.sequences):
             self._plan(now)  # an empty step takes no time
-        elif taken >= 0 and room and planner.waiting:
+        elif taken >= 0 and room and planner.waiting_count:
             self._plan_stretch(now, taken, 1)  # the next step may admit a request
         else:
             self._take(taken, now)
@@ -215,21 +235,26 @@ class SkippingEngine:
         """Start the step or stretch that the planner has planned."""
         planner, timing = self._planner, self._timing
         while taken == PLANNED and not planner.work.sequences and self._ahead:
-            taken = planner.plan(self.steps + 1, now)
+            taken = planner.plan(self.steps + 1, now, now)
         if taken == NOTHING:
-            raise RuntimeError(f"nothing can be scheduled: {len(planner.waiting)} waiting")
+            raise RuntimeError(f"nothing can be scheduled: {planner.waiting_count} waiting")
         if taken >= 0:
-            self._plan_stretch(now, taken)
+            # A request that was to be admitted did not fit: the next plan may choose another.
+            decision = planner.decision
+            missed = decision is not None and len(decision.admit) > 0
+            self._plan_stretch(now, taken, 1 if missed else MOST_STEPS)
             return
         # A step that preempts may schedule no request: it costs CPU time only.
         work = planner.work
-        self._seconds = timing.step_s(work) if work.sequences else timing.calibration.step_s
-        self._seconds += self._admitting_s
+        self._is_news = True
+        self._step_s = timing.step_s(work) if work.sequences else timing.calibration.step_s
+        self._chunks = work.chunks
+        self._seconds = self._step_s + self._admitting_s
         self._admitting_s = 0.0
         self._next = now + self._seconds
         self._state = STEP
 
-    def _plan_stretch(self, now: float, taken: int, most: int = 1 << 29) -> None:
+    def _plan_stretch(self, now: float, taken: int, most: int = MOST_STEPS) -> None:
         """Plan a stretch of at most `most` steps in which all requests decode."""
         # How many steps: until a request ends, or the free blocks are used up.
         cohort, step = self._cohort, self.steps + 1
@@ -238,7 +263,7 @@ class SkippingEngine:
         if count * size > free:  # an upper bound: few steps take a block for every request
             count = cohort.steps_within(step, count, free)
             if not count:
-                self._take(self._planner.plan(step, now), now)
+                self._take(self._planner.plan(step, now, now), now)
                 return
         # :How long they take: each step reads more context than the step before.
         try:
@@ -253,7 +278,10 @@ class SkippingEngine:
             first += self._timing.window_s * cohort.window_context(step)
             growth += self._timing.window_s * cohort.near
         # Their sum in closed form is the time of the next plan.
-        self._first, self._growth = first, growth
+        self._is_news = True
+        self._first = self._step_s = first
+        self._growth = growth
+        self._chunks = NO_CHUNKS
         self._count = count
         self._taken = taken
         self._is_cut = False

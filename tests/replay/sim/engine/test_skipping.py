@@ -18,8 +18,9 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.timing.step_time import StepWork
 from forebay.replay.engine.tokenizer import hashes_of_ids
-from forebay.replay.sim.engine.planning import UNLIMITED, KvDecides
+from forebay.replay.sim.engine.planning import UNLIMITED
 from forebay.replay.sim.engine.served import can_skip
+from forebay.replay.sim.engine.several_groups import KvDecides
 from forebay.replay.sim.engine.skipping import SimRequest, SkippingEngine
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.schema import TraceRequest
@@ -66,7 +67,9 @@ def stepped(config: EngineConfig, workload: list[Asked]) -> Totals:
         while at < len(workload) and workload[at].at == now:
             one = workload[at]
             hashes = hashes_of_ids(one.ids, one.block_tokens, one.prompt, block_size)
-            core.add(EngineRequest(f"r{at}", one.prompt, one.output, hashes, sink=got[at]))
+            core.add(
+                EngineRequest(f"r{at}", one.prompt, one.output, hashes, arrival_s=now, sink=got[at])
+            )
             at += 1
         if end == now:
             end = inf
@@ -137,7 +140,7 @@ def check_pool(fast: SkippingEngine) -> None:
     """All blocks are back, and the ring and the tree agree."""
     pool = fast._planner.pool
     pool.settle()
-    several = fast._planner._layout is not None
+    several = fast._planner.groups is not None
     assert pool.free == (UNLIMITED - 1 if several else fast._planner.pool_blocks)
     in_ring, run = pool._blank, pool._ring.after
     while run is not pool._ring:
@@ -233,6 +236,27 @@ def test_random_workloads(batch: int) -> None:
         rng = random.Random(seed)
         config = random_config(rng)
         compare(config, random_workload(rng, config))
+
+
+def scheduled_by_forebay(config: EngineConfig, rng: random.Random) -> EngineConfig:
+    """The options with Forebay's scheduler and a pause of a few steps."""
+    pause_s = rng.choice([0.001, 0.006, 0.008, 0.01, 0.02])
+    return replace(
+        config, scheduler_cls="forebay", additional_config=f'{{"forebay": {{"pause": {pause_s}}}}}',
+        enable_chunked_prefill=True, prefill_schedule_interval=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", range(8))
+def test_random_workloads_with_forebays_scheduler(batch: int) -> None:
+    preempted = 0
+    for seed in range(batch * 50, batch * 50 + 50):
+        rng = random.Random(seed)
+        config = random_config(rng)
+        workload = random_workload(rng, config)
+        _, totals = compare(scheduled_by_forebay(config, rng), workload)
+        preempted += totals.preemptions
+    assert preempted > 10
 
 
 @pytest.mark.parametrize(
@@ -382,6 +406,10 @@ def test_arrivals_at_the_end_of_a_step(
         {"async_scheduling": False},
         {"max_num_batched_tokens": 2_048, "long_prefill_token_threshold": 512},
         {"num_gpu_blocks_override": 8_800},  # one document at a time
+        {"scheduler_cls": "forebay"},
+        {"scheduler_cls": "forebay", "num_gpu_blocks_override": 8_800},
+        {"scheduler_cls": "forebay", "async_scheduling": False},
+        {"scheduler_cls": "forebay", "long_prefill_token_threshold": 512},
     ],
 )
 def test_documents_and_chat_at_full_size(options: dict[str, Any]) -> None:
