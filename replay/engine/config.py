@@ -8,7 +8,7 @@ from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.hardware.kv_layout import KvOptions
 from forebay.replay.engine.hardware.memory import MemoryBudget, adapters_of, engine_budget
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
-from forebay.replay.engine.limits import POLICIES, SchedulerLimits, read_pause
+from forebay.replay.engine.limits import POLICIES, SchedulerLimits, check_chunks, read_pause
 from forebay.replay.engine.placement import (
     TEXT,
     check_block_size,
@@ -150,12 +150,7 @@ class EngineConfig:
             raise InputError(
                 f"--scheduling-policy {self.scheduling_policy}: give {' or '.join(POLICIES)}"
             )
-        pause_s = read_pause(self.scheduler_cls, self.additional_config)
-        if pause_s and (not self.enable_chunked_prefill or self.prefill_schedule_interval > 1):
-            raise InputError(
-                "--scheduler-cls forebay divides prompts among steps itself: leave out "
-                "--no-enable-chunked-prefill and --prefill-schedule-interval"
-            )
+        check_chunks(self.limits())
         check_convert(self.convert, self.speculation is not None, self.enable_lora)
         check_groups(self.kv_budget.layout, self.release, self._draft())
         self._check_lengths()

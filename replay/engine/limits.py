@@ -72,6 +72,17 @@ def read_pause(scheduler_cls: str | None, additional_config: str | None) -> floa
     return float(pause)
 
 
+def check_chunks(limits: SchedulerLimits) -> None:
+    """Raise InputError for options that Forebay's scheduler excludes."""
+    if limits.pause_s and not (
+        limits.enable_chunked_prefill and limits.prefill_schedule_interval == 1
+    ):
+        raise InputError(
+            "--scheduler-cls forebay divides prompts among steps itself: leave out "
+            "--no-enable-chunked-prefill and --prefill-schedule-interval"
+        )
+
+
 def _forebay_options(additional_config: str | None) -> object:
     """Return the part of --additional-config that is Forebay's (InputError: no JSON object)."""
     if additional_config is None:
