@@ -10,10 +10,50 @@ as long as they may would look as if tokens cost nothing.
 from collections.abc import Sequence
 from math import inf, sqrt
 
-from forebay.proxy.core.model import ENOUGH
+from forebay.proxy.core.model import ENOUGH, HISTORY
 
 Chunk = tuple[int, int]
 """Tokens of a prompt in one step, and the tokens before them."""
+
+
+class _Sums:
+    """Decayed squares and products of the tokens, pairs and seconds of steps."""
+
+    __slots__ = ("count", "memory", "pairs", "pairs_s", "tokens", "tokens_pairs", "tokens_s")
+
+    def __init__(self, memory: int) -> None:
+        self.memory = memory  # steps
+        self.count = 0
+        self.tokens = self.pairs = self.tokens_pairs = self.tokens_s = self.pairs_s = 0.0
+
+    def add(self, tokens: float, pairs: float, seconds: float) -> None:
+        self.count += 1
+        keep = 1.0 - 1.0 / min(self.count, self.memory)
+        self.tokens = self.tokens * keep + tokens * tokens
+        self.pairs = self.pairs * keep + pairs * pairs
+        self.tokens_pairs = self.tokens_pairs * keep + tokens * pairs
+        self.tokens_s = self.tokens_s * keep + tokens * seconds
+        self.pairs_s = self.pairs_s * keep + pairs * seconds
+
+    def token_s(self, pair: float) -> float:
+        """Return the seconds of a token if a pair costs `pair` times as much."""
+        squares = self.tokens + pair * (2.0 * self.tokens_pairs + pair * self.pairs)
+        return (self.tokens_s + pair * self.pairs_s) / squares
+
+    def pair(self, guess: float) -> float:
+        """Return how many times as much as a token a pair costs, at most 1.
+
+        Least squares through the origin, in which a hundredth of the squares speaks for `guess`.
+        """
+        weight = 0.01 * self.pairs
+        a = self.tokens + weight * guess * guess
+        b = self.tokens_pairs - weight * guess
+        c = self.pairs + weight
+        token, pair = c * self.tokens_s - b * self.pairs_s, a * self.pairs_s - b * self.tokens_s
+        # Noise may give one of them below 0.
+        if pair <= 0.0:
+            return 0.0
+        return min(pair / token, 1.0) if token > 0.0 else 1.0
 
 
 class StepCost:
@@ -21,7 +61,7 @@ class StepCost:
 
     A step that differs much from its prediction counts as if it differed by a factor of two. Only
     when several in a row differ in the same direction does this factor grow, so a single step that
-    takes 100 times as long changes nothing, and another GPU is learned in a dozen steps.
+    takes 100 times as long changes little, and another GPU is learned in a dozen steps.
 
     Attributes:
         base_s: seconds of a step that only decodes.
@@ -30,8 +70,8 @@ class StepCost:
     """
 
     __slots__ = (
-        "_base_reach", "_base_seen", "_pairs", "_pairs_s", "_reach", "_seen", "_start_slope",
-        "_tokens", "_tokens_pairs", "_tokens_s", "base_s", "slope", "token_s",
+        "_base_count", "_base_reach", "_guess", "_lasting", "_reach", "_recent", "base_s", "slope",
+        "token_s",
     )  # fmt: skip
 
     def __init__(
@@ -41,18 +81,19 @@ class StepCost:
 
         Args:
             slope: FLOPs of a token's matrix products / FLOPs of its attention to one token before
-                it, for a dense model. This guess fades only where prompts show another.
+                it, for a dense model. This guess fades where prompts show another.
         """
         assert base_s > 0
         assert token_s > 0
         assert slope > 0
         self.base_s = base_s
         self.token_s = token_s
-        self.slope = self._start_slope = slope
-        self._base_seen = self._seen = 0
+        self.slope = slope
+        self._guess = 1.0 / slope
+        self._base_count = 0
         self._base_reach = self._reach = 2.0
-        # Decayed sums over steps: squares and products of tokens, pairs and seconds.
-        self._tokens = self._pairs = self._tokens_pairs = self._tokens_s = self._pairs_s = 0.0
+        # An engine may become slower at any time. What a pair costs beside a token is the model's.
+        self._recent, self._lasting = _Sums(ENOUGH), _Sums(HISTORY)
 
     def chunk_s(self, tokens: int, place: int) -> float:
         """Return the seconds that a chunk of `tokens` behind `place` tokens adds to a step."""
@@ -84,10 +125,10 @@ class StepCost:
         if not chunks:
             # A step without prefill is the base itself.
             seen, self._base_reach = _within(seconds, self.base_s, self._base_reach)
-            self._base_seen += 1
-            self.base_s += (seen - self.base_s) / min(self._base_seen, ENOUGH)
+            self._base_count += 1
+            self.base_s += (seen - self.base_s) / min(self._base_count, ENOUGH)
             return
-        # What the step took beyond its base belongs to the prompts.
+        # The time beyond the base belongs to the prompts.
         tokens = pairs = 0.0
         for count, place in chunks:
             tokens += count
@@ -95,37 +136,11 @@ class StepCost:
         expected = self.token_s * (tokens + pairs / self.slope)
         beyond = max(seconds - self.base_s, 0.1 * seconds)
         seen, self._reach = _within(beyond, expected, self._reach)
-        self._seen += 1
-        keep = 1.0 - 1.0 / min(self._seen, ENOUGH)
-        self._tokens = self._tokens * keep + tokens * tokens
-        self._pairs = self._pairs * keep + pairs * pairs
-        self._tokens_pairs = self._tokens_pairs * keep + tokens * pairs
-        self._tokens_s = self._tokens_s * keep + tokens * seen
-        self._pairs_s = self._pairs_s * keep + pairs * seen
-        self._fit()
-
-    def _fit(self) -> None:
-        """Fit seconds of a token and of a pair, by least squares through the origin.
-
-        A tenth of the squares counts for the slope that was guessed.
-        """
-        guess = 1.0 / self._start_slope
-        weight = 0.1 * self._pairs
-        a = self._tokens + weight * guess * guess
-        b = self._tokens_pairs - weight * guess
-        c = self._pairs + weight
-        determinant = a * c - b * b
-        if determinant <= 1e-9 * a * c:
-            return
-        token_s = (c * self._tokens_s - b * self._pairs_s) / determinant
-        pair_s = (a * self._pairs_s - b * self._tokens_s) / determinant
-        # Noise may give one of them below 0. Then the other explains all, or nearly all.
-        if pair_s <= 0.0:
-            self.token_s, self.slope = self._tokens_s / self._tokens, inf
-        elif token_s <= 0.0:
-            self.token_s, self.slope = self._pairs_s / self._pairs, 1.0
-        else:
-            self.token_s, self.slope = token_s, token_s / pair_s
+        self._recent.add(tokens, pairs, seen)
+        self._lasting.add(tokens, pairs, seen)
+        pair = self._lasting.pair(self._guess)
+        self.token_s = self._recent.token_s(pair)
+        self.slope = 1.0 / pair if pair > 0.0 else inf
 
 
 def _within(value: float, expected: float, reach: float) -> tuple[float, float]:

@@ -174,7 +174,7 @@ class EngineSteps:
         self._seats_left, self._cap = seats, cap or self.limits.step_tokens
         self._has_given = False
         # Give tokens: by priority, then to a long prompt that is due, short prompts, long prompts.
-        while self._tokens_left > 0 and self._seconds_left > 0.0:
+        while self._goes_on(0.0):
             short, long = shorts.head(), longs.head()
             if short is None and long is None:
                 break
@@ -251,7 +251,7 @@ class EngineSteps:
         if partial is not None and not self._give(partial, kept_s):
             group.partial = partial
             return
-        while self._tokens_left > 0 and self._seconds_left > kept_s:
+        while self._goes_on(kept_s):
             head = group.head()
             if head is None or head[0][0] != level:
                 return
@@ -263,6 +263,11 @@ class EngineSteps:
             if not self._give(request, kept_s):
                 group.partial = request
                 return
+
+    def _goes_on(self, kept_s: float) -> bool:
+        """Return True if another request could get a block, in any case if none has got one."""
+        least_s = self.limits.block_tokens * self.cost.token_s if self._has_given else 0.0
+        return self._tokens_left > 0 and self._seconds_left > kept_s + least_s
 
     def _admit(self, group: SizeGroup, key: Key, request: StepRequest, look: Look) -> bool:
         """Take the first that waits out of its queue, if it may be admitted."""

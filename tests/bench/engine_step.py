@@ -1,0 +1,90 @@
+"""vLLM's scheduler with its flag and Forebay's, alone and behind Forebay (virtual time).
+
+Chats beside documents of 120,000 tokens, each asked about five times, at shares of the rate that the
+engines complete round robin, and the trace of `../shared` that was played on a real H200.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from arena_policies import FOREBAY
+from arena_workloads import ENGINE, at_load
+from guard import CHAT_MOST, CHUNK, TARGET_S, play_rows
+from guard_workloads import beside
+
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.fleet import SimOutcome
+from forebay.traces.schema import TraceRequest
+
+UNTIL_S = 200.0  # of each seed's trace, before its arrivals are scaled to the load
+RATES = 3.35, 0.165  # chats and documents a second for each GPU
+SET_UPS = {
+    "alone, default": ("direct", ENGINE),
+    "alone, flag": ("direct", replace(ENGINE, long_prefill_token_threshold=CHUNK)),
+    "alone, class": ("direct", replace(ENGINE, scheduler_cls="forebay")),
+    "Forebay, default": (FOREBAY, ENGINE),
+    "Forebay, flag": (FOREBAY, replace(ENGINE, long_prefill_token_threshold=CHUNK)),
+    "Forebay, class": (FOREBAY, replace(ENGINE, scheduler_cls="forebay")),
+}
+
+
+def rows_of(gpus: int, load: float, seed: int) -> Sequence[TraceRequest]:
+    chats_per_s, documents_per_s = (rate * gpus for rate in RATES)
+    made = beside(5, chats_per_s, documents_per_s)(seed, 1)
+    return at_load([row for row in made if row.arrival_s < UNTIL_S], load, (ENGINE,) * gpus)
+
+
+def figures(outcomes: Sequence[SimOutcome]) -> dict[str, Any]:
+    """Latencies in seconds, and shares of all requests."""
+    chat = np.array([o.request.input_tokens <= CHAT_MOST for o in outcomes])
+    ttft_s = np.array([np.nan if o.ttft_s is None else o.ttft_s for o in outcomes])
+    stall_s = np.array([o.served.stall_s if o.served is not None else 0.0 for o in outcomes])
+    tokens = sum(o.request.input_tokens for o in outcomes if o.served is not None)
+    served = ~np.isnan(ttft_s)
+    chats, documents = ttft_s[chat & served], ttft_s[~chat & served]
+    return {
+        "chats_s": [round(float(np.quantile(chats, q)), 3) for q in (0.5, 0.9, 0.99)],
+        "documents_s": [round(float(np.quantile(documents, q)), 2) for q in (0.5, 0.99)],
+        "pause_s": [round(float(np.quantile(stall_s, q)), 3) for q in (0.99, 1.0)],
+        "in_time": round(float((ttft_s <= np.where(chat, *TARGET_S)).mean()), 4),
+        "documents_in_time": round(float((ttft_s <= TARGET_S[1])[~chat].mean()), 4),
+        "rejected": round(float((~served).mean()), 4),
+        "hits": round(sum(o.cached_tokens for o in outcomes) / tokens, 3),
+    }
+
+
+def cells(
+    gpus: Sequence[int], loads: Sequence[float], seeds: Sequence[int], set_ups: Sequence[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for count in gpus:
+        for load in loads:
+            traces = [rows_of(count, load, seed) for seed in seeds]
+            for name in set_ups:
+                policy, engine = SET_UPS[name]
+                outcomes = [o for rows in traces for o in play_rows(rows, policy, engine, count)]
+                yield f"{count} GPUs, {load:.0%}, {name}", figures(outcomes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 1.5])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--only", nargs="+", default=list(SET_UPS), choices=list(SET_UPS))
+    parser.add_argument("--write", action="store_true", help="keep the figures in results/")
+    options = parser.parse_args()
+    for name, row in cells(options.gpus, options.loads, options.seeds, options.only):
+        print(f"{name:34}", json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
