@@ -174,13 +174,13 @@ class SizeArguments:
         from forebay.proxy.config.schema import Config
         from forebay.proxy.config.sources import load_config
         from forebay.replay.engine.config import EngineConfig
-        from forebay.replay.sim.scenario import Scenario, threshold_of
+        from forebay.replay.sim.scenario import Scenario, flags_of
 
         proxy = Config() if self.config is None else load_config(self.config, {}, {})
         engine = EngineConfig(
             max_model_len=self.max_model_len,
             calibration=self.calibration,
-            long_prefill_token_threshold=threshold_of(proxy),
+            **flags_of(proxy),
             **self._engine_options(),
             **flags.of_model(),
         )

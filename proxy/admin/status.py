@@ -66,8 +66,11 @@ def _backend(backend: Backend, shaper: Shaper, now: float) -> dict[str, Any]:
         "in_flight_elsewhere": backend.running - backend.sequences - backend.passing,
         "max_concurrency": backend.spec.max_concurrency,
         "long_prefill_token_threshold": (
-            int(backend.spec.chunk_tokens) if backend.prefill_queue.chunked else None
+            int(backend.spec.chunk_tokens)
+            if backend.prefill_queue.chunked and backend.spec.scheduler == "vllm"
+            else None
         ),
+        "scheduler": backend.spec.scheduler,
         "long_prompts_block": blocks_short_prompts(backend.spec, shaper.buckets.values()),
         "prefills": len(backend.prefills),
         "backlog_s": round(backend.prefill_queue.backlog_s(now), 3),

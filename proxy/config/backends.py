@@ -1,16 +1,21 @@
 """The keys of one backend, and the lanes that a server with several ranks becomes."""
 
+from math import inf
 from typing import Annotated, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from forebay.proxy.config.checks import check_rank_ports, check_zmq_endpoint, checked_base_url
 from forebay.proxy.config.sections import Section
+from forebay.proxy.core.model import SchedulerName
 
 MAX_CONCURRENCY = 640
 """Default bound of running requests on a backend. The real limit is the KV cache, which the policy
 models. At 512, 98.3 % of Azure's conversations are in time at 1.24 times the capacity, at 640 or
 1,024 99.8 %. At twice the capacity 0.8, 1.3 and 3.6 % of those admitted are late (six seeds)."""
+BOUNDED_TOKENS: Final = 2048
+"""Forebay's scheduler is forecast as an engine that chunks prompts by this many tokens. From 1,024
+to 8,192 chats' p99 on two engines differs by 9 % at 80 % load. Documents' p99 is best here."""
 MOST_RANKS: Final = 64  # of one server
 RANK_HEADER: Final = "x-data-parallel-rank"  # vLLM then takes this rank, not the least busy one
 ModelName = Annotated[str, Field(min_length=1)]
@@ -24,6 +29,8 @@ class BackendConfig(Section):
     max_concurrency: requests that may run there at once.
     long_prefill_token_threshold: the server's flag of that name, if it is set (recommended: 2048).
     Shorter prefills then overtake longer ones.
+    scheduler: forebay if the server runs with Forebay's scheduler (--scheduler-cls). It lets short
+    prompts pass and needs no such flag.
     priority: the server runs with --scheduling-policy priority. Requests then carry a `priority`
     that keeps Forebay's order of classes and tenants in the server's own queue.
     kv_events: endpoint of the server's --kv-events-config, as seen from here. An endpoint with `*`
@@ -41,6 +48,7 @@ class BackendConfig(Section):
     url: str
     max_concurrency: int = Field(MAX_CONCURRENCY, ge=1)
     long_prefill_token_threshold: int | None = Field(None, ge=1)
+    scheduler: SchedulerName = "vllm"
     priority: bool = False
     kv_events: str | None = None
     kv_replay: str | None = None
@@ -55,6 +63,12 @@ class BackendConfig(Section):
         if endpoint is not None:
             check_zmq_endpoint(endpoint)
         return endpoint
+
+    @property
+    def chunk_tokens(self) -> float:
+        """Most tokens of one prompt in a step while others wait, for `BackendSpec`."""
+        bounded = BOUNDED_TOKENS if self.scheduler == "forebay" else inf
+        return min(self.long_prefill_token_threshold or inf, bounded)
 
     @model_validator(mode="after")
     def _replay_of_something(self) -> Self:

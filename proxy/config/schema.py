@@ -272,8 +272,9 @@ class Config(Section):
                 b.name,
                 b.max_concurrency,
                 size,
-                b.long_prefill_token_threshold or inf,
+                b.chunk_tokens,
                 b.priority,
+                b.scheduler,
             )
             for b in self.backends
         ]

@@ -52,6 +52,7 @@ RejectReason = Literal[
     "tenant_quota",  # the tenant's quota is used up
 ]
 
+SchedulerName = Literal["vllm", "forebay"]
 ServiceClass = Literal["interactive", "standard", "batch"]  # the most urgent first
 CLASSES: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
 RANKS: dict[str, int] = {name: rank for rank, name in enumerate(CLASSES)}
@@ -101,6 +102,7 @@ class BackendSpec:
         chunk_tokens: `--long-prefill-token-threshold`: the engine computes at most this many tokens
             of one prompt per step while others wait, so shorter prefills pass longer prefills.
             Infinite: prefills are computed one after the other.
+        scheduler: "forebay" for an engine with Forebay's scheduler (`policy/engine_step.py`).
         priority: `--scheduling-policy priority`: the engine begins waiting prefills in the order of
             priority, the lowest first. Off: in the order of arrival.
     """
@@ -110,6 +112,7 @@ class BackendSpec:
     kv_tokens: float = inf
     chunk_tokens: float = inf
     priority: bool = False
+    scheduler: SchedulerName = "vllm"
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def _running(config: Config, scene: Scene) -> Found:
         yield "warning", f"the running proxy has backend {name}; the file has not", "reload it"
     for name in in_file.keys() & running.keys():
         here, there = in_file[name], running[name]
-        for key in ("max_concurrency", "long_prefill_token_threshold"):
+        for key in ("max_concurrency", "long_prefill_token_threshold", "scheduler"):
             if getattr(here, key) != there[key]:
                 text = f"{key} of {name} is {getattr(here, key)} in the file, {there[key]} in force"
                 yield "warning", text, "reload the proxy"

@@ -79,7 +79,7 @@ class SimulateArguments(PacedTrafficOptions):
         Path | None,
         typer.Option(
             help="the proxy's YAML: buckets, affinity, admission, routing, and the backends' "
-            "long_prefill_token_threshold"
+            "long_prefill_token_threshold and scheduler"
         ),
     ] = None
     load: Annotated[
@@ -140,11 +140,11 @@ class SimulateArguments(PacedTrafficOptions):
     def scenario(self, flags: EngineFlags, *, sweeps_policy: bool) -> "Scenario":
         """Make the scenario. The routing of --config counts only while --policy is the default.
 
-        --long-prefill-token-threshold takes precedence over the threshold in --config.
+        --long-prefill-token-threshold and --scheduler-cls take precedence over --config.
         """
         from forebay.replay.engine.config import EngineConfig
         from forebay.replay.sim.engine.pools import parse_link
-        from forebay.replay.sim.scenario import Scenario, parse_pools, split_gpus, threshold_of
+        from forebay.replay.sim.scenario import Scenario, flags_of, parse_pools, split_gpus
 
         first, mix = split_gpus(self.gpu)
         proxy = _proxy_config(self.config)
@@ -152,9 +152,7 @@ class SimulateArguments(PacedTrafficOptions):
         if self.config is not None and policy == DEFAULT_POLICY and not sweeps_policy:
             policy = proxy.routing
         values = flags.values()
-        values["long_prefill_token_threshold"] = flags.long_prefill_token_threshold or threshold_of(
-            proxy
-        )
+        values |= {name: value for name, value in flags_of(proxy).items() if not values[name]}
         return Scenario(
             EngineConfig(self.model, first, calibration=self.calibration, **values),
             self.gpus,

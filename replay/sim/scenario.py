@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Any
 
-from forebay.proxy.config.backends import MAX_CONCURRENCY
+from forebay.proxy.config.backends import MAX_CONCURRENCY, BackendConfig
 from forebay.proxy.config.routes import find_route, route_names
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.explain.receipt import Receipts
@@ -16,6 +17,7 @@ from forebay.proxy.core.policy.admission import Admit, refuse
 from forebay.proxy.core.policy.routing import ROUTES, Route
 from forebay.proxy.core.shaper import Shaper
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.limits import FOREBAY_CLASS
 from forebay.replay.sim.engine.pools import DecodePool, KvLink
 from forebay.replay.sim.engine.served import ServedEngine, can_skip, served_engine
 from forebay.replay.sim.engine.several_groups import KvDecides
@@ -181,19 +183,32 @@ class Scenario:
         options = self.proxy.shaper_options()
         options["route"] = route_of(self.policy)
         options["tenants"] = self.tenants or options["tenants"]
-        chunk_tokens = self.engine.long_prefill_token_threshold or inf
-        if self.engine.limits().pause_s:
-            chunk_tokens = min(chunk_tokens, 2048)
+        told = BackendConfig(
+            url="http://simulated",
+            long_prefill_token_threshold=self.engine.long_prefill_token_threshold or None,
+            scheduler="forebay" if self.engine.limits().pause_s else "vllm",
+        )
         ordered = self.engine.scheduling_policy == "priority"
-        backends = [BackendSpec(name, self.slots, inf, chunk_tokens, ordered) for name in names]
+        backends = [
+            BackendSpec(name, self.slots, inf, told.chunk_tokens, ordered, told.scheduler)
+            for name in names
+        ]
         recorder = DecisionRecorder(sys.maxsize) if self.explained else None
         buckets = self.proxy.core_buckets()
         return Shaper(backends, buckets, **options, admit=admit, recorder=recorder)
 
 
-def threshold_of(proxy: Config) -> int:
-    """Return the --long-prefill-token-threshold of a configuration's first backend, or 0."""
-    return (proxy.backends[0].long_prefill_token_threshold or 0) if proxy.backends else 0
+def flags_of(proxy: Config) -> dict[str, Any]:
+    """Return the options of `EngineConfig` that a configuration states of its first backend."""
+    if not proxy.backends:
+        return {}
+    backend = proxy.backends[0]
+    flags: dict[str, Any] = {}
+    if backend.long_prefill_token_threshold:
+        flags["long_prefill_token_threshold"] = backend.long_prefill_token_threshold
+    if backend.scheduler == "forebay":
+        flags["scheduler_cls"] = FOREBAY_CLASS
+    return flags
 
 
 def check_policy(name: str) -> None:

@@ -1,7 +1,7 @@
 """vLLM's scheduler with its flag and Forebay's, alone and behind Forebay (virtual time).
 
-Chats beside documents of 120,000 tokens, each asked about five times, at shares of the rate that the
-engines complete round robin, and the trace of `../shared` that was played on a real H200.
+Chats beside documents of 120,000 tokens, each asked about five times, at shares of the rate that
+the engines complete round robin.
 """
 
 import argparse
@@ -21,7 +21,6 @@ from arena_workloads import ENGINE, at_load
 from guard import CHAT_MOST, CHUNK, TARGET_S, play_rows
 from guard_workloads import beside
 
-from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import SimOutcome
 from forebay.traces.schema import TraceRequest
 

@@ -7,11 +7,11 @@ requests pause behind it. Here
     leaves. A step may take three times a step that only decodes, though: else prefills would stand
     still behind many long answers. If no request decodes, and no short prompt came in the
     last seconds, a step is as long as the engine allows.
- 2. Short prompts (prefilled within one pause) go before long ones, and in both groups the request
+ 2. Short prompts (prefilled within five pauses) go before long ones, and in both groups the request
     that is due first goes first, whether it runs or waits. Once a long prompt is due, it gets half
     of each step.
- 3. A waiting request that does not fit in the KV cache keeps its place. Short prompts may pass
-    until they have as many tokens as it has.
+ 3. A waiting request that does not fit in the KV cache keeps its place. Short prompts may pass a
+    long one, and once it is due until they have as many tokens as it has.
  4. If nothing else can run, the first prefill gets a block.
 
 With vLLM's priority policy, a more urgent request goes before all others.
@@ -30,7 +30,7 @@ from forebay.proxy.core.learn.decay import RECENT_S
 from forebay.proxy.core.learn.step_cost import StepCost
 from forebay.proxy.core.model import MAJORITY
 from forebay.proxy.core.policy.engine_queue import Key, SizeGroup, StepRequest
-from forebay.proxy.core.policy.order import due_at
+from forebay.proxy.core.policy.order import STRETCH, due_at
 
 DECODES_SHARE: Final = 3.0
 """A step may take this many times a step that only decodes, even beyond the pause. Doubled: longer
@@ -107,6 +107,7 @@ class EngineSteps:
         self._tokens_left = self._seats_left = self._owed = self._cap = 0
         self._has_given = False
         self._seconds_left = inf
+        self._now = 0.0
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
@@ -122,7 +123,7 @@ class EngineSteps:
                 request.due = due_at(request.arrived_at, request.deadline, left_s)
         else:
             request.due = request.arrived_at if limits.by_priority else 0.0
-        request.is_short = left_s <= limits.pause_s or not limits.by_due
+        request.is_short = left_s <= STRETCH * limits.pause_s or not limits.by_due
         if request.is_short and not preempted:
             self._short_at = max(self._short_at, request.arrived_at)
         # Among equals a preempted request goes first, the others in the order in which they came.
@@ -173,6 +174,7 @@ class EngineSteps:
         self._seconds_left = plan.bound_s
         self._seats_left, self._cap = seats, cap or self.limits.step_tokens
         self._has_given = False
+        self._now = now
         # Give tokens: by priority, then to a long prompt that is due, short prompts, long prompts.
         while self._goes_on(0.0):
             short, long = shorts.head(), longs.head()
@@ -200,7 +202,7 @@ class EngineSteps:
                 continue
             left = request.tokens - request.computed
             owed += left
-            is_short = self.cost.chunk_s(left, request.computed) <= self.limits.pause_s
+            is_short = self.cost.chunk_s(left, request.computed) <= STRETCH * self.limits.pause_s
             (shorts if is_short else longs).running.append((self._key(request), request))
         if len(prefilling) > 1:
             shorts.running.sort()
@@ -272,17 +274,18 @@ class EngineSteps:
     def _admit(self, group: SizeGroup, key: Key, request: StepRequest, look: Look) -> bool:
         """Take the first that waits out of its queue, if it may be admitted."""
         # Ask the engine whether it fits, unless it has to wait for a long prompt that did not.
-        blocked = None if group is self._longs else self._blocked
+        is_long = group is self._longs
+        blocked = None if is_long else self._blocked
         if not self._seats_left or (blocked is not None and self._waits_for(blocked, key, request)):
             group.closed = True
             return False
-        computed = look(request, self._owed)
+        computed = look(request, self._owed if is_long else 0)
         if computed is None:
             group.closed = True
-            if group is self._longs and self._blocked is None:
+            if is_long and self._blocked is None:
                 self._blocked, self._passed = request, 0
             return False
-        if blocked is not None:
+        if blocked is not None and blocked.due <= self._now:
             self._passed += request.tokens
             self.passed_over += 1
         # It starts in this step.
@@ -298,7 +301,7 @@ class EngineSteps:
     def _waits_for(self, blocked: StepRequest, key: Key, request: StepRequest) -> bool:
         """Return True if short prompts have passed a long one for long enough."""
         passed = self._passed + request.tokens
-        return passed > blocked.tokens and self._key(blocked)[0] <= key[0]
+        return passed > STRETCH * blocked.tokens and self._key(blocked)[0] <= key[0]
 
     def _give(self, request: StepRequest, kept_s: float) -> bool:
         """Give a request tokens. Returns False if the seconds end before its tokens do."""
