@@ -169,7 +169,7 @@ class PlannedQueue(WaitingQueue):
         if not prefilling and not len(self._steps):
             return
         # A running prefill that the plan leaves out keeps a cap of 0.
-        plan = self._steps.plan(now, decoding, prefilling, self._look, seats, cap)
+        plan = self._steps.plan(now, decoding, prefilling, self._look, seats, cap, self._shared)
         for step, count in plan.running:
             self._cap(step.handle, count)
         for step, count in reversed(plan.admit):
@@ -197,6 +197,24 @@ class PlannedQueue(WaitingQueue):
         computed = self._tables.look_up(request) * self._limits.block_size
         spare = self._pool.free_blocks - self._kept_blocks - -(-owed // self._limits.block_size)
         return computed if self._tables.admissible(request, computed + 1, spare) else None
+
+    def _shared(self, waiting: StepRequest, leader: StepRequest) -> int:
+        """Return the leading tokens that two prompts share, in whole blocks."""
+        if not self._limits.enable_prefix_caching:
+            return 0
+        size = self._limits.block_size
+        ours, theirs = waiting.handle.hashes, leader.handle.hashes
+        low, high = (
+            0,
+            min(len(ours), len(theirs), (waiting.tokens - 1) // size, leader.tokens // size),
+        )
+        while low < high:  # equal hashes stand for equal beginnings
+            middle = (low + high + 1) // 2
+            if ours[middle - 1] == theirs[middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        return low * size
 
 
 def _step_of(request: EngineRequest) -> StepRequest:

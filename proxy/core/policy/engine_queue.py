@@ -24,8 +24,8 @@ class StepRequest:
     """
 
     __slots__ = (
-        "arrived_at", "computed", "deadline", "due", "given", "handle", "is_short", "number",
-        "priority", "queued", "tokens",
+        "arrived_at", "computed", "deadline", "due", "followers", "given", "handle", "is_short",
+        "leader", "number", "plan", "priority", "queued", "tokens", "until",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +48,11 @@ class StepRequest:
         self.number = 0  # order among equals. 0: it does not wait
         self.queued = False
         self.given = 0  # tokens in the plan that is being made
+        self.plan = 0  # number of the last plan in which it was running
+        # Coalescing: it waits while its leader computes the tokens up to `until`.
+        self.leader: StepRequest | None = None
+        self.until = 0
+        self.followers: list[StepRequest] = []
 
 
 class SizeGroup:

@@ -12,7 +12,9 @@ requests pause behind it. Here
     of each step.
  3. A waiting request that does not fit in the KV cache keeps its place. Short prompts may pass a
     long one, and once it is due until they have as many tokens as it has.
- 4. If nothing else can run, the first prefill gets a block.
+ 4. A waiting request waits for a prefill that computes tokens of its prompt (coalescing). That
+    prefill is then due no later than the request.
+ 5. If nothing else can run, the first prefill gets a block.
 
 With vLLM's priority policy, a more urgent request goes before all others.
 
@@ -67,6 +69,8 @@ Look = Callable[[StepRequest, int], int | None]
 
 The number is the tokens of the KV cache that running prefills will still take: not free for it.
 """
+Shared = Callable[[StepRequest, StepRequest], int]
+"""Return the number of leading tokens that two prompts share, in whole blocks."""
 
 
 @dataclass(slots=True)
@@ -100,6 +104,9 @@ class EngineSteps:
         self._numbers = self._fronts = 0
         self._short_at = -inf  # the last arrival of a short prompt
         self._planned: list[StepRequest] = []  # in the last plan's `admit`
+        self._leaders: list[StepRequest] = []  # running prefills with followers
+        self._followers = 0  # waiting for one of them
+        self._plans = 0
         self._blocked: StepRequest | None = None  # a long prompt that had no room
         self._passed = 0  # tokens admitted before it since
         # Of the plan that is being made:
@@ -108,22 +115,23 @@ class EngineSteps:
         self._has_given = False
         self._seconds_left = inf
         self._now = 0.0
+        self._shared: Shared | None = None
+        self._running: list[StepRequest] = []  # prefills that others may follow
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
-        return self._shorts.size + self._longs.size + len(self._planned)
+        return self._shorts.size + self._longs.size + len(self._planned) + self._followers
 
     def add(self, request: StepRequest) -> None:
         """Queue a request that has arrived, or that the engine has preempted."""
         # Only a request that is new gets a time at which it is due.
         preempted, limits = request.due < inf, self.limits
-        left_s = self.cost.chunk_s(request.tokens - request.computed, request.computed)
-        if limits.by_due:
-            if not preempted:
-                request.due = due_at(request.arrived_at, request.deadline, left_s)
-        else:
+        if not limits.by_due:
             request.due = request.arrived_at if limits.by_priority else 0.0
-        request.is_short = left_s <= STRETCH * limits.pause_s or not limits.by_due
+        elif not preempted:
+            left_s = self.cost.chunk_s(request.tokens - request.computed, request.computed)
+            request.due = due_at(request.arrived_at, request.deadline, left_s)
+        request.is_short = self._is_short(request)
         if request.is_short and not preempted:
             self._short_at = max(self._short_at, request.arrived_at)
         # Among equals a preempted request goes first, the others in the order in which they came.
@@ -137,9 +145,14 @@ class EngineSteps:
 
     def remove(self, request: StepRequest) -> None:
         """Forget a waiting request, which was admitted or aborted."""
+        leader = request.leader
         if request.queued:
             request.queued = False
             (self._shorts if request.is_short else self._longs).removed()
+        elif leader is not None:
+            leader.followers.remove(request)
+            request.leader = None
+            self._followers -= 1
         else:
             self._planned.remove(request)
         if request is self._blocked:
@@ -153,6 +166,7 @@ class EngineSteps:
         look: Look,
         seats: int,
         cap: int = 0,
+        shared: Shared | None = None,
     ) -> StepPlan:
         """Decide the prefills of the next step. The engine calls `remove` for each that it admits.
 
@@ -162,6 +176,7 @@ class EngineSteps:
             look: called for a waiting request before it is admitted.
             seats: how many requests may be admitted.
             cap: most tokens of one request (long_prefill_token_threshold). 0: no cap.
+            shared: compares two prompts. None: no coalescing.
         """
         shorts, longs = self._shorts, self._longs
         for request in self._planned:  # that the engine did not admit
@@ -169,12 +184,14 @@ class EngineSteps:
         self._planned.clear()
         # Set the limits of the step.
         self._owed = self._sort(prefilling)
+        self._release()
         plan = self._plan = StepPlan([], [], self._bound_s(now, decoding))
         self._tokens_left = self.limits.step_tokens - decoding
         self._seconds_left = plan.bound_s
         self._seats_left, self._cap = seats, cap or self.limits.step_tokens
         self._has_given = False
-        self._now = now
+        self._now, self._shared = now, shared
+        self._running = list(prefilling)
         # Give tokens: by priority, then to a long prompt that is due, short prompts, long prompts.
         while self._goes_on(0.0):
             short, long = shorts.head(), longs.head()
@@ -192,18 +209,19 @@ class EngineSteps:
     def _sort(self, prefilling: Sequence[StepRequest]) -> int:
         """Sort the running prefills, and return the tokens that they have left."""
         shorts, longs, by_due = self._shorts, self._longs, self.limits.by_due
+        self._plans += 1
         shorts.begin()
         longs.begin()
         owed = 0
         for place, request in enumerate(prefilling):
             request.given = 0
+            request.plan = self._plans
             if not by_due:  # in the order of admission, before all that wait
                 shorts.running.append(((-(1 << 62), 0.0, place), request))
                 continue
-            left = request.tokens - request.computed
-            owed += left
-            is_short = self.cost.chunk_s(left, request.computed) <= STRETCH * self.limits.pause_s
-            (shorts if is_short else longs).running.append((self._key(request), request))
+            owed += request.tokens - request.computed
+            group = shorts if self._is_short(request) else longs
+            group.running.append((self._key(request), request))
         if len(prefilling) > 1:
             shorts.running.sort()
             longs.running.sort()
@@ -239,6 +257,50 @@ class EngineSteps:
     def _push(self, request: StepRequest) -> None:
         group = self._shorts if request.is_short else self._longs
         group.push(self._key(request), request)
+
+    def _is_short(self, request: StepRequest) -> bool:
+        left = request.tokens - request.computed
+        most_s = STRETCH * self.limits.pause_s
+        return self.cost.chunk_s(left, request.computed) <= most_s or not self.limits.by_due
+
+    def _release(self) -> None:
+        """Queue the followers again whose leader has computed what they share, or runs no more."""
+        leaders, self._leaders = self._leaders, []
+        for leader in leaders:
+            runs, followers = leader.plan == self._plans, leader.followers
+            leader.followers = []
+            for request in followers:
+                if runs and leader.computed < request.until:
+                    leader.followers.append(request)
+                    continue
+                request.leader = None
+                request.computed = max(request.computed, min(request.until, request.tokens - 1))
+                request.is_short = self._is_short(request)
+                self._followers -= 1
+                if request is self._blocked:
+                    self._blocked = None
+                self._push(request)
+            if leader.followers:
+                self._leaders.append(leader)
+
+    def _follows(self, group: SizeGroup, request: StepRequest) -> bool:
+        """Let the first that waits follow a prefill that computes tokens of its prompt."""
+        if self._shared is None:
+            return False
+        for leader in self._running:
+            until = self._shared(request, leader)
+            if until > max(leader.computed + leader.given, request.computed):
+                break
+        else:
+            return False
+        group.pop()
+        request.leader, request.until = leader, until
+        if not leader.followers:
+            self._leaders.append(leader)
+        leader.followers.append(request)
+        leader.due = min(leader.due, request.due)
+        self._followers += 1
+        return True
 
     def _bound_s(self, now: float, decoding: int) -> float:
         """Return the seconds that prefills may add to the step."""
@@ -279,6 +341,8 @@ class EngineSteps:
         if not self._seats_left or (blocked is not None and self._waits_for(blocked, key, request)):
             group.closed = True
             return False
+        if self._follows(group, request):
+            return False
         computed = look(request, self._owed if is_long else 0)
         if computed is None:
             group.closed = True
@@ -293,6 +357,7 @@ class EngineSteps:
         request.given = 0
         group.pop()
         self._planned.append(request)
+        self._running.append(request)
         self._seats_left -= 1
         if self.limits.by_due:
             self._owed += request.tokens - computed

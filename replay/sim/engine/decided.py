@@ -23,6 +23,7 @@ class DecidedPrefills:
         self.lessons = StepLessons(self.steps.cost)
         self.admit: list[SimRequest] = []
         self._capped: list[SimRequest] = []
+        self._block_size = limits.block_size
 
     def decide(
         self,
@@ -59,7 +60,7 @@ class DecidedPrefills:
             step.computed = request.computed
             running.append(step)
             self._cap(request, 0)
-        plan = self.steps.plan(now, decoding, running, look, seats, cap)
+        plan = self.steps.plan(now, decoding, running, look, seats, cap, self._shared)
         for step, count in plan.running:
             self._cap(step.handle, count)
         for step, count in reversed(plan.admit):
@@ -69,6 +70,23 @@ class DecidedPrefills:
     def admitted(self) -> None:
         """Take out the next request to admit."""
         self.steps.remove(step_of(self.admit.pop()))
+
+    def _shared(self, waiting: StepRequest, leader: StepRequest) -> int:
+        """Return the leading tokens that two prompts share, in whole blocks."""
+        ours: SimRequest = waiting.handle
+        theirs: SimRequest = leader.handle
+        blocks = min(ours.shareable, theirs.shareable, (waiting.tokens - 1) // self._block_size)
+        if not blocks or ours.block_tokens != theirs.block_tokens:
+            return 0
+        per_id = ours.block_tokens // self._block_size
+        count = 0
+        for our_id, their_id in zip(ours.ids, theirs.ids, strict=False):
+            if our_id != their_id:
+                break
+            count += per_id
+            if count >= blocks:
+                return blocks * self._block_size
+        return count * self._block_size
 
     def _cap(self, request: SimRequest, count: int) -> None:
         request.cap = count
