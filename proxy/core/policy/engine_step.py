@@ -11,7 +11,7 @@ requests pause behind it. Here
     that is due first goes first, whether it runs or waits. Once a long prompt is due, it gets half
     of each step.
  3. A waiting request that does not fit in the KV cache keeps its place. Short prompts may pass a
-    long one, and once it is due until they have as many tokens as it has.
+    long one, and once it is due until they have five times as many tokens.
  4. A waiting request waits for a prefill that computes tokens of its prompt (coalescing). That
     prefill is then due no later than the request.
  5. If nothing else can run, the first prefill gets a block.
@@ -220,7 +220,7 @@ class EngineSteps:
                 shorts.running.append(((-(1 << 62), 0.0, place), request))
                 continue
             owed += request.tokens - request.computed
-            group = shorts if self._is_short(request) else longs
+            group = shorts if request.is_short else longs
             group.running.append((self._key(request), request))
         if len(prefilling) > 1:
             shorts.running.sort()
@@ -355,6 +355,7 @@ class EngineSteps:
         # It starts in this step.
         request.computed = computed
         request.given = 0
+        request.is_short = self._is_short(request)
         group.pop()
         self._planned.append(request)
         self._running.append(request)
