@@ -19,8 +19,7 @@ requests pause behind it. Here
 With vLLM's priority policy, a more urgent request goes before all others.
 
 The engine keeps everything else: KV blocks, prefix hits, preemption, places. `plan` gives tokens,
-and the engine may give fewer. With an unbounded pause and in the order of arrival the plan is
-vLLM's own.
+and the engine may give fewer. In the order of arrival the plan is vLLM's own.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +48,7 @@ class StepLimits:
         block_tokens: a chunk that the pause bounds ends at a multiple of this. At least the
             engine's own alignment, else such an engine rounds a chunk down to nothing.
         by_priority: the engine has vLLM's priority policy.
-        by_due: False for the order of arrival, in which no request overtakes.
+        by_due: False for the order of arrival, in which no request overtakes and none is bounded.
     """
 
     pause_s: float = 0.1
@@ -343,7 +342,9 @@ class EngineSteps:
             return False
         if self._follows(group, request):
             return False
-        computed = look(request, self._owed if is_long else 0)
+        computed: int | None = request.computed
+        if self.limits.by_due:
+            computed = look(request, self._owed if is_long else 0)
         if computed is None:
             group.closed = True
             if is_long and self._blocked is None:
@@ -372,6 +373,10 @@ class EngineSteps:
     def _give(self, request: StepRequest, kept_s: float) -> bool:
         """Give a request tokens. Returns False if the seconds end before its tokens do."""
         cost = self.cost
+        if not self.limits.by_due:  # the engine counts its budget and blocks itself
+            request.given = min(request.tokens, self._cap)
+            self._tokens_left -= 1
+            return True
         place = request.computed + request.given
         most = min(request.tokens - place, self._tokens_left, self._cap - request.given)
         if most <= 0:
