@@ -252,8 +252,8 @@ class SearchArguments(TrafficOptions):
 HEADINGS = {
     "Target": "target model endpoint api-key time-scale drain-timeout",
     "Simulated target": "gpus policy config tensor-parallel-size quantization kv-cache-dtype "
-    "speculative-config acceptance disable-hybrid-kv-cache-manager enable-lora max-loras "
-    "max-lora-rank",
+    "speculative-config acceptance disable-hybrid-kv-cache-manager scheduler-cls "
+    "additional-config enable-lora max-loras max-lora-rank",
     "Traffic": "arrivals seed format skip-bad too-long buckets",
     "Search": "slo attainment resolution start requests parts",
     "Output": "out force json",

@@ -33,8 +33,8 @@ HEADINGS = {
     "Users": "users document-tokens think document-share shared documents zipf cv question-tokens "
     "document-output-tokens chat-tokens chat-output-tokens",
     "Fleet": "model gpu tensor-parallel-size quantization kv-cache-dtype speculative-config "
-    "acceptance disable-hybrid-kv-cache-manager enable-lora max-loras max-lora-rank policy "
-    "config calibration max-model-len max-num-batched-tokens "
+    "acceptance disable-hybrid-kv-cache-manager scheduler-cls additional-config enable-lora "
+    "max-loras max-lora-rank policy config calibration max-model-len max-num-batched-tokens "
     "max-num-seqs gpu-memory-utilization price-per-gpu-hour gpu-watts",
     "Search": "slo seeds seed window quick validate jobs",
     "Output": "plot plot-tokens out force json",

@@ -180,9 +180,7 @@ class SizeArguments:
         engine = EngineConfig(
             max_model_len=self.max_model_len,
             calibration=self.calibration,
-            **flags_of(proxy),
-            **self._engine_options(),
-            **flags.of_model(),
+            **{**flags_of(proxy), **self._engine_options(), **flags.of_model()},
         )
         return Scenario(engine, 1, self.policy, proxy)
 

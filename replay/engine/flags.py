@@ -96,7 +96,7 @@ class PlacementFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlags(PlacementFlags):
-    """The flags above, and vLLM's flags of speculative decoding and of windows.
+    """The flags above, and vLLM's flags of speculative decoding, windows and the scheduler class.
 
     `engine`, `simulate`, `size` and `search` share them.
     """
@@ -118,6 +118,14 @@ class ModelFlags(PlacementFlags):
             "--disable-hybrid-kv-cache-manager",
             help="Let layers with a window keep the whole context, too.",
         ),
+    ] = None
+    scheduler_cls: Annotated[
+        str | None,
+        typer.Option(help="Scheduler class; forebay: Forebay's. Default: vLLM's own."),
+    ] = None
+    additional_config: Annotated[
+        str | None,
+        typer.Option(help='JSON; of {"forebay": {"pause": 0.1}} the pause acts, in seconds.'),
     ] = None
 
     def of_model(self) -> dict[str, Any]:
@@ -153,14 +161,6 @@ class EngineFlags(ModelFlags):
         bool, typer.Option(help="Split the prefill of long prompts over several steps.")
     ] = True
     scheduling_policy: Annotated[str, typer.Option(help="fcfs or priority.")] = "fcfs"
-    scheduler_cls: Annotated[
-        str | None,
-        typer.Option(help="Scheduler class; forebay: Forebay's. Default: vLLM's own."),
-    ] = None
-    additional_config: Annotated[
-        str | None,
-        typer.Option(help='JSON; of {"forebay": {"pause": 0.1}} the pause acts, in seconds.'),
-    ] = None
     num_gpu_blocks_override: Annotated[
         int | None, typer.Option(help="Number of KV blocks; default: as many as fit the GPU.")
     ] = None

@@ -1,7 +1,9 @@
-"""vLLM's scheduler with its flag and Forebay's, alone and behind Forebay (virtual time).
+"""Forebay's scheduler inside vLLM: python tests/bench/engine_step.py --write (virtual time).
 
 Chats beside documents of 120,000 tokens, each asked about five times, at shares of the rate that
-the engines complete round robin.
+the engines complete round robin: vLLM alone and behind Forebay, with its defaults, with
+--long-prefill-token-threshold, and with the scheduler class. All seeds count together. With --trace
+one engine plays a trace as it is.
 """
 
 import argparse
@@ -17,13 +19,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from arena_policies import FOREBAY
+from arena_score import CHAT_MOST
 from arena_workloads import ENGINE, at_load
-from guard import CHAT_MOST, CHUNK, TARGET_S, play_rows
+from guard import CHUNK, TARGET_S, play_rows
 from guard_workloads import beside
 
 from forebay.replay.sim.fleet import SimOutcome
+from forebay.replay.sim.workload import SimWorkload
 from forebay.traces.schema import TraceRequest
 
+RESULTS = Path(__file__).parent / "results" / "engine-step.json"
 UNTIL_S = 200.0  # of each seed's trace, before its arrivals are scaled to the load
 RATES = 3.35, 0.165  # chats and documents a second for each GPU
 SET_UPS = {
@@ -36,7 +41,7 @@ SET_UPS = {
 }
 
 
-def rows_of(gpus: int, load: float, seed: int) -> Sequence[TraceRequest]:
+def rows_of(gpus: int, load: float, seed: int) -> list[TraceRequest]:
     chats_per_s, documents_per_s = (rate * gpus for rate in RATES)
     made = beside(5, chats_per_s, documents_per_s)(seed, 1)
     return at_load([row for row in made if row.arrival_s < UNTIL_S], load, (ENGINE,) * gpus)
@@ -73,16 +78,32 @@ def cells(
                 yield f"{count} GPUs, {load:.0%}, {name}", figures(outcomes)
 
 
+def alone(rows: list[TraceRequest], set_ups: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name in set_ups:
+        yield name, figures(play_rows(rows, *SET_UPS[name], 1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 1.5])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--only", nargs="+", default=list(SET_UPS), choices=list(SET_UPS))
-    parser.add_argument("--write", action="store_true", help="keep the figures in results/")
+    parser.add_argument("--trace", type=Path, help="a trace that one engine plays as it is")
+    parser.add_argument("--write", action="store_true", help=f"keep the figures in {RESULTS.name}")
     options = parser.parse_args()
-    for name, row in cells(options.gpus, options.loads, options.seeds, options.only):
+    if options.trace is not None:
+        rows = SimWorkload(options.trace).source(ENGINE.context)
+        found = alone(rows, options.only)
+    else:
+        found = cells(options.gpus, options.loads, options.seeds, options.only)
+    kept: dict[str, Any] = {}
+    for name, row in found:
+        kept[name] = row
         print(f"{name:34}", json.dumps(row), flush=True)
+    if options.write:
+        earlier = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        RESULTS.write_text(json.dumps(earlier | kept, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -48,8 +48,9 @@ HEADINGS = {
     "api-server-count renderer-num-workers fault",
     "Scheduling and KV cache": "max-model-len max-num-batched-tokens max-num-seqs "
     "enable-prefix-caching gpu-memory-utilization block-size long-prefill-token-threshold "
-    "enable-chunked-prefill scheduling-policy num-gpu-blocks-override watermark "
-    "scheduler-reserve-full-isl long-prefill-token-threshold-adaptive max-num-active-seqs "
+    "enable-chunked-prefill scheduling-policy scheduler-cls additional-config "
+    "num-gpu-blocks-override watermark scheduler-reserve-full-isl "
+    "long-prefill-token-threshold-adaptive max-num-active-seqs "
     "prefill-schedule-interval async-scheduling",
     "Output": "json",
 }
