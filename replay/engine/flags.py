@@ -121,7 +121,7 @@ class ModelFlags(PlacementFlags):
     ] = None
     scheduler_cls: Annotated[
         str | None,
-        typer.Option(help="Scheduler class; forebay: Forebay's. Default: vLLM's own."),
+        typer.Option(help="vllm: vLLM's own scheduler class; forebay: Forebay's. Default: vllm."),
     ] = None
     additional_config: Annotated[
         str | None,

@@ -45,7 +45,6 @@ class SchedulerLimits:
 
 FOREBAY_CLASS = "forebay"
 """Short name of Forebay's scheduler class in --scheduler-cls."""
-_VLLM = "vllm.v1.core.sched."
 _PAUSE_S = 0.1
 
 
@@ -56,7 +55,7 @@ def read_pause(scheduler_cls: str | None, additional_config: str | None) -> floa
         InputError: another class, or a pause that is no number of seconds.
     """
     options = _forebay_options(additional_config)
-    if scheduler_cls is None or scheduler_cls.startswith(_VLLM):
+    if scheduler_cls is None or scheduler_cls.partition(".")[0] == "vllm":
         return 0.0
     if scheduler_cls != FOREBAY_CLASS and not scheduler_cls.startswith("forebay."):
         raise InputError(

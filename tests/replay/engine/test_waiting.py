@@ -112,5 +112,6 @@ def test_bad_options_are_named(change: dict[str, object], message: str) -> None:
 def test_the_pause_is_read_beside_the_options_of_others() -> None:
     assert read_pause(None, '{"acme": 1}') == 0.0
     assert read_pause("vllm.v1.core.sched.scheduler.Scheduler", None) == 0.0
+    assert read_pause("vllm", None) == 0.0
     assert read_pause("forebay", None) == 0.1
     assert read_pause("forebay.proxy.x.Y", '{"acme": 1, "forebay": {"pause": 0.25}}') == 0.25
