@@ -115,7 +115,7 @@ class EngineSteps:
         self._seconds_left = inf
         self._now = 0.0
         self._shared: Shared | None = None
-        self._running: list[StepRequest] = []  # prefills that others may follow
+        self._running: list[StepRequest] = []  # prefills that go on after this step
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
@@ -323,7 +323,10 @@ class EngineSteps:
                 group.next_ += 1
             elif not self._admit(group, head[0], request, look):
                 continue
-            if not self._give(request, kept_s):
+            whole = self._give(request, kept_s)
+            if request.plan < self._plans and request.computed + request.given < request.tokens:
+                self._running.append(request)
+            if not whole:
                 group.partial = request
                 return
 
@@ -359,7 +362,6 @@ class EngineSteps:
         request.is_short = self._is_short(request)
         group.pop()
         self._planned.append(request)
-        self._running.append(request)
         self._seats_left -= 1
         if self.limits.by_due:
             self._owed += request.tokens - computed
