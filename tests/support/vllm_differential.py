@@ -286,7 +286,9 @@ class Ours:
 class Theirs:
     """vLLM's scheduler, stepped as EngineCore.step and step_with_batch_queue step it."""
 
-    def __init__(self, config: EngineConfig, vllm_config: Any, manager: Any) -> None:
+    def __init__(
+        self, config: EngineConfig, vllm_config: Any, manager: Any, scheduler_class: Any = None
+    ) -> None:
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -299,7 +301,8 @@ class Theirs:
         kv_cache = KVCacheConfig(blocks, [], kv_groups(config))
         if hasattr(kv_cache, "prefix_cache_retention_interval"):
             kv_cache.prefix_cache_retention_interval = 0  # vLLM's default
-        self.scheduler: Any = (AsyncScheduler if self.ahead else Scheduler)(
+        own_class = AsyncScheduler if self.ahead else Scheduler
+        self.scheduler: Any = (scheduler_class or own_class)(
             vllm_config,
             kv_cache,
             manager,

@@ -1,0 +1,202 @@
+"""The prompts that an engine has not computed yet, as the decision sees them."""
+
+import time
+from collections.abc import Callable
+from math import inf, isfinite
+from typing import Any, Final
+
+from vllm.v1.request import RequestStatus
+
+from forebay.proxy.core.learn.step_cost import StepCost
+from forebay.proxy.core.policy.engine_queue import StepRequest
+from forebay.proxy.core.policy.engine_step import EngineSteps, StepLimits, StepPlan
+
+TIMEOUT: Final = "forebay_timeout_s"
+"""The key in `vllm_xargs` by which a request may say how soon it wants its first token."""
+STARTABLE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+
+
+def step_cost(vllm_config: Any) -> StepCost:
+    """Return the cost of steps to begin with: the slope follows from the model's dimensions."""
+    text = vllm_config.model_config.hf_text_config
+    heads = getattr(text, "num_attention_heads", 0)
+    hidden, experts = getattr(text, "hidden_size", 0), getattr(text, "num_experts_per_tok", 1)
+    wide = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", 0)
+    head = getattr(text, "head_dim", None) or (hidden // heads if heads else 0)
+    if not (heads and hidden and wide and head):
+        return StepCost()
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    weights = 2 * hidden * head * (heads + kv_heads) + 3 * hidden * wide * (experts or 1)
+    return StepCost(slope=weights / (2.0 * heads * head))
+
+
+class Prefills:
+    """Plans the prefills of each step. Its caller reports the requests that come and go.
+
+    Attributes:
+        steps: the decision.
+        is_broken: a change could not be followed, so `rebuild` has to come first.
+    """
+
+    def __init__(
+        self, scheduler: Any, limits: StepLimits, cost: StepCost, clock: Callable[[], float]
+    ) -> None:
+        self.steps = EngineSteps(limits, cost)
+        self.is_broken = False
+        self._scheduler, self._clock = scheduler, clock
+        self._prompts: dict[str, StepRequest] = {}
+        self._aside: dict[str, StepRequest] = {}  # wait for more than their turn
+        self._stuck: list[StepRequest] = []  # found so while the plan was made
+        self._adapters: set[int] | None = None  # of running requests; None: any may come
+
+    def came(self, request: Any) -> None:
+        """Queue a request that has arrived, or that the engine has preempted or skipped."""
+        try:
+            prompt = self._prompt(request)
+            prompt.tokens, prompt.computed = request.num_tokens, self._cached(request)
+            if request.status in STARTABLE:
+                self.steps.add(prompt)
+            else:
+                self._aside[request.request_id] = prompt
+        except Exception:  # the decision's fault must not become the engine's
+            self.is_broken = True
+
+    def went(self, request: Any) -> None:
+        """Forget that a request waits."""
+        try:
+            if self._aside.pop(request.request_id, None) is None:
+                self.steps.remove(self._prompts[request.request_id])
+        except Exception:  # as above
+            self.is_broken = True
+
+    def ended(self, request_id: str) -> None:
+        """Forget a request."""
+        self._prompts.pop(request_id, None)
+
+    def rebuild(self) -> None:
+        """Begin anew with what waits in the engine."""
+        passed_over, self.is_broken = self.steps.passed_over, False
+        self.steps = EngineSteps(self.steps.limits, self.steps.cost)
+        self.steps.passed_over = passed_over
+        self._prompts.clear()
+        self._aside.clear()
+        for request in self._scheduler.waiting:
+            self.came(request)
+
+    def plan(self, cap: int) -> StepPlan:
+        """Decide the next step.
+
+        Args:
+            cap: most tokens of one request. 0: no cap.
+        """
+        scheduler = self._scheduler
+        # Requests that had to wait for a grammar or an adapter may be ready by now.
+        self._adapters = self._running_adapters()
+        for request_id, prompt in list(self._aside.items()):
+            if not self._is_stuck(prompt.handle):
+                del self._aside[request_id]
+                self.steps.add(prompt)
+        # What runs: a prompt that is half computed, or an answer.
+        prefilling = []
+        for request in scheduler.running:
+            if request.is_prefill_chunk:
+                prompt = self._prompt(request)
+                prompt.tokens, prompt.computed = request.num_tokens, request.num_computed_tokens
+                prefilling.append(prompt)
+        decoding = len(scheduler.running) - len(prefilling)
+        sessions = scheduler.num_waiting_for_streaming_input
+        seats = getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs)
+        plan = self.steps.plan(
+            self._clock(),
+            decoding * (1 + scheduler.num_spec_tokens),
+            prefilling,
+            self._look,
+            max(0, seats - len(scheduler.running) - sessions),
+            cap,
+        )
+        planned = {id(prompt) for prompt, _ in plan.running}
+        plan.running += [(prompt, 0) for prompt in prefilling if id(prompt) not in planned]
+        # Whoever is stuck makes way for the others from the next step on.
+        for prompt in self._stuck:
+            request_id = prompt.handle.request_id  # type: ignore[attr-defined]
+            self.steps.remove(prompt)
+            self._aside[request_id] = prompt
+        self._stuck.clear()
+        return plan
+
+    def _prompt(self, request: Any) -> StepRequest:
+        prompt = self._prompts.get(request.request_id)
+        if prompt is None:
+            now = self._clock()
+            arrived_at = now - max(0.0, time.time() - request.arrival_time)
+            prompt = self._prompts[request.request_id] = StepRequest(
+                request, arrived_at, request.num_tokens, 0, request.priority,
+                arrived_at + _timeout_s(request),
+            )  # fmt: skip
+        return prompt
+
+    def _look(self, prompt: StepRequest, owed: int) -> int | None:
+        """Return the cached tokens of a waiting request, or None if vLLM has no room for it."""
+        request: Any = prompt.handle
+        if self._is_stuck(request):
+            self._stuck.append(prompt)
+            return None
+        if self._adapters is not None and request.lora_request is not None:
+            self._adapters.add(request.lora_request.lora_int_id)
+        cached = self._cached(request)
+        scheduler = self._scheduler
+        manager = scheduler.kv_cache_manager
+        # Who is alone, or has layers whose blocks differ, is left to vLLM.
+        if not scheduler.running or len(scheduler.kv_cache_config.kv_cache_groups) != 1:
+            return cached
+        if not self.steps.limits.by_due:
+            return cached
+        blocks = -(-(request.num_tokens - cached + owed) // scheduler.block_size)
+        spare = getattr(manager, "watermark_blocks", 0)
+        return cached if blocks + spare <= manager.block_pool.get_num_free_blocks() else None
+
+    def _is_stuck(self, request: Any) -> bool:
+        """Return True if a request has to wait for more than its turn."""
+        scheduler = self._scheduler
+        if request.status not in STARTABLE and not scheduler._handle_blocked_waiting_request(
+            request
+        ):
+            return True
+        adapter = request.lora_request
+        if self._adapters is None or adapter is None:
+            return False
+        most = scheduler.lora_config.max_loras
+        return len(self._adapters) >= most and adapter.lora_int_id not in self._adapters
+
+    def _running_adapters(self) -> set[int] | None:
+        """Return the LoRA adapters in use.
+
+        Of all running requests: vLLM before 0.33 counts those of a step, and one that gets no
+        tokens in this step would be one too many in the next.
+        """
+        if not self._scheduler.lora_config:
+            return None
+        running = self._scheduler.running
+        return {r.lora_request.lora_int_id for r in running if r.lora_request}
+
+    def _cached(self, request: Any) -> int:
+        """Return how many leading tokens of a waiting request are in the KV cache."""
+        manager = self._scheduler.kv_cache_manager
+        if request.num_computed_tokens:
+            return int(request.num_computed_tokens)
+        if not manager.enable_caching or request.skip_reading_prefix_cache:
+            return 0
+        found = manager.coordinator.find_longest_cache_hit(
+            request.block_hashes, request.num_tokens - 1
+        )
+        return int(found[1])
+
+
+def _timeout_s(request: Any) -> float:
+    """Return the seconds after its arrival at which a request is due, if it says so."""
+    parameters = request.sampling_params
+    extra = parameters.extra_args if parameters is not None else None
+    timeout = extra.get(TIMEOUT) if extra else None
+    if isinstance(timeout, int | float) and isfinite(timeout) and timeout > 0:
+        return float(timeout)
+    return inf
