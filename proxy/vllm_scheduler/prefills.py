@@ -141,6 +141,8 @@ class Prefills:
         if self._is_stuck(request):
             self._stuck.append(prompt)
             return None
+        # With asynchronous scheduling a last token may have come after the preemption.
+        prompt.tokens = request.num_tokens
         if self._adapters is not None and request.lora_request is not None:
             self._adapters.add(request.lora_request.lora_int_id)
         cached = self._cached(request)

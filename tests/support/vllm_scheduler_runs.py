@@ -159,9 +159,9 @@ class Workload:
             plans = [engine.start() for engine in engines]
             steps += 1
             each_step(f"step {steps}, planned")
-            for plan in plans[1:]:
-                same(f"step {steps}: scheduled tokens",
-                     [list(p.items()) for p in plans[0]], [list(p.items()) for p in plan])  # fmt: skip
+            theirs, *ours = [[list(p.items()) for p in plan] for plan in plans]
+            for own in ours:
+                same(f"step {steps}: scheduled tokens", theirs, own)
             abort_some()
             tokens = sum(sum(plan.values()) for plan in plans[0])
             empty = 0 if tokens else empty + 1
@@ -250,7 +250,24 @@ def play_bounded(workload: Workload, seen: Counter[str]) -> None:
             return plan(cap)
 
         scheduler.prefills.plan = plan_or_fail
-    ended = workload.play([engine], clock, lambda where: check_step(engine, where))
+    preempt = scheduler._preempt_request
+
+    def counted(*args: Any, **options: Any) -> None:
+        seen["preemptions"] += 1
+        preempt(*args, **options)
+
+    scheduler._preempt_request = counted
+
+    def check(where: str) -> None:
+        check_step(engine, where)
+        if where.endswith("planned"):
+            cut = [name for name, most in scheduler._caps.items() if most]
+            seen["cut prefills"] += sum(
+                name in scheduler.requests and scheduler.requests[name].is_prefill_chunk
+                for name in cut
+            )
+
+    ended = workload.play([engine], clock, check)
     seen["bounded steps"] += scheduler.current_step
     seen["faults"] += scheduler.reports.faults
     seen["aborts"] += len(aborted)
@@ -270,7 +287,9 @@ def play(seed: int, version: str, layers: str, model: Any, seen: Counter[str]) -
     """Play a workload in both ways. Raises Difference."""
     for play_one in (play_neutral, play_bounded):
         workload = Workload(seed, version, layers, model)
-        play_one(workload, seen)
+        # Adapters: vLLM before 0.33 admits one too many when a running request has no tokens.
+        if play_one is play_bounded or not workload.has_adapters:
+            play_one(workload, seen)
     config = workload.config
     seen["requests"] += len(workload.asks)
     seen["async workloads"] += config.asynchronous
@@ -308,10 +327,9 @@ def main() -> int:
                 play(seed, version, options.layers, model, seen)
             except Exception as fault:  # a crash is a difference too
                 differences += 1
-                if differences <= 3:
-                    print(f"seed {seed}: {type(fault).__name__}: {fault}", file=sys.stderr)
-                    if not isinstance(fault, Difference):
-                        traceback.print_exc()
+                print(f"seed {seed}: {type(fault).__name__}: {fault!s:.2000}", file=sys.stderr)
+                if not isinstance(fault, Difference):
+                    traceback.print_exc()
                 if options.stop:
                     break
     summary = {

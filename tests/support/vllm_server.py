@@ -163,6 +163,8 @@ def vllm_process(python: str, model: Path, log: Path, *flags: str) -> Iterator[R
         "VLLM_LOGGING_LEVEL": "WARNING",
     }
     environment.pop("PYTHONPATH", None)  # of this project, not of that interpreter
+    if "--scheduler-cls" in flags:
+        environment |= {"PYTHONPATH": str(ROOT / ".typing"), "VLLM_LOGGING_LEVEL": "INFO"}
     command = [
         python, "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server",
         "--host", "127.0.0.1", "--port", str(port), "--model", str(model),
