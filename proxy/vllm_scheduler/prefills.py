@@ -1,7 +1,5 @@
 """The prompts that an engine has not computed yet, as the decision sees them."""
 
-import time
-from collections.abc import Callable
 from math import inf, isfinite
 from typing import Any, Final
 
@@ -38,12 +36,10 @@ class Prefills:
         is_broken: a change could not be followed, so `rebuild` has to come first.
     """
 
-    def __init__(
-        self, scheduler: Any, limits: StepLimits, cost: StepCost, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, scheduler: Any, limits: StepLimits, cost: StepCost) -> None:
         self.steps = EngineSteps(limits, cost)
         self.is_broken = False
-        self._scheduler, self._clock = scheduler, clock
+        self._scheduler = scheduler
         self._prompts: dict[str, StepRequest] = {}
         self._aside: dict[str, StepRequest] = {}  # wait for more than their turn
         self._stuck: list[StepRequest] = []  # found so while the plan was made
@@ -59,7 +55,7 @@ class Prefills:
             else:
                 self._aside[request.request_id] = prompt
         except Exception:  # the decision's fault must not become the engine's
-            self.is_broken = True
+            self._break()
 
     def went(self, request: Any) -> None:
         """Forget that a request waits."""
@@ -67,11 +63,15 @@ class Prefills:
             if self._aside.pop(request.request_id, None) is None:
                 self.steps.remove(self._prompts[request.request_id])
         except Exception:  # as above
-            self.is_broken = True
+            self._break()
 
     def ended(self, request_id: str) -> None:
         """Forget a request."""
         self._prompts.pop(request_id, None)
+
+    def _break(self) -> None:
+        self.is_broken = True
+        self._scheduler.reports.fault("a change of the waiting requests could not be followed")
 
     def rebuild(self) -> None:
         """Begin anew with what waits in the engine."""
@@ -107,7 +107,7 @@ class Prefills:
         sessions = scheduler.num_waiting_for_streaming_input
         seats = getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs)
         plan = self.steps.plan(
-            self._clock(),
+            scheduler.clock(),
             decoding * (1 + scheduler.num_spec_tokens),
             prefilling,
             self._look,
@@ -118,7 +118,7 @@ class Prefills:
         plan.running += [(prompt, 0) for prompt in prefilling if id(prompt) not in planned]
         # Whoever is stuck makes way for the others from the next step on.
         for prompt in self._stuck:
-            request_id = prompt.handle.request_id  # type: ignore[attr-defined]
+            request_id = prompt.handle.request_id
             self.steps.remove(prompt)
             self._aside[request_id] = prompt
         self._stuck.clear()
@@ -127,8 +127,8 @@ class Prefills:
     def _prompt(self, request: Any) -> StepRequest:
         prompt = self._prompts.get(request.request_id)
         if prompt is None:
-            now = self._clock()
-            arrived_at = now - max(0.0, time.time() - request.arrival_time)
+            waited_s = max(0.0, self._scheduler.wall_clock() - request.arrival_time)
+            arrived_at = self._scheduler.clock() - waited_s
             prompt = self._prompts[request.request_id] = StepRequest(
                 request, arrived_at, request.num_tokens, 0, request.priority,
                 arrived_at + _timeout_s(request),

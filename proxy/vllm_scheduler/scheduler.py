@@ -35,11 +35,13 @@ class BoundedScheduler(Scheduler):
 
     Attributes:
         clock: returns seconds, never less than before.
+        wall_clock: returns seconds since 1970, as vLLM's `arrival_time`.
         prefills: the decision, and the requests as it sees them.
         reports: what operators see of it.
     """
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
+    wall_clock: Callable[[], float] = staticmethod(time.time)
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         """Take the arguments of vLLM's scheduler.
@@ -53,13 +55,11 @@ class BoundedScheduler(Scheduler):
         # From now on vLLM asks for the end of each chunk.
         self._is_aligned: bool = self.need_mamba_block_aligned_split
         self.need_mamba_block_aligned_split: bool = True
-        self.prefills = Prefills(
-            self, self.limits(settings.pause), step_cost(vllm_config), self.clock
-        )
-        self.waiting = Waiting(self.prefills.came, self.prefills.went)
         self.reports = Reports(
             getattr(self.parallel_config, "data_parallel_index", 0), settings.pause
         )
+        self.prefills = Prefills(self, self.limits(settings.pause), step_cost(vllm_config))
+        self.waiting = Waiting(self.prefills.came, self.prefills.went)
         self._caps: dict[str, int] = {}  # tokens of prefills in this step; of others, no limit
         self._empty_steps = 0
         self._bound_s = inf
@@ -135,13 +135,13 @@ class BoundedScheduler(Scheduler):
             plan = self.prefills.plan(self._threshold())
         except Exception:  # a fault of the decision must not become one of the engine
             self.prefills.is_broken = True
-            self.reports.fault("the plan of a step failed")
+            self.reports.fault("a step could not be planned, so vLLM plans it")
             return False
         self._bound_s = plan.bound_s + self.prefills.steps.cost.base_s
         caps, startable = self._caps, self.waiting.startable
         caps.clear()
         for prompt, count in plan.running:
-            caps[prompt.handle.request_id] = count  # type: ignore[attr-defined]
+            caps[prompt.handle.request_id] = count
         for prompt, count in plan.admit:
             request: Any = prompt.handle
             # A cached prefix may be lost within the step. Only a bound limits what has to be

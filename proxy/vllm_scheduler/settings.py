@@ -1,10 +1,10 @@
 """What is decided before the engine starts: the operator's settings, and the version of vLLM."""
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, Final
 
-LONGEST_PAUSE_S: Final = 10.0
+SHORTEST_PAUSE_S: Final = 0.001
+LONGEST_PAUSE_S: Final = 60.0
 OLDEST, NEWEST = (0, 26), (0, 33)
 """Versions whose own scheduler was compared with this one on random workloads."""
 
@@ -34,9 +34,10 @@ def read_settings(additional_config: object) -> Settings:
         raise ValueError(f'{where} has no setting "{unknown[0]}"; there is "pause"')
     pause = own.get("pause", Settings().pause)
     is_number = isinstance(pause, int | float) and not isinstance(pause, bool)
-    if not is_number or not isfinite(pause) or not 0 < pause <= LONGEST_PAUSE_S:
+    if not is_number or not SHORTEST_PAUSE_S <= pause <= LONGEST_PAUSE_S:
         raise ValueError(
-            f"{where}: pause is {pause!r}; give seconds above 0 and at most {LONGEST_PAUSE_S:g}"
+            f"{where}: pause is {pause!r}; give seconds between {SHORTEST_PAUSE_S:g} and"
+            f" {LONGEST_PAUSE_S:g}"
         )
     return Settings(float(pause))
 

@@ -53,14 +53,19 @@ def main() -> int:
     print("| running | waiting | vLLM, us | class, us | of it the decision, us | longest |")
     print("| --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps({**TINY, "max_position_embeddings": CONTEXT}))
+        Path(folder, "config.json").write_text(
+            json.dumps({**TINY, "max_position_embeddings": CONTEXT})
+        )
         model = ModelConfig(
             model=folder, dtype="bfloat16", skip_tokenizer_init=True, enforce_eager=True
         )
         for running in (16, 256, 1_000):
             clock, rng = Clock(), random.Random(1)
             workload = workload_of(running, model)
-            engines = [Engine(workload, None), Engine(workload, bounded_class(False, clock, pause_s=0.1))]
+            engines = [
+                Engine(workload, None),
+                Engine(workload, bounded_class(False, clock, pause_s=0.1)),
+            ]
             for number in range(running):
                 asked = ask(rng, f"answer {number}", 20, clock)
                 for engine in engines:
@@ -92,19 +97,18 @@ def main() -> int:
                         engine.add(asked)
                 for engine, seen in zip(engines, times, strict=True):
                     scheduler = engine.scheduler
-                    schedule, taken = scheduler.schedule, []
+                    schedule = scheduler.schedule
 
-                    def timed_schedule(schedule: Any = schedule, taken: Any = taken) -> Any:
+                    def timed_schedule(schedule: Any = schedule, seen: Any = seen) -> Any:
                         began_s = time.thread_time()
                         plan = schedule()
-                        taken.append(time.thread_time() - began_s)
+                        seen.append(time.thread_time() - began_s)
                         return plan
 
                     scheduler.schedule = timed_schedule
                     engine.start()
                     engine.finish()
                     scheduler.schedule = schedule
-                    seen += taken
                 clock.now_s += 0.05
             own, with_class, decision = (median(each) * 1e6 for each in (*times, decisions))
             print(f"| {running} | {given.waiting} | {own:.0f} | {with_class:.0f} | {decision:.0f} |"

@@ -1,6 +1,6 @@
 """Chats beside long prompts on a real vLLM on the CPU: its own scheduler, a flag, and the class.
 
-    python tests/bench/vllm_scheduler_cpu.py --rounds 2      (six minutes a round, after make vllm-cpu)
+    python tests/bench/vllm_scheduler_cpu.py --rounds 2      (after make vllm-cpu)
 
 Starts a server for each way, one after the other, and sends each the same requests at the same
 times. Prints a table, and whether the answers at temperature 0 are equal. Run it on a quiet
@@ -45,7 +45,8 @@ def main() -> int:
     asks = draw_asks(1, given.seconds, given.chats, given.documents, given.tokens)
     texts: dict[str, list[list[str]]] = {}
     print("| | chats' first token p50 / p90 / max | longest pause | chats' end, max |"
-          " documents' first token, max | load |\n| --- | --- | --- | --- | --- | --- |")  # fmt: skip
+          " documents' first token, max | load |")  # fmt: skip
+    print("| --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "model")
         write_model(model, SIZE)

@@ -57,21 +57,18 @@ class Clock:
     def __call__(self) -> float:
         return self.now_s
 
-    time = __call__
-
 
 def bounded_class(ahead: bool, clock: Clock, **limits: Any) -> Any:
     """Return the class with another clock and other limits."""
-    from forebay.proxy.vllm_scheduler import prefills, scheduler
+    from forebay.proxy.vllm_scheduler import scheduler
 
-    prefills.time = clock  # type: ignore[assignment]
     base = scheduler.AsyncBoundedScheduler if ahead else scheduler.BoundedScheduler
 
     class Chosen(base):  # type: ignore[misc, valid-type]
         def limits(self, pause_s: float) -> Any:
             return replace(super().limits(pause_s), **limits)
 
-    Chosen.clock = staticmethod(clock)
+    Chosen.clock = Chosen.wall_clock = staticmethod(clock)
     return Chosen
 
 
