@@ -41,6 +41,7 @@ class Prefills:
         self.is_broken = False
         self._scheduler = scheduler
         self._prompts: dict[str, StepRequest] = {}
+        self._waiting: dict[str, StepRequest] = {}  # in `steps`
         self._aside: dict[str, StepRequest] = {}  # wait for more than their turn
         self._stuck: list[StepRequest] = []  # found so while the plan was made
         self._adapters: set[int] | None = None  # of running requests; None: any may come
@@ -51,7 +52,7 @@ class Prefills:
             prompt = self._prompt(request)
             prompt.tokens, prompt.computed = request.num_tokens, self._cached(request)
             if request.status in STARTABLE:
-                self.steps.add(prompt)
+                self._queue(request.request_id, prompt)
             else:
                 self._aside[request.request_id] = prompt
         except Exception:  # the decision's fault must not become the engine's
@@ -61,7 +62,7 @@ class Prefills:
         """Forget that a request waits."""
         try:
             if self._aside.pop(request.request_id, None) is None:
-                self.steps.remove(self._prompts[request.request_id])
+                self.steps.remove(self._waiting.pop(request.request_id))
         except Exception:  # as above
             self._break()
 
@@ -78,8 +79,8 @@ class Prefills:
         passed_over, self.is_broken = self.steps.passed_over, False
         self.steps = EngineSteps(self.steps.limits, self.steps.cost)
         self.steps.passed_over = passed_over
-        self._prompts.clear()
-        self._aside.clear()
+        for known in (self._prompts, self._waiting, self._aside):
+            known.clear()
         for request in self._scheduler.waiting:
             self.came(request)
 
@@ -95,7 +96,7 @@ class Prefills:
         for request_id, prompt in list(self._aside.items()):
             if not self._is_stuck(prompt.handle):
                 del self._aside[request_id]
-                self.steps.add(prompt)
+                self._queue(request_id, prompt)
         # What runs: a prompt that is half computed, or an answer.
         prefilling = []
         for request in scheduler.running:
@@ -119,10 +120,14 @@ class Prefills:
         # Whoever is stuck makes way for the others from the next step on.
         for prompt in self._stuck:
             request_id = prompt.handle.request_id
-            self.steps.remove(prompt)
+            self.steps.remove(self._waiting.pop(request_id))
             self._aside[request_id] = prompt
         self._stuck.clear()
         return plan
+
+    def _queue(self, request_id: str, prompt: StepRequest) -> None:
+        self._waiting[request_id] = prompt
+        self.steps.add(prompt)
 
     def _prompt(self, request: Any) -> StepRequest:
         prompt = self._prompts.get(request.request_id)

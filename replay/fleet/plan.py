@@ -233,6 +233,7 @@ def _setting(
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
         adapters=adapters,
+        has_class=install.has_class,
     )
     return setting, tokens
 

@@ -17,7 +17,9 @@ SINCE = {"--max-num-queued-reqs": (0, 29), "--shutdown-timeout": (0, 20)}
 ROPE_PARAMETERS_SINCE = (0, 14)  # before it: rope_scaling, with rope_theta outside of it
 POLICY_FLAG = "--scheduling-policy"
 CHUNK_FLAG = "--long-prefill-token-threshold"
+CLASS_FLAG = "--scheduler-cls"
 OPTIONAL = {
+    CLASS_FLAG,
     "--enable-prefix-caching",
     "--enable-chunked-prefill",
     "--max-num-batched-tokens",
@@ -66,6 +68,7 @@ class Setting:
         ranks: GPUs of one server, by tensor parallelism.
         quantization, kv_cache_dtype: vLLM's options. None: its defaults.
         adapters: room for adapters. None: without --enable-lora.
+        has_class: Forebay's scheduler class can be imported there.
     """
 
     profile: Profile
@@ -87,6 +90,7 @@ class Setting:
     quantization: str | None = None
     kv_cache_dtype: str | None = None
     adapters: Adapters | None = None
+    has_class: bool = False
 
 
 def serve_flags(
@@ -145,6 +149,9 @@ def serve_flags(
     ]  # fmt: skip
     if not s.drain_s:
         flags.pop()
+    if s.has_class:
+        why = "bounds the time of a step, so that chats do not pause behind long prompts"
+        flags.append(Flag(CLASS_FLAG, "forebay.proxy.vllm_scheduler.ForebayScheduler", why))
     # An old vLLM may lack a flag: leave it out if a fleet can do without it.
     have, lack = [], []
     for flag in flags:

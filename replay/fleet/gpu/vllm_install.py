@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from forebay.proxy.vllm_scheduler.settings import NEWEST as NEWEST_OF_CLASS
+from forebay.proxy.vllm_scheduler.settings import OLDEST as OLDEST_OF_CLASS
 from forebay.replay.fleet.gpu.flags import names_in
 from forebay.traces.errors import InputError
 
@@ -20,6 +22,7 @@ _HOW = (
 )
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _ASK = "import importlib.metadata as m; print(m.version('vllm'))"
+_ASK_CLASS = "import forebay.proxy.vllm_scheduler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +31,13 @@ class VllmInstall:
 
     Attributes:
         flags: names that `vllm serve --help` lists. None where it was not asked or did not answer.
+        has_class: True if Forebay's scheduler class can be imported beside this vLLM.
     """
 
     command: str
     version: str
     flags: frozenset[str] | None = None
+    has_class: bool = False
 
     @property
     def release(self) -> tuple[int, int]:
@@ -63,7 +68,7 @@ def find_vllm(name: str | None) -> VllmInstall:
             f"{command} is vLLM {version}; {OLDEST[0]}.{OLDEST[1]} or later is needed: "
             "pip install -U vllm"
         )
-    return VllmInstall(command, version)
+    return VllmInstall(command, version, has_class=_has_class(command, version))
 
 
 def listed_flags(command: str) -> frozenset[str] | None:
@@ -91,7 +96,18 @@ def listed_flags(command: str) -> frozenset[str] | None:
 
 
 def _by_metadata(command: str) -> str | None:
-    """Ask the interpreter in the script's first line for its installed vLLM version."""
+    """Ask the interpreter of the command for its installed vLLM version."""
+    return _asked(command, _ASK)
+
+
+def _has_class(command: str, version: str) -> bool:
+    """Return True if the class knows this version, and is installed beside it."""
+    known = OLDEST_OF_CLASS <= release_of(version) <= NEWEST_OF_CLASS
+    return known and _asked(command, _ASK_CLASS) is not None
+
+
+def _asked(command: str, code: str) -> str | None:
+    """Return what the interpreter in the script's first line prints, None if it fails."""
     try:
         with open(command, "rb") as script:
             first = script.readline(1_000).decode(errors="replace")
@@ -102,7 +118,7 @@ def _by_metadata(command: str) -> str | None:
         return None
     try:
         done = subprocess.run(
-            [python, "-c", _ASK], capture_output=True, text=True, timeout=ASK_S, check=False
+            [python, "-c", code], capture_output=True, text=True, timeout=ASK_S, check=False
         )
     except OSError as error:
         raise InputError(f"--vllm {command}: {python}: {error.strerror}") from error

@@ -62,6 +62,5 @@ def test_a_bad_pause_ends_the_start_with_one_line(model: Path, tmp_path: Path) -
         vllm_server(needed_vllm_python(), model, log, *flags),
     ):
         pass
-    assert log_of(log, "ValueError: --additional-config").endswith(
-        'ValueError: --additional-config: "forebay": pause is 0.0; give seconds between 0.001 and 60'
-    )
+    told = log_of(log, "ValueError: --additional-config")
+    assert told.endswith('"forebay": pause is 0.0; give seconds between 0.001 and 60')
