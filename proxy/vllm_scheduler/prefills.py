@@ -75,12 +75,13 @@ class Prefills:
         self._scheduler.reports.fault("a change of the waiting requests could not be followed")
 
     def rebuild(self) -> None:
-        """Begin anew with what waits in the engine."""
+        """Queue again the requests that wait in the engine."""
         passed_over, self.is_broken = self.steps.passed_over, False
         self.steps = EngineSteps(self.steps.limits, self.steps.cost)
         self.steps.passed_over = passed_over
-        for known in (self._prompts, self._waiting, self._aside):
-            known.clear()
+        self._prompts.clear()
+        self._waiting.clear()
+        self._aside.clear()
         for request in self._scheduler.waiting:
             self.came(request)
 
@@ -178,8 +179,8 @@ class Prefills:
     def _running_adapters(self) -> set[int] | None:
         """Return the LoRA adapters in use.
 
-        Of all running requests: vLLM before 0.33 counts those of a step, and one that gets no
-        tokens in this step would be one too many in the next.
+        All running requests count. vLLM before 0.33 counts the requests of a step only, and then
+        admits an adapter too many while a running request gets no tokens.
         """
         if not self._scheduler.lora_config:
             return None
@@ -187,16 +188,16 @@ class Prefills:
         return {r.lora_request.lora_int_id for r in running if r.lora_request}
 
     def _cached(self, request: Any) -> int:
-        """Return how many leading tokens of a waiting request are in the KV cache."""
+        """Return the number of leading tokens of a waiting request that are in the KV cache."""
         manager = self._scheduler.kv_cache_manager
         if request.num_computed_tokens:
             return int(request.num_computed_tokens)
         if not manager.enable_caching or request.skip_reading_prefix_cache:
             return 0
-        found = manager.coordinator.find_longest_cache_hit(
+        hit = manager.coordinator.find_longest_cache_hit(
             request.block_hashes, request.num_tokens - 1
         )
-        return int(found[1])
+        return int(hit[1])
 
 
 def _timeout_s(request: Any) -> float:

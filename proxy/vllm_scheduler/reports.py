@@ -1,4 +1,4 @@
-"""What operators see of the scheduler: a log line a minute, and metrics where vLLM passes them on.
+"""Reports to operators: a log line a minute, and metrics where vLLM passes them on.
 
 The engine is a process of its own. vLLM's API server shows the metrics of other processes if the
 environment variable PROMETHEUS_MULTIPROC_DIR names an empty folder.
@@ -18,7 +18,7 @@ class Reports:
     """Counts of one engine.
 
     Attributes:
-        faults: of the decision. vLLM plans such a step itself.
+        faults: number of faults of the decision. vLLM plans such a step itself.
     """
 
     def __init__(self, engine: int, pause_s: float) -> None:

@@ -106,7 +106,7 @@ class BoundedScheduler(Scheduler):
     def _mamba_block_aligned_split(
         self, request: Any, num_new_tokens: int, *cached: int, **more: int
     ) -> int:
-        """Return the tokens that a request gets of those that vLLM would give it."""
+        """Return the number of tokens that a request gets, at most as many as vLLM gives it."""
         count: int = num_new_tokens
         most = self._caps.get(request.request_id)
         if most is not None:

@@ -1,4 +1,4 @@
-"""What is decided before the engine starts: the operator's settings, and the version of vLLM."""
+"""The operator's settings, and the engines that are supported."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,7 +21,7 @@ class Settings:
 
 
 def read_settings(additional_config: object) -> Settings:
-    """Return the settings. Keys beside "forebay" belong to others.
+    """Return the settings. Other keys belong to others.
 
     Raises:
         ValueError: a setting is unknown or has no usable value.

@@ -14,11 +14,11 @@ class Waiting(RequestQueue):
     the queue reports what comes and goes, instead of the scheduler.
 
     Attributes:
-        startable: those that may start in this step. The others wait unseen.
+        startable: the requests that may start in this step. All others wait unseen.
     """
 
     def __init__(self, came: Callable[[Any], None], went: Callable[[Any], None]) -> None:
-        """Take what to call for a request that came, and for one that went."""
+        """Take the functions that are called for a request that came or went."""
         self._requests: dict[str, Any] = {}
         self._came, self._went = came, went
         self.startable: deque[Any] = deque()

@@ -25,7 +25,8 @@ FLAGS = ("--max-num-batched-tokens", "2048", "--max-num-seqs", "64", "--max-mode
 WAYS = {
     "vLLM's default": (),
     "flag 512": ("--long-prefill-token-threshold", "512"),
-    "the class": scheduler_flags(0.1),
+    "the class, pause 0.1 s": scheduler_flags(0.1),
+    "the class, pause 0.3 s": scheduler_flags(0.3),
 }
 
 

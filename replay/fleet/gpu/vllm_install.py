@@ -31,7 +31,7 @@ class VllmInstall:
 
     Attributes:
         flags: names that `vllm serve --help` lists. None where it was not asked or did not answer.
-        has_class: True if Forebay's scheduler class can be imported beside this vLLM.
+        has_class: True if Forebay's scheduler class can be imported by this vLLM.
     """
 
     command: str
@@ -101,13 +101,13 @@ def _by_metadata(command: str) -> str | None:
 
 
 def _has_class(command: str, version: str) -> bool:
-    """Return True if the class knows this version, and is installed beside it."""
-    known = OLDEST_OF_CLASS <= release_of(version) <= NEWEST_OF_CLASS
-    return known and _asked(command, _ASK_CLASS) is not None
+    """Return True if the class knows this version, and is installed with it."""
+    supported = OLDEST_OF_CLASS <= release_of(version) <= NEWEST_OF_CLASS
+    return supported and _asked(command, _ASK_CLASS) is not None
 
 
 def _asked(command: str, code: str) -> str | None:
-    """Return what the interpreter in the script's first line prints, None if it fails."""
+    """Return the output of the interpreter in the script's first line, None if it fails."""
     try:
         with open(command, "rb") as script:
             first = script.readline(1_000).decode(errors="replace")
