@@ -10,5 +10,6 @@ The rooms, from the top: admin (the admin port), share (several proxies), operat
 change a running proxy), diagnose (commands that ask it), relay, kv_events (the caches of
 engines), identity (tokens that name tenants), security (keys and certificates), api (the bodies
 of clients), backends (the servers), http1 (connections), telemetry (metrics and logs), runtime (the
-process), core, config. And vllm_scheduler, which vLLM loads: it imports core alone. Each may import the rooms below it, and the package `traces`.
+process), core, config. Each may import the rooms below it, and the package `traces`. The room
+vllm_scheduler stands apart: vLLM loads it, and it imports core alone.
 """

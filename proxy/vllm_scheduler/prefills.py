@@ -3,6 +3,7 @@
 from math import inf, isfinite
 from typing import Any, Final
 
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
 from forebay.proxy.core.learn.step_cost import StepCost
@@ -40,6 +41,11 @@ class Prefills:
         self.steps = EngineSteps(limits, cost)
         self.is_broken = False
         self._scheduler = scheduler
+        # All layers attend to all tokens, and have the same blocks.
+        groups = scheduler.kv_cache_config.kv_cache_groups
+        is_full = all(isinstance(group.kv_cache_spec, FullAttentionSpec) for group in groups)
+        hashed = scheduler.kv_cache_manager.block_pool.hash_block_size
+        self._is_plain = len(groups) == 1 and is_full and scheduler.block_size == hashed
         self._prompts: dict[str, StepRequest] = {}
         self._waiting: dict[str, StepRequest] = {}  # in `steps`
         self._aside: dict[str, StepRequest] = {}  # wait for more than their turn
@@ -50,7 +56,7 @@ class Prefills:
         """Queue a request that has arrived, or that the engine has preempted or skipped."""
         try:
             prompt = self._prompt(request)
-            prompt.tokens, prompt.computed = request.num_tokens, self._cached(request)
+            prompt.tokens, prompt.computed = request.num_tokens, self._cached(request, 0)
             if request.status in STARTABLE:
                 self._queue(request.request_id, prompt)
             else:
@@ -151,13 +157,11 @@ class Prefills:
         prompt.tokens = request.num_tokens
         if self._adapters is not None and request.lora_request is not None:
             self._adapters.add(request.lora_request.lora_int_id)
-        cached = self._cached(request)
+        cached = prompt.computed = self._cached(request, prompt.computed)
         scheduler = self._scheduler
         manager = scheduler.kv_cache_manager
-        # Who is alone, or has layers whose blocks differ, is left to vLLM.
-        if not scheduler.running or len(scheduler.kv_cache_config.kv_cache_groups) != 1:
-            return cached
-        if not self.steps.limits.by_due:
+        # vLLM itself decides of a request that is alone, or whose layers differ in their blocks.
+        if not (scheduler.running and self._is_plain and self.steps.limits.by_due):
             return cached
         blocks = -(-(request.num_tokens - cached + owed) // scheduler.block_size)
         spare = getattr(manager, "watermark_blocks", 0)
@@ -187,13 +191,24 @@ class Prefills:
         running = self._scheduler.running
         return {r.lora_request.lora_int_id for r in running if r.lora_request}
 
-    def _cached(self, request: Any) -> int:
-        """Return the number of leading tokens of a waiting request that are in the KV cache."""
+    def _cached(self, request: Any, before: int) -> int:
+        """Return the number of leading tokens of a waiting request that are in the KV cache.
+
+        Args:
+            before: the number at the last look. Looking at the end of so many tokens is enough: a
+                block is never evicted before the blocks behind it.
+        """
         manager = self._scheduler.kv_cache_manager
         if request.num_computed_tokens:
             return int(request.num_computed_tokens)
         if not manager.enable_caching or request.skip_reading_prefix_cache:
             return 0
+        hashes, count = request.block_hashes, before // self._scheduler.block_size
+        if self._is_plain and 0 < count <= len(hashes):
+            look = manager.block_pool.get_cached_block
+            is_longer = count < len(hashes) and look(hashes[count], [0])
+            if look(hashes[count - 1], [0]) and not is_longer:
+                return before
         hit = manager.coordinator.find_longest_cache_hit(
             request.block_hashes, request.num_tokens - 1
         )

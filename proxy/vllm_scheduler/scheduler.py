@@ -111,8 +111,8 @@ class BoundedScheduler(Scheduler):
         most = self._caps.get(request.request_id)
         if most is not None:
             place = request.num_computed_tokens + sum(cached) + sum(more.values())
-            # Without chunked prefill a prompt is computed whole, or not yet.
-            if most and not self.scheduler_config.enable_chunked_prefill:
+            # A prompt that must not be cut is computed whole, or not yet.
+            if most and self._is_whole(request):
                 most = count
             # An answer that begins right away has drafts behind its last token.
             if request.num_tokens - place > most or not most:
@@ -121,6 +121,13 @@ class BoundedScheduler(Scheduler):
             return count
         split: int = super()._mamba_block_aligned_split(request, count, *cached, **more)
         return split
+
+    def _is_whole(self, request: Any) -> bool:
+        """Return True if vLLM would not let a chunk of this request be cut."""
+        if not self.scheduler_config.enable_chunked_prefill:
+            return True
+        # Before 0.29 vLLM asks for the end of a chunk after it has looked at its images.
+        return not hasattr(self, "_reserve_prefill_lookahead") and bool(request.has_encoder_inputs)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """Forget a request that has ended."""

@@ -43,6 +43,7 @@ from vllm_differential import (
 )
 
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.hardware.specs import LLAMA_3_8B
 
 VERSIONS = {"0.30": "0.29", "0.31": "0.32"}  # those whose options the simulated engine has not
 ADAPTERS, ADAPTERS_AT_ONCE = 4, 2
@@ -280,6 +281,68 @@ def play_bounded(workload: Workload, seen: Counter[str]) -> None:
         raise Difference("does not end with the class, and does without it")
 
 
+def staged(model: Any, version: str, **options: Any) -> tuple[Any, Engine, Clock]:
+    """Return a workload without requests, its engine with the class, and the clock."""
+    clock = Clock()
+    config = EngineConfig(
+        model=LLAMA_3_8B, vllm_version=version, block_size=16, max_num_batched_tokens=256,
+        max_model_len=512, max_num_seqs=16, **options,
+    )  # fmt: skip
+    workload: Any = SimpleNamespace(config=config, model=model, has_adapters=False, asks=[])
+    return workload, Engine(workload, bounded_class(False, clock)), clock
+
+
+def step(engine: Engine, clock: Clock) -> None:
+    engine.start()
+    clock.now_s += 0.01
+    engine.finish()
+    check_step(engine, "staged")
+
+
+def ask_for(workload: Any, engine: Engine, clock: Clock, tokens: int, output: int = 3) -> Asked:
+    number = len(workload.asks)
+    ask = Asked(
+        f"ask {number:05}", [number % 9_000] * tokens, [1] * output, output, 0, clock.now_s, None
+    )
+    workload.asks.append(ask)
+    engine.add(ask)
+    return ask
+
+
+def play_many_waiting(model: Any, version: str) -> None:
+    """10,000 requests wait, some of them with long prompts."""
+    workload, engine, clock = staged(model, version, num_gpu_blocks_override=200)
+    for number in range(10_000):
+        ask_for(workload, engine, clock, 500 if number % 20 == 0 else 8)
+    for _ in range(300):
+        step(engine, clock)
+    rest = set(engine.requests)
+    if len(rest) > 9_500:
+        raise Difference(f"{len(rest)} of 10,000 requests are left after 300 steps")
+    for name in rest:
+        engine.abort(name)
+    step(engine, clock)
+    check_ended(workload, engine, rest)
+
+
+def play_too_long(model: Any, version: str) -> None:
+    """A prompt that finds no room in the KV cache waits, and short prompts pass it."""
+    workload, engine, clock = staged(model, version, num_gpu_blocks_override=34)
+    answer = ask_for(workload, engine, clock, 100, output=400)
+    step(engine, clock)
+    prompt = ask_for(workload, engine, clock, 500)
+    step(engine, clock)
+    chats = [ask_for(workload, engine, clock, 20).name for _ in range(10)]
+    for _ in range(60):
+        step(engine, clock)
+    same("chats that wait", [], [name for name in chats if name in engine.requests])
+    same("who is left", [answer.name, prompt.name], sorted(engine.requests))
+    for _ in range(500):
+        if engine.requests:
+            step(engine, clock)
+    check_ended(workload, engine, set())
+
+
 def play(seed: int, version: str, layers: str, model: Any, seen: Counter[str]) -> None:
     """Play a workload in both ways. Raises Difference."""
     for play_one in (play_neutral, play_bounded):
@@ -318,6 +381,8 @@ def main() -> int:
         model = ModelConfig(
             model=folder, dtype="bfloat16", skip_tokenizer_init=True, enforce_eager=True
         )
+        for scene in (play_many_waiting, play_too_long):
+            scene(model, version)
         for seed in range(options.seed, options.seed + options.workloads):
             played += 1
             try:

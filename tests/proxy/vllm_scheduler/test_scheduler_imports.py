@@ -17,6 +17,7 @@ STUBS = {
         "from vllm.v1.core.sched.scheduler import Scheduler\nclass AsyncScheduler(Scheduler): pass"
     ),
     "v1/core/sched/request_queue": "class RequestQueue: pass\nclass SchedulingPolicy: pass",
+    "v1/kv_cache_interface": "class FullAttentionSpec: pass",
     "v1/request": "class RequestStatus: WAITING = PREEMPTED = 0",
     "logger": "from logging import getLogger as init_logger",
 }

@@ -1,6 +1,7 @@
 """The plan of `forebay fleet up`: flags by model, GPU and vLLM version, and bad input."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,42 @@ def test_a_flag_that_the_help_does_not_list_is_left_out_and_said() -> None:
     assert "long_prefill_token_threshold" not in proxy_yaml(plan, None, kv_events=False).replace(
         "# long_prefill_token_threshold", ""
     )
+
+
+@pytest.mark.parametrize(
+    ("version", "installed", "has_class"),
+    [("0.32.0+cpu", True, True), ("0.26.0", True, True), ("0.34.0", True, False),
+     ("0.32.0", False, False)],
+)  # fmt: skip
+def test_servers_get_the_scheduler_class_where_it_can_be_imported(
+    tmp_path: Path, version: str, installed: bool, has_class: bool
+) -> None:
+    room = tmp_path / "forebay" / "proxy" / "vllm_scheduler"
+    if installed:
+        room.mkdir(parents=True)
+        (room / "__init__.py").write_text("")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    info = tmp_path / f"vllm-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    command = tmp_path / "vllm"
+    command.write_text(f"#!{python}\n")
+    command.chmod(0o755)
+    found = find_vllm(str(command))
+    assert (found.version, found.has_class) == (version, has_class)
+
+
+def test_a_scheduler_class_of_ones_own_goes_first() -> None:
+    install_ = VllmInstall("/x/vllm", "0.32.0", has_class=True)
+    for own in ((), ("--scheduler-cls", "a.B")):
+        wanted = FleetOptions("llama-3.1-8b", Path("runs/fleet"), vllm_args=own)
+        plan = make_plan(wanted, install_, H200, (8001, 8002))
+        command = plan.servers[0].command
+        assert command.count("--scheduler-cls") == 1
+        named = own[1:] or ("forebay.proxy.vllm_scheduler.ForebayScheduler",)
+        assert value(plan, "--scheduler-cls") == named[0]
 
 
 @pytest.mark.parametrize("zero", [("0",), ("=0",)])
