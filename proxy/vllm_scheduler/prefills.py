@@ -46,6 +46,9 @@ class Prefills:
         is_full = all(isinstance(group.kv_cache_spec, FullAttentionSpec) for group in groups)
         hashed = scheduler.kv_cache_manager.block_pool.hash_block_size
         self._is_plain = len(groups) == 1 and is_full and scheduler.block_size == hashed
+        self._coalesces = (
+            limits.by_due and self._is_plain and scheduler.kv_cache_manager.enable_caching
+        )
         self._prompts: dict[str, StepRequest] = {}
         self._waiting: dict[str, StepRequest] = {}  # in `steps`
         self._aside: dict[str, StepRequest] = {}  # wait for more than their turn
@@ -121,6 +124,7 @@ class Prefills:
             self._look,
             max(0, seats - len(scheduler.running) - sessions),
             cap,
+            self._shared if self._coalesces else None,
         )
         planned = {id(prompt) for prompt, _ in plan.running}
         plan.running += [(prompt, 0) for prompt in prefilling if id(prompt) not in planned]
@@ -166,6 +170,25 @@ class Prefills:
         blocks = -(-(request.num_tokens - cached + owed) // scheduler.block_size)
         spare = getattr(manager, "watermark_blocks", 0)
         return cached if blocks + spare <= manager.block_pool.get_num_free_blocks() else None
+
+    def _shared(self, waiting: StepRequest, leader: StepRequest) -> int:
+        """Return the number of leading tokens that two prompts share, in whole blocks."""
+        request: Any = waiting.handle
+        mine, theirs = request.block_hashes, leader.handle.block_hashes
+        if request.skip_reading_prefix_cache or not mine or not theirs or mine[0] != theirs[0]:
+            return 0
+        # Each hash covers all blocks before its own, so equal hashes come first.
+        equal, different = 1, min(len(mine), len(theirs)) + 1
+        while different - equal > 1:
+            middle = (equal + different) // 2
+            if mine[middle - 1] == theirs[middle - 1]:
+                equal = middle
+            else:
+                different = middle
+        # vLLM computes the last token always.
+        size: int = self._scheduler.block_size
+        most: int = (request.num_tokens - 1) // size
+        return min(equal, most) * size
 
     def _is_stuck(self, request: Any) -> bool:
         """Return True if a request has to wait for more than its turn."""

@@ -213,6 +213,7 @@ def _setting(
     )
     # Flags follow from these sizes, the machine and the user's options.
     seqs, why = sequences(options.max_num_seqs, tokens)
+    has_class = install.runs_class(options.vllm_args)
     setting = Setting(
         profile=profile,
         release=install.release,
@@ -221,7 +222,7 @@ def _setting(
         seqs=seqs,
         seqs_why=why,
         batched_tokens=max(batched, seqs),
-        chunk=_chunk(options, profile.chunk if gpus else CPU_CHUNK, context),
+        chunk=_chunk(options, has_class, profile.chunk if gpus else CPU_CHUNK, context),
         policy=value_in(options.vllm_args, POLICY_FLAG) or "priority",
         utilization=options.utilization,
         kv_memory=parse_bytes(kv_memory) if kv_memory is not None else None,
@@ -233,7 +234,7 @@ def _setting(
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
         adapters=adapters,
-        has_class=install.has_class,
+        has_class=has_class,
     )
     return setting, tokens
 
@@ -338,14 +339,14 @@ def _context(options: FleetOptions, profile: Profile) -> int | None:
     return length or longest
 
 
-def _chunk(options: FleetOptions, usual: int, context: int | None) -> int:
+def _chunk(options: FleetOptions, has_class: bool, usual: int, context: int | None) -> int:
     """Return the prefill threshold: as given after `--`, else what fits the context.
 
-    The proxy's configuration contains it too.
+    The scheduler class needs none. The proxy's configuration contains it too.
     """
     text = value_in(options.vllm_args, CHUNK_FLAG)
     if text is None:
-        return min(usual, context or usual)
+        return 0 if has_class else min(usual, context or usual)
     if not text.isascii() or not text.isdecimal():
         raise InputError(f"{CHUNK_FLAG} {text}: give tokens, such as {usual}; 0: no limit")
     if context is not None and int(text) > context:

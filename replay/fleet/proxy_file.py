@@ -15,7 +15,8 @@ HEADER = """\
 # Written by `forebay fleet up`; the next one overwrites it. Put your own keys in a file and give
 # it to `fleet up --config`. max_concurrency is the servers' --max-num-seqs, and
 # long_prefill_token_threshold is their flag of that name. priority: they run with
-# --scheduling-policy priority. kv_tokens: auto reads their /metrics.
+# --scheduling-policy priority. scheduler: they run with Forebay's --scheduler-cls.
+# kv_tokens: auto reads their /metrics.
 """
 NEEDS_EXTRA = (
     "the proxy's configuration is without kv_events: they need pip install 'forebay[kv-events]'"
@@ -39,6 +40,8 @@ def proxy_yaml(plan: FleetPlan, base: Path | None, *, kv_events: bool) -> str:
             "url": server.url,
             "max_concurrency": plan.setting.seqs,
         }
+        if plan.setting.has_class:
+            backend["scheduler"] = "forebay"
         if plan.setting.chunk:
             backend["long_prefill_token_threshold"] = plan.setting.chunk
         if plan.setting.policy == "priority":

@@ -33,6 +33,7 @@ def workload_of(running: int, model: Any) -> Any:
     config = EngineConfig(
         model=LLAMA_3_8B, max_model_len=CONTEXT, block_size=16, num_gpu_blocks_override=400_000,
         max_num_batched_tokens=8_192, max_num_seqs=running + 32, vllm_version="0.32",
+        async_scheduling=False,
     )  # fmt: skip
     return SimpleNamespace(config=config, model=model, has_adapters=False)
 

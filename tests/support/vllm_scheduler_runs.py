@@ -289,10 +289,12 @@ def staged(model: Any, version: str, **options: Any) -> tuple[Any, Engine, Clock
         max_model_len=512, max_num_seqs=16, **options,
     )  # fmt: skip
     workload: Any = SimpleNamespace(config=config, model=model, has_adapters=False, asks=[])
-    return workload, Engine(workload, bounded_class(False, clock)), clock
+    return workload, Engine(workload, bounded_class(config.asynchronous, clock)), clock
 
 
 def step(engine: Engine, clock: Clock) -> None:
+    if not engine.requests:
+        return
     engine.start()
     clock.now_s += 0.01
     engine.finish()
@@ -338,8 +340,7 @@ def play_too_long(model: Any, version: str) -> None:
     same("chats that wait", [], [name for name in chats if name in engine.requests])
     same("who is left", [answer.name, prompt.name], sorted(engine.requests))
     for _ in range(500):
-        if engine.requests:
-            step(engine, clock)
+        step(engine, clock)
     check_ended(workload, engine, set())
 
 

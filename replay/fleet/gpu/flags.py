@@ -68,7 +68,7 @@ class Setting:
         ranks: GPUs of one server, by tensor parallelism.
         quantization, kv_cache_dtype: vLLM's options. None: its defaults.
         adapters: room for adapters. None: without --enable-lora.
-        has_class: Forebay's scheduler class can be imported there.
+        has_class: True if the servers run with Forebay's scheduler class.
     """
 
     profile: Profile
@@ -116,12 +116,7 @@ def serve_flags(
             str(s.batched_tokens),
             "tokens of a step: more make documents faster, and chats beside them slower",
         ),
-        Flag(
-            CHUNK_FLAG,
-            str(s.chunk),
-            f"a document gets at most {s.chunk:,} tokens of a step, so that short prompts fit "
-            "beside it and no gap between tokens is longer than such a step",
-        ),
+        *_scheduler(s),
         Flag(
             POLICY_FLAG,
             s.policy,
@@ -149,9 +144,6 @@ def serve_flags(
     ]  # fmt: skip
     if not s.drain_s:
         flags.pop()
-    if s.has_class:
-        why = "bounds the time of a step, so that chats do not pause behind long prompts"
-        flags.append(Flag(CLASS_FLAG, "forebay.proxy.vllm_scheduler.ForebayScheduler", why))
     # An old vLLM may lack a flag: leave it out if a fleet can do without it.
     have, lack = [], []
     for flag in flags:
@@ -167,6 +159,21 @@ def serve_flags(
         else:
             raise lacks(flag.name)
     return have, lack
+
+
+def _scheduler(s: Setting) -> list[Flag]:
+    """Return the flags that let short prompts pass."""
+    flags = []
+    if s.has_class:
+        why = "bounds the time of a step, so that chats do not pause behind long prompts"
+        flags.append(Flag(CLASS_FLAG, "forebay.proxy.vllm_scheduler.ForebayScheduler", why))
+    if s.chunk or not s.has_class:
+        why = (
+            f"a document gets at most {s.chunk:,} tokens of a step, so that short prompts fit "
+            "beside it and no gap between tokens is longer than such a step"
+        )
+        flags.append(Flag(CHUNK_FLAG, str(s.chunk), why))
+    return flags
 
 
 def lacks(name: str) -> InputError:

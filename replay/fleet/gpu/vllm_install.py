@@ -4,12 +4,13 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.proxy.vllm_scheduler.settings import NEWEST as NEWEST_OF_CLASS
 from forebay.proxy.vllm_scheduler.settings import OLDEST as OLDEST_OF_CLASS
-from forebay.replay.fleet.gpu.flags import names_in
+from forebay.replay.fleet.gpu.flags import CLASS_FLAG, names_in, value_in
 from forebay.traces.errors import InputError
 
 OLDEST = (0, 11)
@@ -43,6 +44,13 @@ class VllmInstall:
     def release(self) -> tuple[int, int]:
         """Return the major and minor version."""
         return release_of(self.version)
+
+    def runs_class(self, vllm_args: Sequence[str]) -> bool:
+        """Return True if a server with these further flags has Forebay's scheduler class."""
+        text = value_in(vllm_args, CLASS_FLAG)
+        if text is not None:
+            return text.startswith("forebay.")
+        return self.has_class and (self.flags is None or CLASS_FLAG in self.flags)
 
 
 def release_of(version: str) -> tuple[int, int]:

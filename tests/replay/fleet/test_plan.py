@@ -320,15 +320,31 @@ def test_servers_get_the_scheduler_class_where_it_can_be_imported(
     assert (found.version, found.has_class) == (version, has_class)
 
 
-def test_a_scheduler_class_of_ones_own_goes_first() -> None:
-    install_ = VllmInstall("/x/vllm", "0.32.0", has_class=True)
-    for own in ((), ("--scheduler-cls", "a.B")):
-        wanted = FleetOptions("llama-3.1-8b", Path("runs/fleet"), vllm_args=own)
-        plan = make_plan(wanted, install_, H200, (8001, 8002))
-        command = plan.servers[0].command
-        assert command.count("--scheduler-cls") == 1
-        named = own[1:] or ("forebay.proxy.vllm_scheduler.ForebayScheduler",)
-        assert value(plan, "--scheduler-cls") == named[0]
+FOREBAYS = "forebay.proxy.vllm_scheduler.ForebayScheduler"
+
+
+@pytest.mark.parametrize(
+    ("own", "named", "chunk"),
+    [
+        ((), FOREBAYS, 0),
+        (("--long-prefill-token-threshold", "512"), FOREBAYS, 512),
+        (("--scheduler-cls", "a.B"), "a.B", 2_048),
+    ],
+)
+def test_the_scheduler_class_needs_no_threshold(
+    own: tuple[str, ...], named: str, chunk: int
+) -> None:
+    """A class of the user's own goes first, and the proxy is told of Forebay's."""
+    installed = VllmInstall("/x/vllm", "0.32.0", has_class=True)
+    wanted = FleetOptions("llama-3.1-8b", Path("runs/fleet"), vllm_args=own)
+    plan = make_plan(wanted, installed, H200, (8001, 8002))
+    command = plan.servers[0].command
+    assert value(plan, "--scheduler-cls") == named
+    assert command.count("--scheduler-cls") == 1
+    assert command.count("--long-prefill-token-threshold") == (chunk > 0)
+    text = proxy_yaml(plan, None, kv_events=False)
+    assert text.count("scheduler: forebay\n") == 2 * (named == FOREBAYS)
+    assert text.count(f"long_prefill_token_threshold: {chunk}\n") == 2 * (chunk > 0)
 
 
 @pytest.mark.parametrize("zero", [("0",), ("=0",)])
