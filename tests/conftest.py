@@ -32,6 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-golden", action="store_true", help="write the golden traces of formats again"
     )
+    parser.addoption(
+        "--write", action="store_true", help="write figures that fell into tests/weight.json"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

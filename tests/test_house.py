@@ -7,16 +7,24 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import cast
 
 import pytest
 from paths import ROOT
+from source_tree import (
+    MODULES,
+    classes_of,
+    complexity_by_function,
+    functions_of,
+    lines_of,
+    methods_by_class,
+    name_of,
+    named_in,
+    tree_of,
+)
 
 pytestmark = pytest.mark.timeout(600)  # one test parses all modules, on a machine that may be busy
-FOLDERS = ("analysis", "proxy", "replay", "traces")
-MODULES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 CORE = sorted((ROOT / "proxy" / "core").rglob("*.py"))
 MODULE_LINES = 400
 CLASS_METHODS = 25
@@ -27,45 +35,10 @@ CORE_CONSTANTS = 64  # each is measured, or a bound of memory
 VAGUE = re.compile(r"(Who|Whose|Whom|Of|What|It|Its|Those|They|These|Them|Nobody|Somebody)\b")
 
 
-def name_of(module: Path) -> str:
-    return str(module.relative_to(ROOT))
-
-
-@cache
-def tree_of(module: Path) -> ast.Module:
-    return ast.parse(module.read_text())
-
-
-@cache
-def named_in(module: Path) -> tuple[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, ...]:
-    named = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    return tuple(node for node in ast.walk(tree_of(module)) if isinstance(node, named))
-
-
-def classes_of(module: Path) -> Iterator[ast.ClassDef]:
-    return (node for node in named_in(module) if isinstance(node, ast.ClassDef))
-
-
 def docstrings_of(module: Path) -> Iterator[tuple[int, str]]:
     for node in (tree_of(module), *named_in(module)):
         if text := ast.get_docstring(node):
             yield getattr(node, "lineno", 1), text
-
-
-def complexity_of(function: ast.AST) -> int:
-    """Decisions in a function, nested ones too, plus one (McCabe 1976; `and` and `or` count)."""
-    decisions = 1
-    for node in ast.walk(function):
-        if isinstance(node, ast.BoolOp):
-            decisions += len(node.values) - 1
-        elif isinstance(node, ast.comprehension):
-            decisions += 1 + len(node.ifs)
-        elif isinstance(node, ast.match_case):
-            decisions += 1
-        else:
-            branches = ast.If | ast.IfExp | ast.For | ast.AsyncFor | ast.While | ast.ExceptHandler
-            decisions += isinstance(node, branches)
-    return decisions
 
 
 def assigned_in(module: Path) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -96,30 +69,18 @@ def constants_of(module: Path) -> list[str]:
 
 
 def test_a_module_is_short() -> None:
-    lines = {name_of(module): len(module.read_text().splitlines()) for module in MODULES}
+    lines = {name_of(module): lines_of(module) for module in MODULES}
     assert not {module: count for module, count in lines.items() if count > MODULE_LINES}
 
 
 def test_a_class_is_small() -> None:
-    functions = ast.FunctionDef | ast.AsyncFunctionDef
-    methods = {
-        f"{name_of(module)}:{node.lineno}: {node.name}": sum(
-            isinstance(n, functions) for n in node.body
-        )
-        for module in MODULES
-        for node in classes_of(module)
-    }
+    methods = methods_by_class()
     assert not {name: count for name, count in methods.items() if count > CLASS_METHODS}
 
 
 def test_a_function_decides_little() -> None:
-    complexity = {
-        f"{name_of(module)}:{node.lineno}: {node.name}": complexity_of(node)
-        for module in MODULES
-        for node in named_in(module)
-        if not isinstance(node, ast.ClassDef)
-    }
-    assert not {name: found for name, found in complexity.items() if found > COMPLEXITY}
+    complexity = complexity_by_function()
+    assert not {name: count for name, count in complexity.items() if count > COMPLEXITY}
 
 
 def test_a_docstring_opens_with_a_verb_or_a_named_thing() -> None:
@@ -160,7 +121,7 @@ def test_a_constant_of_the_core_has_one_meaning() -> None:
 def steps_of(module: Path) -> Iterator[tuple[str, int, int, int]]:
     """Yield name, statements, lines and comment lines of each body, without functions in it."""
     text = module.read_text().splitlines()
-    functions = [node for node in named_in(module) if not isinstance(node, ast.ClassDef)]
+    functions = list(functions_of(module))
     for function in functions:
         body = function.body[1:] if ast.get_docstring(function) else function.body
         if not body:

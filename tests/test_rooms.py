@@ -1,6 +1,5 @@
 """Each folder of code is a room: few modules, a caption that names them, tests with their names."""
 
-import ast
 import re
 from collections import Counter
 from pathlib import Path
@@ -8,27 +7,10 @@ from subprocess import run
 
 import pytest
 from paths import ROOT, TESTS
+from source_tree import FOLDERS, ROOMS, caption_of, modules_of, name_of, rooms_of
 
-FOLDERS = ("analysis", "proxy", "replay", "traces")
 MODULES = 12
 SUBJECT = 72  # characters
-ROOMS = sorted(init.parent for folder in FOLDERS for init in (ROOT / folder).rglob("__init__.py"))
-
-
-def name_of(room: Path) -> str:
-    return str(room.relative_to(ROOT))
-
-
-def modules_of(room: Path) -> list[str]:
-    return sorted(path.stem for path in room.glob("*.py") if path.stem != "__init__")
-
-
-def rooms_of(room: Path) -> list[str]:
-    return sorted(path.parent.name for path in room.glob("*/__init__.py"))
-
-
-def caption_of(room: Path) -> str:
-    return ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=name_of)

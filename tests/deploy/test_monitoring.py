@@ -24,17 +24,10 @@ from typing import Any
 import pytest
 import yaml
 from deploy_tools import needs_tool, tool
+from exported_metrics import exported_metrics
 from paths import ROOT, TESTS
 from ports import free_ports
-from prometheus_client.parser import text_string_to_metric_families
 from started import FOREBAY, eventually, started
-
-from forebay.proxy.core.explain.receipt import Receipts
-from forebay.proxy.core.model import BackendSpec, Bucket
-from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.telemetry.metrics.decision_metrics import DecisionMetrics
-from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
-from forebay.proxy.telemetry.metrics.scaling_metrics import ScalingMetrics
 
 FOLDER = ROOT / "deploy" / "prometheus"
 RULES = yaml.safe_load((FOLDER / "rules.yml").read_text(encoding="utf-8"))
@@ -63,12 +56,8 @@ def metrics_in(query: str) -> set[str]:
 
 def exported() -> set[str]:
     """Names of all samples that a proxy can export, and of what the rules record."""
-    shaper = Shaper([BackendSpec("b0", 1)], [Bucket("chat", 9)])
-    metrics = ProxyMetrics(shaper)
-    metrics.registry.register(DecisionMetrics(shaper, Receipts(1), lambda: 0.0))
-    metrics.registry.register(ScalingMetrics(shaper, lambda: 0.0))
     names = {rule["record"] for rule in ALL_RULES if "record" in rule} | {"up", "ALERTS"}
-    for family in text_string_to_metric_families(metrics.text().decode()):
+    for family in exported_metrics():
         suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
         names |= {family.name + suffix for suffix in suffixes.get(family.type, [""])}
     return names
