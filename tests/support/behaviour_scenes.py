@@ -1,7 +1,6 @@
 """Two simulated engines (Llama-3-8B, H200) in virtual time, and documents with many requests.
 
-Each scene returns figures; `tests/behaviour/test_behaviour_documents.py` checks them and
-`tests/bench/behaviour.py` prints them.
+Each scene returns figures, which `tests/behaviour/test_behaviour_documents.py` checks.
 """
 
 from collections import Counter

@@ -5,14 +5,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import calibrated_h200 as calibrated
 import cases_page
 import doc_cli as cli
 import doc_reference as reference
 import doc_results as results
 import doc_studies as studies
-import published_runs as published
-import tune_vllm_cpu as tuned
 from doc_commands import output_of
 from guard_page import decisions
 from paths import ROOT
@@ -49,10 +46,6 @@ BLOCKS: Mapping[str, Maker] = {
     "trace formats": reference.format_table,
     "targets of --map": reference.target_table,
     "vLLM versions": reference.version_table,
-    "published runs": published.served_table,
-    "published closed loops": published.loops_table,
-    "calibrated on an H200": calibrated.table,
-    "tune on a CPU": tuned.table,
     **{name: partial(studies.block, name.removeprefix("study ")) for name in studies.blocks()},
     **studies.TABLES,
 }

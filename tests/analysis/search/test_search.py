@@ -11,8 +11,8 @@ import numpy as np
 import orjson
 import pytest
 from aiohttp import web
+from known_queue import known_queue, searched, within
 from replay_server import Server, answer, rows, serve
-from search_knee import known_queue, searched, within
 
 from forebay.analysis.search.bracket import Bracket, bracket
 from forebay.analysis.search.cli import SearchArguments
@@ -159,7 +159,6 @@ def test_the_closed_form_of_the_known_queue() -> None:
 
 
 def test_a_search_on_a_simulated_engine_finds_the_knee_that_is_known() -> None:
-    """`tests/bench/search_knee.py` does this with ten seeds, a finer grid and more requests."""
     queue = known_queue()
     found = searched(queue, 1, resolution=0.1, parts=4)
     assert found.highest_per_s is not None

