@@ -10,9 +10,7 @@ from forebay.replay.engine.hardware.memory import MemoryBudget, adapters_of, eng
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.limits import POLICIES, SchedulerLimits, check_chunks, read_pause
 from forebay.replay.engine.placement import (
-    TEXT,
     check_block_size,
-    check_convert,
     check_groups,
     check_links,
     check_precision,
@@ -56,7 +54,6 @@ class EngineConfig:
         speculative_config: JSON, as vLLM's option. None: no speculative decoding.
         acceptance: probability that a proposed token is accepted if all before it were.
         quantization: fp8, awq or gptq, for a model whose configuration states 16 bits.
-        convert: embed or classify for a server that pools prompts and generates no text.
     """
 
     model: str | ModelSpec = "llama-3-8b"
@@ -95,7 +92,6 @@ class EngineConfig:
     async_scheduling: bool | None = None
     api_server_count: int = 1
     renderer_num_workers: int = 1
-    convert: str = TEXT
     enable_request_id_headers: bool = False
     seed: int | None = None
     calibration: Path | Calibration | None = None
@@ -151,7 +147,6 @@ class EngineConfig:
                 f"--scheduling-policy {self.scheduling_policy}: give {' or '.join(POLICIES)}"
             )
         check_chunks(self.limits())
-        check_convert(self.convert, self.speculation is not None, self.enable_lora)
         check_groups(self.kv_budget.layout, self.release, self._draft())
         self._check_lengths()
         self.step_constants()
@@ -162,9 +157,8 @@ class EngineConfig:
 
     def timing(self) -> StepTimeModel:
         """Return the step-time model, which engines of equal options share."""
-        rank = self.rank_spec
         return step_time_model(
-            rank if self.convert == TEXT else replace(rank, vocab=1),  # pooling needs no head
+            self.rank_spec,
             self.gpu_spec,
             self.step_constants(),
             self.asynchronous,
@@ -294,8 +288,7 @@ class EngineConfig:
         speculation, layout = self.speculation, self.kv_budget.layout
         heads = speculation is not None and speculation.drops_block
         return SchedulerLimits(
-            # A pooled prompt has the whole context: no token of output follows.
-            max_model_len=self.context + (self.convert != TEXT),
+            max_model_len=self.context,
             max_num_batched_tokens=self.batched_tokens,
             max_num_seqs=self.seqs,
             long_prefill_token_threshold=self.long_prefill_token_threshold,

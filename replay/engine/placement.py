@@ -1,4 +1,4 @@
-"""How a model is placed on GPUs: tensor parallelism, precision of weights and KV cache, pooling.
+"""How a model is placed on GPUs: tensor parallelism, precision of weights and KV cache.
 
 Each function takes a whole model and returns what one GPU computes, or says in one line why vLLM
 would not start: the option, its value and the remedy.
@@ -16,9 +16,6 @@ from forebay.replay.engine.vllm_versions import VllmRelease
 from forebay.traces.errors import InputError
 
 TP = "--tensor-parallel-size"
-TEXT = "none"
-CONVERSIONS = (TEXT, "embed", "classify")
-"""Values of --convert: the server generates text, or pools prompts."""
 _GROUP = 128
 """Weights that share a scale in most AWQ and GPTQ checkpoints."""
 _INT4_BITS = 4 + (16 + 4) / _GROUP
@@ -87,25 +84,6 @@ def check_step(tokens: int, seqs: int, whole: int) -> None:
         raise InputError(
             f"--max-num-batched-tokens {tokens} is less than --max-model-len {whole}: without "
             "chunked prefill a step must hold a whole prompt"
-        )
-
-
-def check_convert(name: str, speculates: bool, adapts: bool = False) -> None:
-    """Raise InputError for a --convert that is not known, that cannot draft tokens or be adapted.
-
-    vLLM drops the head of a model that pools prompts, so its adapters are other ones.
-    """
-    if name not in CONVERSIONS:
-        raise InputError(f"--convert {name}: give one of {', '.join(CONVERSIONS)}")
-    if name != TEXT and speculates:
-        raise InputError(
-            f"--convert {name}: a server that pools prompts drafts no tokens; leave "
-            "--speculative-config out"
-        )
-    if name != TEXT and adapts:
-        raise InputError(
-            f"--convert {name}: adapters of a server that pools prompts are not counted; leave "
-            "--enable-lora out"
         )
 
 

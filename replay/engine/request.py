@@ -36,7 +36,6 @@ class EngineRequest:
         arrival_s: time at which the server received it.
         queued_s: time at which the engine had it, after its time in the API server.
         priority: smaller goes first, under the priority policy only.
-        pooled: its one token stands for the pooled prompt, and is not counted as output.
         content: its tokens, where the driver knows them.
         process: the process of the API server that has it. None if no server is in front.
         sink: an object of the driver's.
@@ -67,7 +66,6 @@ class EngineRequest:
         "max_tokens",
         "output_target",
         "placeholders",
-        "pooled",
         "preemptions",
         "prefilling",
         "priority",
@@ -95,7 +93,6 @@ class EngineRequest:
         priority: int = 0,
         finish_reason: str = "length",
         max_tokens: int | None = None,
-        pooled: bool = False,
         extend: Extend | None = None,
         content: Content | None = None,
         sink: Any = None,
@@ -109,7 +106,6 @@ class EngineRequest:
         self.arrival_s = self.queued_s = arrival_s
         self.priority = priority
         self.finish_reason = finish_reason
-        self.pooled = pooled
         self.content = content
         self.sink = sink
         self._extend = extend

@@ -79,16 +79,13 @@ def encode_ids(ids: Sequence[int]) -> Prompt:
         raise ValueError(str(error)) from error
 
 
-def encode_chat(
-    messages: Iterable[tuple[str, str]], *, add_generation_prompt: bool = True
-) -> Prompt:
+def encode_chat(messages: Iterable[tuple[str, str]]) -> Prompt:
     """Return the prompt of (role, text) messages. An unknown role counts as the user's."""
     parts = []
     for role, text in messages:
         parts.append(ROLE_MARKS.get(role, ROLE_MARKS["user"]))
         parts.append(_whole_tokens(text.encode("utf-8", "surrogatepass")))
-    if add_generation_prompt:
-        parts.append(ROLE_MARKS["assistant"])
+    parts.append(ROLE_MARKS["assistant"])
     return Prompt(b"".join(parts))
 
 

@@ -82,7 +82,6 @@ class EngineMetrics:
         self.preempted = EngineHistogram(PREEMPTION_BUCKETS)
         self.cached_tokens = 0  # cached tokens among `core.prompt_tokens`
         self.success = dict.fromkeys(FINISHED_REASONS, 0)
-        self.pooled = 0  # requests whose token is not counted as output
         self.rejections = dict.fromkeys(REJECTION_REASONS, 0)
         self.lag_s = 0.0  # how far the server is behind its own clock, simulated seconds
         self.max_lag_s = 0.0
@@ -100,8 +99,7 @@ class EngineMetrics:
         self.inference_time.observe(now - request.admitted_s)
         self.decode_time.observe(now - request.first_token_s)
         self.prompt_length.observe(request.prompt_tokens)
-        self.output_length.observe(0 if request.pooled else request.output_tokens)
-        self.pooled += request.pooled
+        self.output_length.observe(request.output_tokens)
         self.computed_prompt.observe(request.prompt_tokens - max(0, request.cached_tokens))
         if request.choices:
             self.choices.observe(request.choices)

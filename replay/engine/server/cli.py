@@ -41,7 +41,7 @@ Without a fault, as vLLM:
 HEADINGS = {
     "Model and GPU": "model gpu tensor-parallel-size data-parallel-size quantization "
     "kv-cache-dtype speculative-config acceptance disable-hybrid-kv-cache-manager enable-lora "
-    "max-loras max-lora-rank convert vllm-version calibration list-calibrations time-scale seed",
+    "max-loras max-lora-rank vllm-version calibration list-calibrations time-scale seed",
     "HTTP server": "port host served-model-name api-key max-num-queued-reqs max-num-queued-tokens "
     "startup-time shutdown-timeout sse-keep-alive-interval enable-request-id-headers "
     "enable-server-load-tracking enable-prompt-tokens-details server-dev-mode kv-events-config "

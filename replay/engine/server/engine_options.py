@@ -9,7 +9,6 @@ import typer
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.flags import EngineFlags, ServerFlags
 from forebay.replay.engine.kv_events import parse_kv_events
-from forebay.replay.engine.placement import TEXT
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.traces.command_line.options import same_named
 from forebay.traces.errors import InputError
@@ -33,13 +32,6 @@ class EngineOptions:
     served_model_name: Annotated[
         str | None, typer.Option(help="Name clients use; default: --model as given.")
     ] = None
-    convert: Annotated[
-        str,
-        typer.Option(
-            help="embed serves embeddings, scores and rerankings in place of text; classify "
-            "serves scores and rerankings."
-        ),
-    ] = TEXT
     max_num_queued_reqs: Annotated[
         int | None, typer.Option(help="Answer 503 beyond this many unfinished requests.")
     ] = None

@@ -44,7 +44,7 @@ COUNTERS: dict[str, tuple[str, Number]] = {
     "prompt_tokens_cached": (
         "Number of cached prompt tokens (local + external).", lambda m: m.cached_tokens),
     "generation_tokens": (
-        "Number of generation tokens processed.", lambda m: m.core.generation_tokens - m.pooled),
+        "Number of generation tokens processed.", lambda m: m.core.generation_tokens),
 }  # fmt: skip
 HISTOGRAMS: dict[str, tuple[str, Callable[[EngineMetrics], EngineHistogram]]] = {
     "request_prompt_tokens": ("Number of prefill tokens processed.", lambda m: m.prompt_length),

@@ -2,10 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -43,7 +42,6 @@ JSON = {**HEADERS, "Content-Type": "application/json"}
 EVENTS = {**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
 MAX_ID_BYTES = 512  # longest X-Request-Id of a client: a longer id is cut
 
-Answering = Callable[[web.Request, dict[str, Any], float], Awaitable[web.StreamResponse]]
 """Answer a request, from its body and its arrival in simulated seconds."""
 
 
@@ -80,26 +78,17 @@ class Generator:
         self._engine_ids = 0
 
     async def serve(self, http: web.Request, api: Api) -> web.StreamResponse:
-        """Answer a request to this endpoint."""
-        return await self.respond(http, partial(self._generate, api), api.error)
-
-    async def respond(
-        self,
-        http: web.Request,
-        answer: Answering,
-        error_body: Callable[[EngineApiError], bytes] = EngineApiError.body,
-    ) -> web.StreamResponse:
-        """Answer a request that the engine computes, from its body and arrival, or an error."""
+        """Answer a request to this endpoint. An error has the form of its API."""
         self.load += 1
         arrival_s = self._loop.now()
         try:
             if self.fault is not None and self.fault.reject:
                 raise unavailable(Unavailable.QUEUE_FULL)
             body = read_json(await http.read(), http.content_type)
-            return await answer(http, body, arrival_s)
+            return await self._generate(api, http, body, arrival_s)
         except EngineApiError as error:
             headers = self.with_request_id(http, JSON)
-            return web.Response(body=error_body(error), status=error.status, headers=headers)
+            return web.Response(body=api.error(error), status=error.status, headers=headers)
         finally:
             self.load -= 1
 
@@ -113,7 +102,7 @@ class Generator:
             check_length(prompt, self._config.context)
         if why := loop.unavailable():
             raise unavailable(why)
-        named = self.answer_id(http, call.request_id, api.kind), int(time.time())
+        named = self._answer_id(http, call.request_id, api.kind), int(time.time())
         response = writer = None
         if call.stream:  # vLLM, too, sends the status before the first token
             response = web.StreamResponse(headers=self.with_request_id(http, EVENTS))
@@ -267,7 +256,7 @@ class Generator:
         config, prompt = self._config, call.prompt
         content = OutputBlocks(prompt, generation, config.block_size, call.cache_salt)
         request = EngineRequest(
-            self.engine_id(),
+            self._engine_id(),
             prompt.tokens,
             ending.tokens,
             prompt.block_hashes(config.block_size, call.cache_salt),
@@ -283,7 +272,7 @@ class Generator:
             sink.request = request
         return request
 
-    def engine_id(self) -> str:
+    def _engine_id(self) -> str:
         """Return a new id: two concurrent requests may have the same client id."""
         self._engine_ids += 1
         return str(self._engine_ids)
@@ -309,7 +298,7 @@ class Generator:
         self._loop.die()
         stream.fail(Unavailable.ENGINE_DEAD)
 
-    def answer_id(self, http: web.Request, request_id: str | None, kind: str) -> str:
+    def _answer_id(self, http: web.Request, request_id: str | None, kind: str) -> str:
         """Return the id of an answer: the client's, in a header or the body, or a new one."""
         if kind == "resp":
             return request_id or f"resp_{self._random.getrandbits(128):032x}"

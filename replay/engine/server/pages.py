@@ -11,13 +11,11 @@ from aiohttp import web
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.loop.ranks import EngineRanks
-from forebay.replay.engine.placement import TEXT
 from forebay.replay.engine.server.api_errors import EngineApiError, bad_value, invalid
 from forebay.replay.engine.server.dialects.apis import APIS
 from forebay.replay.engine.server.exposition import Exposition
 from forebay.replay.engine.server.generation import HEADERS, JSON, Generator
 from forebay.replay.engine.server.options import ServerOptions
-from forebay.replay.engine.server.pooling.pooler import Pooler
 from forebay.replay.engine.server.protocol import check_model, read_json, read_tokenize
 from forebay.replay.engine.tokenizer import decode_ids
 
@@ -66,9 +64,8 @@ def make_app(
         ("/metrics", pages.metrics),
         ("/kv_event_sources", pages.kv_event_sources),
     ]
-    generating = [(path, partial(generator.serve, api=api)) for path, api in APIS.items()]
     writes: list[tuple[str, Handler]] = [
-        *(generating if config.convert == TEXT else Pooler(config, loop, generator).paths()),
+        *((path, partial(generator.serve, api=api)) for path, api in APIS.items()),
         ("/ping", pages.health),
         ("/tokenize", pages.tokenize),
         ("/detokenize", pages.detokenize),

@@ -86,8 +86,8 @@ def read_json(data: bytes, content_type: str) -> dict[str, Any]:
 def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
     """Read a chat completion (`chat`) or completion body (EngineApiError 400 or 404: it is bad)."""
     # The prompts come first, because vLLM reports their errors first.
-    prompts = [chat_prompt(body)] if chat else _completion_prompts(body)
-    prompt, *others = [truncated(prompt, body) for prompt in prompts]
+    prompts = [_chat_prompt(body)] if chat else _completion_prompts(body)
+    prompt, *others = [_truncated(prompt, body) for prompt in prompts]
     check_model(body, served_name)
     # Fields that cannot work are rejected, with vLLM's message where it has one.
     stream = _boolean(body, "stream")
@@ -119,13 +119,13 @@ def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
         prompt=prompt,
         stream=stream,
         max_tokens=_max_tokens(body, chat),
-        min_tokens=whole_number_of(body, "min_tokens") or 0,
+        min_tokens=_whole_number_of(body, "min_tokens") or 0,
         ignore_eos=_boolean(body, "ignore_eos"),
         include_usage=_boolean(options, "include_usage", "stream_options."),
         continuous_usage=_boolean(options, "continuous_usage_stats", "stream_options."),
-        priority=whole_number_of(body, "priority") or 0,
-        cache_salt=cache_salt_of(body),
-        request_id=string_of(body, "request_id"),
+        priority=_whole_number_of(body, "priority") or 0,
+        cache_salt=_cache_salt_of(body),
+        request_id=_string_of(body, "request_id"),
         n=_choices(body, temperature),
         others=tuple(others),
         stop=_stop_strings(body),
@@ -135,7 +135,7 @@ def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
 
 def check_model(body: dict[str, Any], served_name: str) -> None:
     """Raise EngineApiError 404 for another model. A missing `model` is the served model."""
-    model = string_of(body, "model")
+    model = _string_of(body, "model")
     if model is not None and model != served_name:
         raise EngineApiError(
             404,
@@ -145,12 +145,9 @@ def check_model(body: dict[str, Any], served_name: str) -> None:
         )
 
 
-def check_length(prompt: Prompt, max_model_len: int, *, answered: bool = True) -> None:
-    """Raise EngineApiError 400 for a prompt that is too long.
-
-    With `answered` it leaves no room for a token of output.
-    """
-    if prompt.tokens + answered <= max_model_len:
+def check_length(prompt: Prompt, max_model_len: int) -> None:
+    """Raise EngineApiError 400 for a prompt that leaves no room for a token of output."""
+    if prompt.tokens < max_model_len:
         return
     # vLLM stops tokenising one token past the limit and does not know the full length.
     seen = min(prompt.tokens, max_model_len + 1)
@@ -166,7 +163,7 @@ def check_length(prompt: Prompt, max_model_len: int, *, answered: bool = True) -
 def read_tokenize(body: dict[str, Any], served_name: str) -> Prompt:
     """Read the prompt of a /tokenize body, given as `prompt` or as `messages`."""
     check_model(body, served_name)
-    return chat_prompt(body) if "messages" in body else _completion_prompts(body)[0]
+    return _chat_prompt(body) if "messages" in body else _completion_prompts(body)[0]
 
 
 def _json_error(data: bytes) -> EngineApiError:
@@ -181,9 +178,9 @@ def _json_error(data: bytes) -> EngineApiError:
     return invalid("json_invalid", str(where), "JSON decode error", "<dict of 0 items>", context)
 
 
-def truncated(prompt: Prompt, body: dict[str, Any]) -> Prompt:
+def _truncated(prompt: Prompt, body: dict[str, Any]) -> Prompt:
     """Keep the last `truncate_prompt_tokens` tokens, or the first if `truncation_side` is right."""
-    count = whole_number_of(body, "truncate_prompt_tokens")
+    count = _whole_number_of(body, "truncate_prompt_tokens")
     if count is None:
         return prompt
     if count < 1:
@@ -191,7 +188,7 @@ def truncated(prompt: Prompt, body: dict[str, Any]) -> Prompt:
             "truncate_prompt_tokens must be at least 1 on the simulated engine.",
             "truncate_prompt_tokens",
         )
-    side = string_of(body, "truncation_side") or "left"
+    side = _string_of(body, "truncation_side") or "left"
     if side not in ("left", "right"):
         raise bad_value(
             "`truncation_side` must be either 'left' or 'right'. "
@@ -203,8 +200,8 @@ def truncated(prompt: Prompt, body: dict[str, Any]) -> Prompt:
     return Prompt(data, prompt.text)
 
 
-def chat_prompt(body: dict[str, Any], *, answered: bool = True) -> Prompt:
-    """Read `messages`. With `answered`, the prompt ends with the mark of the assistant's turn."""
+def _chat_prompt(body: dict[str, Any]) -> Prompt:
+    """Read `messages`. The prompt ends with the mark of the assistant's turn."""
     if "messages" not in body:
         raise invalid("missing", "messages", "Field required", shown(body))
     messages = body["messages"]
@@ -215,7 +212,7 @@ def chat_prompt(body: dict[str, Any], *, answered: bool = True) -> Prompt:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise invalid("missing", f"messages.{index}.role", "Field required", shown(message))
         read.append((message["role"], _content(message.get("content"), index)))
-    return encode_chat(read, add_generation_prompt=answered)
+    return encode_chat(read)
 
 
 def _content(content: Any, index: int) -> str:
@@ -236,7 +233,7 @@ def _content(content: Any, index: int) -> str:
 
 
 def _choices(body: dict[str, Any], temperature: Any) -> int:
-    n = whole_number_of(body, "n")
+    n = _whole_number_of(body, "n")
     if n is None or n == 1:
         return 1
     if n < 1:
@@ -252,38 +249,33 @@ def _choices(body: dict[str, Any], temperature: Any) -> int:
 
 
 def _completion_prompts(body: dict[str, Any]) -> list[Prompt]:
-    prompts = prompts_of(body, "prompt")
-    if not all(prompt.tokens for prompt in prompts):
+    """Read `prompt`: one prompt, or a list of prompts that are all texts or all token ids."""
+    if "prompt" not in body:
+        raise invalid("missing", "prompt", "Field required", shown(body))
+    prompt = body["prompt"]
+    if prompt == []:
+        raise bad_value("You must pass at least one prompt")
+    several = isinstance(prompt, list) and isinstance(prompt[0], str | list)
+    for index, part in enumerate(prompt if several else ()):
+        if type(part) is not type(prompt[0]):
+            where = f"prompt.{index}"
+            raise invalid("string_type", where, "Input should be a valid string", shown(part))
+    prompts = [_prompt(part) for part in (prompt if several else [prompt])]
+    if not all(encoded.tokens for encoded in prompts):
         raise bad_value("The decoder prompt cannot be empty", "prompt")
     return prompts
 
 
-def prompts_of(body: dict[str, Any], name: str) -> list[Prompt]:
-    """Read a prompt, or a list of prompts that are all texts or all token ids."""
-    if name not in body:
-        raise invalid("missing", name, "Field required", shown(body))
-    prompt = body[name]
-    if prompt == []:
-        raise bad_value("You must pass at least one prompt")
-    if isinstance(prompt, list) and isinstance(prompt[0], str | list):
-        for index, part in enumerate(prompt):
-            if type(part) is not type(prompt[0]):
-                where = f"{name}.{index}"
-                raise invalid("string_type", where, "Input should be a valid string", shown(part))
-        return [_prompt(part, name) for part in prompt]
-    return [_prompt(prompt, name)]
-
-
-def _prompt(prompt: Any, name: str) -> Prompt:
+def _prompt(prompt: Any) -> Prompt:
     if isinstance(prompt, str):
         encoded = encode_text(prompt)
     elif isinstance(prompt, list) and all(type(token) is int for token in prompt):
         try:
             encoded = encode_ids(prompt)
         except ValueError:
-            raise bad_value("Token id out of vocabulary: 0 to 4294967295.", name) from None
+            raise bad_value("Token id out of vocabulary: 0 to 4294967295.", "prompt") from None
     else:
-        raise invalid("string_type", name, "Input should be a valid string", shown(prompt))
+        raise invalid("string_type", "prompt", "Input should be a valid string", shown(prompt))
     return encoded
 
 
@@ -291,7 +283,7 @@ def _max_tokens(body: dict[str, Any], chat: bool) -> int | None:
     name = "max_tokens"
     if chat and body.get("max_completion_tokens") is not None:
         name = "max_completion_tokens"
-    value = whole_number_of(body, name)
+    value = _whole_number_of(body, name)
     if value is not None and value < 1:
         raise bad_value(
             f"max_tokens must be at least 1, got {value}. (parameter=max_tokens, value={value})",
@@ -317,7 +309,7 @@ def _stop_strings(body: dict[str, Any]) -> tuple[str, ...]:
     return tuple(value)
 
 
-def cache_salt_of(body: dict[str, Any]) -> str | None:
+def _cache_salt_of(body: dict[str, Any]) -> str | None:
     """Return `cache_salt` (EngineApiError 400: it is empty or no text)."""
     salt = body.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
@@ -327,7 +319,7 @@ def cache_salt_of(body: dict[str, Any]) -> str | None:
     return salt
 
 
-def whole_number_of(body: dict[str, Any], name: str) -> int | None:
+def _whole_number_of(body: dict[str, Any], name: str) -> int | None:
     """Return a field as vLLM's schemas read a whole number (EngineApiError 400: another kind)."""
     value = body.get(name)
     if value is None or type(value) is int:
@@ -354,7 +346,7 @@ def _boolean(body: dict[str, Any], name: str, prefix: str = "") -> bool:
     raise invalid("bool_type", prefix + name, "Input should be a valid boolean", shown(value))
 
 
-def string_of(body: dict[str, Any], name: str) -> str | None:
+def _string_of(body: dict[str, Any], name: str) -> str | None:
     """Return a field that has to be a text (EngineApiError 400: another kind)."""
     value = body.get(name)
     if value is None or isinstance(value, str):

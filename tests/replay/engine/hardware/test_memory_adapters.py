@@ -175,11 +175,6 @@ def test_the_text_part_of_a_model_does_not_stand_for_it(tmp_path: Path) -> None:
         ours(whole, 1, Adapters(), tmp_path)
 
 
-def test_a_server_that_pools_prompts_is_refused() -> None:
-    with pytest.raises(InputError, match="--convert embed: adapters"):
-        EngineConfig("llama-3-8b", enable_lora=True, convert="embed")
-
-
 @pytest.mark.parametrize("adapters", [1_200, 3_000])
 def test_adapters_that_leave_too_little_memory_are_named(adapters: int) -> None:
     with pytest.raises(InputError, match="--max-model-len 131072: the KV cache holds") as caught:
