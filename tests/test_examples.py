@@ -5,11 +5,18 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import orjson
 import pytest
 import yaml
+from made_runs import write_pair
 from paths import ROOT
 from proxy_stage import stage
 
@@ -66,6 +73,32 @@ def test_openai() -> None:
     streamed, batch = said.splitlines()
     assert len(streamed.split()) == 16
     assert batch.startswith("batch: 2")
+
+
+def test_an_exporter_sends_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: dict[str, Any] = {}
+
+    @contextmanager
+    def start_run(run_name: str) -> Iterator[Any]:
+        sent["name"] = run_name
+        yield SimpleNamespace(info=SimpleNamespace(run_id="r1"))
+
+    library = SimpleNamespace(
+        start_run=start_run,
+        log_params=lambda values: sent.update(params=values),
+        log_metrics=lambda values: sent.update(metrics=values),
+        log_artifacts=lambda folder: sent.update(folder=folder),
+        get_tracking_uri=lambda: "http://mlflow",
+        exceptions=SimpleNamespace(MlflowException=ValueError),
+    )
+    monkeypatch.setitem(sys.modules, "mlflow", library)
+    monkeypatch.syspath_prepend(str(EXAMPLES / "plugin-exporter"))
+    run, out = write_pair(tmp_path)[0], BytesIO()
+    import_module("forebay_mlflow").export(run, out, "")
+    assert out.getvalue() == b"http://mlflow run r1\n"
+    assert (sent["name"], sent["folder"]) == ("round-robin", str(run))
+    assert sent["params"]["model"] == "llama-3-8b"
+    assert sent["metrics"]["itl_ms.chat.p99"] == 31.0
 
 
 @needs_clients

@@ -16,13 +16,12 @@ import numpy as np
 import orjson
 
 from forebay.analysis.runs.load import load_run
-from forebay.analysis.runs.push import export_mlflow, export_otlp
+from forebay.analysis.runs.otlp import export_otlp
 from forebay.analysis.runs.run import RunData
 from forebay.traces.errors import InputError
 
 GROUP = "forebay.exporters"
 US_IN_MS = 1_000.0
-SENT = ("mlflow", "otlp")  # formats whose output only says where the run was sent
 Exporter = Callable[[Path, BinaryIO, str], None]
 
 
@@ -32,8 +31,6 @@ def exporters() -> dict[str, Exporter]:
         "csv": export_csv,
         "hgrm": export_hgrm,
         "vllm-bench": export_vllm_bench,
-        "llm-d": export_llm_d,
-        "mlflow": export_mlflow,
         "otlp": export_otlp,
     }
     for point in entry_points(group=GROUP):
@@ -44,13 +41,6 @@ def exporters() -> dict[str, Exporter]:
             )
         by_name[point.name] = _late(point)
     return by_name
-
-
-def export_llm_d(run: Path, out: BinaryIO, tag: str) -> None:
-    """Write an llm-d Benchmark Report v0.2 as JSON."""
-    from forebay.analysis.runs.llm_d_report import report
-
-    out.write(orjson.dumps(report(load_run(run)), option=orjson.OPT_INDENT_2))
 
 
 def _late(point: Any) -> Exporter:

@@ -22,11 +22,11 @@ EXPORT = """Write a run in the format of another tool.
 
 Formats:
   csv         one line a request, all columns
-  llm-d       the JSON of an llm-d Benchmark Report v0.2
   hgrm        percentiles of a metric (--tag), for HdrHistogram plots
   vllm-bench  the JSON of vllm bench serve --save-result --save-detailed
-  mlflow      sends the run to the MLflow server of MLFLOW_TRACKING_URI
   otlp        sends gauges to OTEL_EXPORTER_OTLP_ENDPOINT
+
+Other packages add formats.
 
 Example:
 
@@ -71,7 +71,7 @@ def export(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    from forebay.analysis.runs.exporters import SENT, exporters
+    from forebay.analysis.runs.exporters import exporters
     from forebay.traces.whole_file import refuse_existing, whole_file
 
     formats = exporters()
@@ -80,7 +80,7 @@ def export(
     refuse_existing([output], force=force)
     result = {"format": format_name, "run": str(run)}
     if as_json and output == "-":
-        if format_name not in SENT:
+        if format_name != "otlp":  # its output says where the run was sent
             raise InputError("--json: standard output has the export already; give -o FILE")
         where = BytesIO()
         formats[format_name](run, where, tag)

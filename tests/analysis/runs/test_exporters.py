@@ -5,7 +5,6 @@ import gzip
 import io
 import sys
 import threading
-import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -77,63 +76,6 @@ def test_a_tag_that_is_not_in_the_log(folder: Path, capsys: pytest.CaptureFixtur
     assert "ttft_response.chat" in capsys.readouterr().err
 
 
-STATISTICS = {"units", "mean", "mode", "stddev", "min", "max"} | {
-    f"p{percentile}" for percentile in ("0p1", 1, 5, 10, 25, 50, 75, 90, 95, 99, "99p9")
-}
-# All keys of the parts of the schema v0.2 that we write, with their units; it forbids others.
-SECTIONS = {
-    "requests": ({"total", "failures", "incomplete", "input_length", "output_length"}, {"count"}),
-    "latency": (
-        {
-            "time_to_first_token",
-            "normalized_time_per_output_token",
-            "time_per_output_token",
-            "inter_token_latency",
-            "request_latency",
-        },
-        {"s", "s/token"},
-    ),
-    "throughput": (
-        {"input_token_rate", "output_token_rate", "total_token_rate", "requests_rate"},
-        {"tokens/s", "queries/s"},
-    ),
-}
-LOAD = {"tool", "tool_version", "source", "stage", "input_seq_len", "output_seq_len"} | {
-    *("prefix", "multi_turn", "rate_qps", "concurrency")
-}
-
-
-def test_an_llm_d_report(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "report.json"
-    assert main(["runs", "export", "llm-d", str(folder), "-o", str(out)]) == 0
-    told = orjson.loads(out.read_bytes())
-    assert told["version"] == "0.2"
-    assert told.keys() == {"version", "run", "scenario", "results"}
-    assert told["run"].keys() == {"uid", "time"}
-    assert told["run"]["time"]["duration"].startswith("PT0.")
-    load = told["scenario"]["load"]
-    assert load.keys() == {"metadata", "standardized", "native"}
-    assert load["standardized"].keys() <= LOAD
-    assert load["native"]["config"]["run_id"] == told["run"]["uid"]
-    performance = told["results"]["request_performance"]["aggregate"]
-    assert performance.keys() == SECTIONS.keys()
-    for name, (keys, units) in SECTIONS.items():
-        assert performance[name].keys() <= keys
-        for value in performance[name].values():
-            if isinstance(value, dict):
-                assert value.keys() <= STATISTICS
-                assert value["units"] in units
-    requests, latency = performance["requests"], performance["latency"]
-    assert (requests["total"], requests["failures"], requests["incomplete"]) == (60, 0, 0)
-    assert (requests["input_length"]["mean"], requests["output_length"]["max"]) == (32, 4)
-    assert latency["time_to_first_token"]["p50"] == pytest.approx(0.03, rel=1e-3)
-    assert latency["time_per_output_token"]["p99p9"] == pytest.approx(0.01, rel=1e-3)
-    assert latency["request_latency"]["mean"] == pytest.approx(0.06, rel=1e-3)
-    assert latency["normalized_time_per_output_token"]["max"] == pytest.approx(0.015, rel=1e-3)
-    duration_s = load_run(folder).number("duration_s") or 0.0
-    assert performance["throughput"]["requests_rate"]["mean"] == pytest.approx(60 / duration_s)
-
-
 def test_vllm_bench_there_and_back(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     assert main(["runs", "export", "vllm-bench", str(folder), "-o", str(out)]) == 0
@@ -192,7 +134,7 @@ def test_a_package_adds_a_format(
     assert "cannot be loaded (no module)" in capsys.readouterr().err
     assert main(["runs", "export", "csv", str(folder), "-o", str(tmp_path / "r.csv")]) == 0
     assert main(["runs", "export", "nothing", str(folder)]) == 2
-    assert "broken, csv, hgrm, llm-d, mine, mlflow, otlp, vllm-bench" in capsys.readouterr().err
+    assert "broken, csv, hgrm, mine, otlp, vllm-bench" in capsys.readouterr().err
 
 
 def test_otlp_gauges_reach_a_collector(
@@ -241,36 +183,15 @@ def test_a_collector_that_is_not_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("opentelemetry.sdk", reason="pip install 'forebay[otel]'")
-    monkeypatch.setattr("forebay.analysis.runs.push.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("forebay.analysis.runs.otlp.TIMEOUT_S", 0.2)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_ports(1)[0]}")
     assert main(["runs", "export", "otlp", str(folder)]) == 2
     assert "took no metrics; set OTEL_EXPORTER_OTLP_ENDPOINT" in capsys.readouterr().err
 
 
-def test_an_mlflow_run(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="pip install 'forebay[mlflow]'")
-    place = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    monkeypatch.chdir(tmp_path)
-    mlflow.set_tracking_uri(place)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert main(["runs", "export", "mlflow", str(folder)]) == 0
-        name = capsys.readouterr().out.split()[-1]
-        kept = mlflow.get_run(name)
-    assert kept.data.metrics["ttft_ms.all.p90"] == pytest.approx(30, rel=1e-3)
-    assert kept.data.params["model"] == "tiny"
-
-
 def test_a_library_that_is_missing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "mlflow", None)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
-    for name in ("mlflow", "otlp"):
-        assert main(["runs", "export", name, str(folder)]) == 2
-        assert "is not installed; pip install 'forebay[" in capsys.readouterr().err
+    assert main(["runs", "export", "otlp", str(folder)]) == 2
+    assert "is not installed; pip install 'forebay[" in capsys.readouterr().err

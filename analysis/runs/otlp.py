@@ -1,8 +1,6 @@
-"""Send the figures of a run to MLflow or to an OpenTelemetry collector, by their own libraries.
+"""Send the figures of a run to an OpenTelemetry collector, by its own library.
 
-Both are formats of `forebay runs export`, whose output names the destination. The libraries
-are extras, and their own environment variables say where to send (MLFLOW_TRACKING_URI,
-OTEL_EXPORTER_OTLP_ENDPOINT).
+OTEL_EXPORTER_OTLP_ENDPOINT, a variable of the library, names the collector.
 """
 
 import os
@@ -15,27 +13,6 @@ from forebay.proxy.config.redaction import without_user_info
 from forebay.traces.errors import InputError
 
 TIMEOUT_S = 10
-PARAMETERS = ("model", "arrivals", "rate_per_s", "speed", "seed", "endpoint", "salt", "processes")
-
-
-def export_mlflow(run: Path, out: BinaryIO, tag: str) -> None:
-    """Make an MLflow run: options as parameters, figures as metrics, the folder as artifacts."""
-    try:
-        import mlflow
-    except ImportError:
-        raise InputError("MLflow is not installed; pip install 'forebay[mlflow]'") from None
-    data = load_run(run)
-    where = without_user_info(mlflow.get_tracking_uri())
-    try:
-        with mlflow.start_run(run_name=run.name) as started:
-            mlflow.log_params({name: data.info.get(name) for name in PARAMETERS})
-            mlflow.log_metrics({".".join(path): value for path, value in figures(data.summary)})
-            mlflow.log_artifacts(str(run))
-    except (mlflow.exceptions.MlflowException, OSError) as error:
-        raise InputError(
-            f"MLflow at {where}: {str(error).splitlines()[0]}; set MLFLOW_TRACKING_URI"
-        ) from error
-    out.write(f"{where} run {started.info.run_id}\n".encode())
 
 
 def export_otlp(run: Path, out: BinaryIO, tag: str) -> None:
