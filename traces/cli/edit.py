@@ -1,108 +1,179 @@
-"""The verbs of `forebay traces` that change a trace. `-` is a pipe, for input and output."""
+"""The commands of `forebay traces` that change traces. `-` is a pipe, for input and output."""
 
 import os
 from collections.abc import Callable, Iterable
-from typing import Annotated
+from math import inf
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperOption
 
 from forebay.traces.cli.import_ import TraceFile
 from forebay.traces.cli.output import Totals, check_output, print_result, to_file, write_whole
 from forebay.traces.command_line.messages import talk
-from forebay.traces.command_line.options import AsJson, Force, MeanRate, Output, Seed, a_time
+from forebay.traces.command_line.options import AsJson, Force, Output, Seed
+from forebay.traces.command_line.quantities import seconds
+from forebay.traces.edit.edit import anonymise, cap, cut, merge, sample, scale, shift, thin
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
-from forebay.traces.whole_file import meta_path
 
 SALT = "FOREBAY_CAPTURE_SALT"
+STEPS = "forebay.steps"  # in a context of Typer: names of the given steps, in their order
+LIMITS = ("input_tokens", "output_tokens", "context")
+Rows = Iterable[TraceRequest]
+
+EDIT = """Change a trace. Each option is a step, and steps are done in the order given.
+
+No request waits for a request that a step has left out. --rate and --sample keep the trace
+in memory.
+
+Example:
+
+  forebay traces edit day.jsonl --slice 1h..2h --thin 0.25 --rate 10 -o hour.jsonl
+"""
 
 
-def _read(trace: str) -> Iterable[TraceRequest]:
+def _note(context: typer.Context, option: typer.CallbackParam, value: Any) -> Any:
+    """Remember that a step was given. Options are called back in the order of the command line."""
+    if value is not None and value is not False:
+        assert isinstance(option, TyperOption)
+        context.meta.setdefault(STEPS, []).append(option.name)
+    return value
+
+
+def _step(help_text: str, metavar: str | None = None) -> Any:
+    return typer.Option(callback=_note, metavar=metavar, help=help_text)
+
+
+def edit_trace(
+    context: typer.Context,
+    trace: TraceFile = "-",
+    slice: Annotated[
+        str | None, _step("keep a span of time, which starts at 0 again", "<from..to>")
+    ] = None,
+    first: Annotated[int | None, _step("keep the first requests")] = None,
+    speed: Annotated[float | None, _step("divide all times; 2 is twice the rate")] = None,
+    rate: Annotated[float | None, _step("divide all times, to this mean rate a second")] = None,
+    shift: Annotated[
+        float | None, _step("move all arrivals by seconds; less than 0 is earlier")
+    ] = None,
+    thin: Annotated[float | None, _step("keep this share of the sessions, each whole")] = None,
+    sample: Annotated[int | None, _step("draw this many whole sessions at random")] = None,
+    cap: Annotated[
+        str | None,
+        _step(
+            "shorten to limits, e.g. input_tokens=8192,output_tokens=512,context=32768; prompts "
+            "keep their beginning", "<limits>",
+        ),
+    ] = None,
+    drop: Annotated[str | None, _step("leave requests beyond such limits out", "<limits>")] = None,
+    spread: Annotated[
+        str | None, _step("spread arrivals on ticks over the time to the next tick", "<time>")
+    ] = None,
+    anonymise: Annotated[
+        bool,
+        typer.Option(
+            "--anonymise", callback=_note,
+            help=f"replace text and names by hashes with the key in {SALT}, else a random key",
+        ),
+    ] = False,
+    seed: Seed = 0,
+    output: Output = "-",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
     from forebay.traces.formats import open_trace
 
-    return open_trace(trace)
+    values = locals()
+    steps = [(name, values[name]) for name in context.meta.get(STEPS, ())]
+    if not steps:
+        raise InputError("traces edit: give a step, such as --slice, --rate or --anonymise")
+    rows: Rows = open_trace(trace)
+    for name, value in steps:
+        rows = CHANGES[name](rows, value, seed)
+    _write("edit", trace, output, force, as_json, rows, steps=steps, seed=seed)
+    if anonymise and not os.environ.get(SALT):
+        talk(f"a random key: no other file has the same names (set {SALT} for that)")
 
 
-def _write(
-    verb: str, trace: object, output: str, force: bool, as_json: bool,
-    requests: Iterable[TraceRequest], **parameters: object,
-) -> None:  # fmt: skip
-    check_output(output, meta_path(output), force=force, as_json=as_json)
-    none = f"{verb}: no request is left; ask for more of the trace"
-    totals = Totals(requests, if_none=none)
-    facts = {"command": verb, "trace": trace, "parameters": parameters}
-    result = write_whole(output, totals, lambda: facts)
-    line = f"{verb}: {totals.requests:,} requests over {totals.last_s:,.1f} s{to_file(output)}"
-    print_result(result, line, as_json)
+def _positive(name: str, value: Any) -> Any:
+    if not 0 < value < inf:
+        raise InputError(f"--{name} {value:g}: give more than 0")
+    return value
 
 
-def slice_trace(
-    trace: TraceFile = "-",
-    from_s: Annotated[float, a_time("time to begin at", "--from")] = 0.0,
-    to_s: Annotated[float | None, a_time("time to end before", "--to")] = None,
-    first: Annotated[int | None, typer.Option("--first", help="most requests")] = None,
-    output: Output = "-",
-    force: Force = False,
-    as_json: AsJson = False,
-) -> None:
-    """Keep a span of time, which starts at 0 again.
-
-    example:  forebay traces slice day.jsonl --from 3600 --to 7200 -o hour.jsonl
-    """
-    from forebay.traces.edit.edit import cut
-
-    if from_s < 0 or (to_s is not None and to_s <= from_s):
-        raise InputError(f"--from {from_s:g} --to {to_s}: give 0 or more, and an end after it")
-    if first is not None and first < 1:
-        raise InputError(f"--first {first}: give 1 or more")
-    rows = cut(_read(trace), from_s=from_s, to_s=to_s, first=first)
-    _write("slice", trace, output, force, as_json, rows, from_s=from_s, to_s=to_s, first=first)
+def _slice(rows: Rows, text: str) -> Rows:
+    """Keep a span such as `1h..2h`. Either end may be missing."""
+    begin, dots, end = text.partition("..")
+    try:
+        from_s, to_s = seconds(begin or "0"), seconds(end) if end else None
+    except ValueError:
+        dots = ""
+    if not dots or from_s < 0 or (to_s is not None and to_s <= from_s):
+        raise InputError(f"--slice {text}: give FROM..TO, such as 1h..2h, 90.. or ..10m")
+    return cut(rows, from_s=from_s, to_s=to_s)
 
 
-def scale_trace(
-    trace: TraceFile = "-",
-    speed: Annotated[
-        float | None, typer.Option("--speed", help="factor; 2 is twice the rate")
-    ] = None,
-    rate: MeanRate = None,
-    output: Output = "-",
-    force: Force = False,
-    as_json: AsJson = False,
-) -> None:
-    """Divide all times, so that the rate changes and every request stays.
-
-    example:  forebay traces scale day.jsonl --rate 20 -o faster.jsonl
-    """
-    from forebay.traces.edit.edit import scale
-
-    if (speed is None) == (rate is None):
-        raise InputError("--speed, --rate: give one of them")
-    rows = _read(trace)
-    if rate is not None:
-        requests = list(rows)
-        span_s = requests[-1].arrival_s - requests[0].arrival_s
-        if span_s <= 0:
-            raise InputError("--rate: all requests arrive at once, so there is no rate to change")
-        rows, speed = requests, rate * span_s / len(requests)
-    if speed is None or not 0 < speed < float("inf"):
-        raise InputError(f"--speed, --rate: {rate or speed} is not more than 0")
-    _write("scale", trace, output, force, as_json, scale(rows, speed), speed=speed, rate=rate)
+def _cap(rows: Rows, name: str, text: str) -> Rows:
+    """Shorten to limits such as `input_tokens=8192,context=32768`, or drop longer requests."""
+    limits: dict[str, int] = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        if key not in LIMITS or not value.isdecimal() or int(value) < 2:
+            raise InputError(
+                f"--{name} {text}: give NAME=TOKENS, with 2 tokens or more; names: "
+                f"{', '.join(LIMITS)}"
+            )
+        limits[key] = int(value)
+    return cap(rows, **limits, drop=name == "drop")
 
 
-def shift_trace(
-    trace: TraceFile = "-",
-    by: Annotated[float, typer.Option("--by", help="seconds; less than 0 is earlier")] = 0.0,
-    output: Output = "-",
-    force: Force = False,
-    as_json: AsJson = False,
-) -> None:
-    """Move all arrivals, as before a merge.
+def _at_rate(requests: list[TraceRequest], rate_per_s: float) -> Rows:
+    span_s = requests[-1].arrival_s - requests[0].arrival_s if requests else 0.0
+    if span_s <= 0:
+        raise InputError("--rate: all requests arrive at once, so there is no rate to change")
+    return scale(requests, rate_per_s * span_s / len(requests))
 
-    example:  forebay traces shift night.jsonl --by 3600 -o later.jsonl
-    """
-    from forebay.traces.edit.edit import shift
 
-    _write("shift", trace, output, force, as_json, shift(_read(trace), by), by_s=by)
+def _thin(rows: Rows, share: float, seed: int) -> Rows:
+    if not 0 < share <= 1:
+        raise InputError(f"--thin {share:g}: not a share; give more than 0 and at most 1")
+    return thin(rows, share, seed)
+
+
+def _spread(rows: Rows, text: str, seed: int) -> Rows:
+    from forebay.traces.synth.ticks import TICK_ERROR_S, spread_ticks
+
+    try:
+        tick_s = seconds(text)
+    except ValueError:
+        tick_s = 0.0
+    if not tick_s > TICK_ERROR_S:
+        raise InputError(f"--spread {text}: give a time of more than {TICK_ERROR_S:g} seconds")
+    return spread_ticks(rows, seed=seed, tick_s=tick_s, option="--spread")
+
+
+def _anonymise(rows: Rows) -> Rows:
+    salt = os.environ.get(SALT) or None
+    if salt is not None and len(salt) < 16:
+        raise InputError(f"{SALT}: give 16 characters or more, e.g. of openssl rand -hex 16")
+    return anonymise(rows, salt)
+
+
+CHANGES: dict[str, Callable[[Rows, Any, int], Rows]] = {
+    "slice": lambda rows, span, _: _slice(rows, span),
+    "first": lambda rows, count, _: cut(rows, first=_positive("first", count)),
+    "speed": lambda rows, speed, _: scale(rows, _positive("speed", speed)),
+    "rate": lambda rows, rate, _: _at_rate(list(rows), _positive("rate", rate)),
+    "shift": lambda rows, by_s, _: shift(rows, by_s),
+    "thin": _thin,
+    "sample": lambda rows, count, seed: sample(list(rows), _positive("sample", count), seed),
+    "cap": lambda rows, limits, _: _cap(rows, "cap", limits),
+    "drop": lambda rows, limits, _: _cap(rows, "drop", limits),
+    "spread": _spread,
+    "anonymise": lambda rows, _, seed: _anonymise(rows),
+}
+"""The change of each step, by its option. Values are checked before any request is read."""
 
 
 def merge_traces(
@@ -118,136 +189,22 @@ def merge_traces(
 
     example:  forebay traces merge chat.jsonl documents.jsonl -o both.jsonl
     """
-    from forebay.traces.edit.edit import merge
+    from forebay.traces.formats import open_trace
 
     if len(traces) < 2:
         raise InputError("traces merge: give two traces or more")
-    rows = merge([_read(trace) for trace in traces], shared=shared)
+    rows = merge([open_trace(trace) for trace in traces], shared=shared)
     _write("merge", traces, output, force, as_json, rows, shared=shared)
 
 
-def thin_trace(
-    trace: TraceFile = "-",
-    keep: Annotated[float, typer.Option("--keep", help="share of the sessions, 0 to 1")] = 0.5,
-    seed: Seed = 0,
-    output: Output = "-",
-    force: Force = False,
-    as_json: AsJson = False,
+def _write(
+    verb: str, trace: object, output: str, force: bool, as_json: bool, rows: Rows, **facts: object
 ) -> None:
-    """Keep a share of the sessions, each whole. The rate falls. So does sharing between sessions.
+    from forebay.traces.whole_file import meta_path
 
-    example:  forebay traces thin day.jsonl --keep 0.1 -o tenth.jsonl
-    """
-    from forebay.traces.edit.edit import thin
-
-    if not 0 < keep <= 1:
-        raise InputError(f"--keep {keep:g}: not a share; give more than 0 and at most 1")
-    _write(
-        "thin", trace, output, force, as_json, thin(_read(trace), keep, seed), keep=keep, seed=seed
-    )
-
-
-def sample_trace(
-    trace: TraceFile = "-",
-    sessions: Annotated[int, typer.Option("--sessions", help="sessions to draw")] = 100,
-    seed: Seed = 0,
-    output: Output = "-",
-    force: Force = False,
-    as_json: AsJson = False,
-) -> None:
-    """Draw whole sessions at random (keeps the trace in memory).
-
-    example:  forebay traces sample day.jsonl --sessions 50 -o fifty.jsonl
-    """
-    from forebay.traces.edit.edit import sample
-
-    if sessions < 1:
-        raise InputError(f"--sessions {sessions}: give 1 or more")
-    rows = sample(list(_read(trace)), sessions, seed)
-    _write("sample", trace, output, force, as_json, rows, sessions=sessions, seed=seed)
-
-
-def cap_trace(
-    trace: TraceFile = "-",
-    input_tokens: Annotated[
-        int | None, typer.Option("--input-tokens", help="longest prompt")
-    ] = None,
-    output_tokens: Annotated[
-        int | None, typer.Option("--output-tokens", help="longest answer")
-    ] = None,
-    context: Annotated[
-        int | None, typer.Option("--context", help="longest prompt and answer together")
-    ] = None,
-    drop: Annotated[bool, typer.Option("--drop", help="drop longer requests instead")] = False,
-    output: Output = "-",
-    force: Force = False,
-    as_json: AsJson = False,
-) -> None:
-    """Shorten prompts and answers to limits. A prompt keeps its beginning.
-
-    example:  forebay traces cap day.jsonl --context 32768 -o capped.jsonl
-    """
-    from forebay.traces.edit.edit import cap
-
-    limits = {"input_tokens": input_tokens, "output_tokens": output_tokens, "context": context}
-    if all(limit is None for limit in limits.values()):
-        raise InputError("traces cap: give --input-tokens, --output-tokens or --context")
-    if any(limit is not None and limit < 2 for limit in limits.values()):
-        raise InputError("traces cap: a limit is 2 tokens or more")
-    rows = cap(_read(trace), **limits, drop=drop)
-    _write("cap", trace, output, force, as_json, rows, **limits, drop=drop)
-
-
-def spread_trace(
-    trace: TraceFile = "-",
-    tick: Annotated[float, a_time("time between ticks", "--tick")] = 3.0,
-    seed: Seed = 0,
-    output: Output = "-",
-    force: Force = False,
-    as_json: AsJson = False,
-) -> None:
-    """Spread arrivals that stand on ticks at random over the time to the next tick.
-
-    example:  forebay traces spread conversation.jsonl --tick 3 -o spread.jsonl
-    """
-    from forebay.traces.synth.ticks import TICK_ERROR_S, spread_ticks
-
-    if not tick > TICK_ERROR_S:
-        raise InputError(f"--tick {tick:g}: give more than {TICK_ERROR_S:g} seconds")
-    rows = spread_ticks(_read(trace), seed=seed, tick_s=tick, name=trace, option="--tick")
-    _write("spread", trace, output, force, as_json, rows, tick_s=tick, seed=seed)
-
-
-def anonymise_trace(
-    trace: TraceFile = "-",
-    output: Output = "-",
-    force: Force = False,
-    as_json: AsJson = False,
-) -> None:
-    """Replace text and names by keyed hashes. Equal beginnings of prompts stay equal.
-
-    The key is FOREBAY_CAPTURE_SALT from the environment, else a random key that is not kept.
-
-    example:  forebay traces anonymise production.jsonl -o to_share.jsonl
-    """
-    from forebay.traces.edit.edit import anonymise
-
-    salt = os.environ.get(SALT) or None
-    if salt is not None and len(salt) < 16:
-        raise InputError(f"{SALT}: give 16 characters or more, e.g. of openssl rand -hex 16")
-    _write("anonymise", trace, output, force, as_json, anonymise(_read(trace), salt))
-    if salt is None:
-        talk(f"a random key: no other file has the same names (set {SALT} for that)")
-
-
-VERBS: dict[str, Callable[..., None]] = {
-    "slice": slice_trace,
-    "scale": scale_trace,
-    "shift": shift_trace,
-    "merge": merge_traces,
-    "thin": thin_trace,
-    "sample": sample_trace,
-    "cap": cap_trace,
-    "spread": spread_trace,
-    "anonymise": anonymise_trace,
-}
+    check_output(output, meta_path(output), force=force, as_json=as_json)
+    totals = Totals(rows, if_none=f"{verb}: no request is left; ask for more of the trace")
+    whole = {"command": verb, "trace": trace, "parameters": facts}
+    result = write_whole(output, totals, lambda: whole)
+    line = f"{verb}: {totals.requests:,} requests over {totals.last_s:,.1f} s{to_file(output)}"
+    print_result(result, line, as_json)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forebay.traces.cli.edit import VERBS
+from forebay.traces.cli.edit import EDIT, edit_trace, merge_traces
 from forebay.traces.cli.import_ import HEADINGS as IMPORT_HEADINGS
 from forebay.traces.cli.import_ import export_trace, fit_model, import_trace, list_formats
 from forebay.traces.cli.output import (
@@ -61,8 +61,8 @@ app.command("import", headings=IMPORT_HEADINGS)(import_trace)
 app.command("export")(export_trace)
 app.command("formats")(list_formats)
 app.command("fit")(fit_model)
-for _name, _verb in VERBS.items():
-    app.command(_name)(_verb)
+app.command("edit", help=EDIT)(edit_trace)
+app.command("merge")(merge_traces)
 
 
 @app.command()

@@ -159,7 +159,7 @@ def _not_steady(result: Description) -> str:
         for span in (result.slowest_tenth, result.fastest_tenth)
         if span is not None
     )
-    return f"the rate is not steady: {', '.join(parts)}; traces slice keeps a span"
+    return f"the rate is not steady: {', '.join(parts)}; traces edit --slice keeps a span"
 
 
 def _length_cells(lengths: LengthSummary) -> list[str]:

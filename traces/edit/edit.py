@@ -55,7 +55,7 @@ def shift(requests: Requests, by_s: float) -> Iterator[TraceRequest]:
         arrival_s = round(request.arrival_s + by_s, 6)
         if arrival_s < 0:
             raise InputError(
-                f"--by {by_s:g}: request {request.id!r} would arrive at {arrival_s:g} s; give "
+                f"--shift {by_s:g}: request {request.id!r} would arrive at {arrival_s:g} s; give "
                 f"{-request.arrival_s:g} or more"
             )
         yield replace(request, arrival_s=arrival_s)
@@ -129,7 +129,7 @@ def sample(requests: Sequence[TraceRequest], count: int, seed: int) -> Iterator[
     """Keep `count` whole sessions, drawn at random (InputError: the trace has fewer)."""
     names = list(dict.fromkeys(map(group, requests)))
     if count > len(names):
-        raise InputError(f"--sessions {count}: the trace has {len(names)}; give fewer")
+        raise InputError(f"--sample {count}: the trace has {len(names)}; give fewer")
     chosen = set(Random(f"{seed}:sample").sample(names, count))
     return whole(request for request in requests if group(request) in chosen)
 

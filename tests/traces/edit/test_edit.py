@@ -90,7 +90,7 @@ def test_a_merge_keeps_traces_apart_unless_they_share() -> None:
     assert hit_ratio(apart) == pytest.approx(hit_ratio(ROWS))
     assert next(one for one in apart if one.id == "2/a1").parent == "2/a0"
     assert hit_ratio(list(merge([ROWS, ROWS], shared=True))) > hit_ratio(ROWS)
-    with pytest.raises(InputError, match="--by -1: request 'a0' would arrive at -1 s"):
+    with pytest.raises(InputError, match="--shift -1: request 'a0' would arrive at -1 s"):
         list(shift(ROWS, -1.0))
 
 
@@ -105,7 +105,7 @@ def test_thinning_and_sampling_keep_whole_sessions(seed: int) -> None:
     names = {one.session for one in drawn}
     assert len(names) == 20
     assert drawn == [one for one in many if one.session in names]
-    with pytest.raises(InputError, match="--sessions 201: the trace has 200"):
+    with pytest.raises(InputError, match="--sample 201: the trace has 200"):
         sample(many, 201, seed)
 
 
@@ -166,9 +166,8 @@ def test_verbs_compose_in_pipes(tmp_path: Path) -> None:
     write_trace(tmp_path / "t.jsonl", ROWS)
     forebay = f"{sys.executable} -m forebay.proxy traces"
     line = (
-        f"{forebay} slice {tmp_path}/t.jsonl --to 25 | {forebay} scale --speed 2"
-        f" | {forebay} shift --by 1 | {forebay} anonymise | {forebay} cap --output-tokens 7"
-        f" | {forebay} export csv"
+        f"{forebay} edit {tmp_path}/t.jsonl --slice ..25 --speed 2 --shift 1"
+        f" | {forebay} edit --anonymise --cap output_tokens=7 | {forebay} export csv"
     )
     ran = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
@@ -181,16 +180,42 @@ def test_verbs_compose_in_pipes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("steps", "arrivals"),
+    [
+        ("--slice 10..20 --speed 2", ["b1", "c1"]),
+        ("--speed 2 --slice 10..20", ["b2", "c2"]),
+        ("--shift 2 --slice=5.. --first 2", ["b0", "c0"]),
+        ("--first 2 --slice 1..", ["b0"]),
+    ],
+)
+def test_steps_are_done_in_the_order_given(steps: str, arrivals: list[str], tmp_path: Path) -> None:
+    write_trace(tmp_path / "t.jsonl", ROWS)
+    words = ["traces", "edit", str(tmp_path / "t.jsonl"), *steps.split()]
+    assert main([*words, "-o", str(tmp_path / "out.jsonl")]) == 0
+    assert [row.id for row in read_trace(tmp_path / "out.jsonl")][-len(arrivals) :] == arrivals
+    facts = json.loads((tmp_path / "out.jsonl.meta.json").read_bytes())
+    names = [name for name, _ in facts["parameters"]["steps"]]
+    assert names == [word[2:].partition("=")[0] for word in steps.split() if word[:2] == "--"]
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["scale", "{}"], "--speed, --rate: give one of them"),
-        (["scale", "{}", "--rate", "-1"], "is not more than 0"),
-        (["slice", "{}", "--from", "900"], "no request is left"),
-        (["cap", "{}", "--input-tokens", "9", "--drop"], "no request is left"),
-        (["thin", "{}", "--keep", "2"], "--keep 2: not a share"),
-        (["cap", "{}"], "give --input-tokens, --output-tokens or --context"),
+        (["edit", "{}"], "give a step, such as --slice"),
+        (["edit", "{}", "--rate", "-1"], "--rate -1: give more than 0"),
+        (["edit", "{}", "--speed", "nan"], "--speed nan: give more than 0"),
+        (["edit", "{}", "--slice", "900.."], "no request is left"),
+        (["edit", "{}", "--slice", "9..2"], "--slice 9..2: give FROM..TO"),
+        (["edit", "{}", "--slice", "x"], "--slice x: give FROM..TO"),
+        (["edit", "{}", "--drop", "input_tokens=9"], "no request is left"),
+        (["edit", "{}", "--thin", "2"], "--thin 2: not a share"),
+        (["edit", "{}", "--cap", "prompt=9"], "--cap prompt=9: give NAME=TOKENS"),
+        (["edit", "{}", "--cap", "context=1"], "--cap context=1: give NAME=TOKENS"),
+        (["edit", "{}", "--sample", "0"], "--sample 0: give more than 0"),
+        (["edit", "{}", "--spread", "3"], "--spread: "),
+        (["edit", "{}", "--spread", "soon"], "--spread soon: give a time"),
         (["merge", "{}"], "give two traces or more"),
-        (["spread", "{}", "--tick", "3"], "--tick: "),
+        (["slice", "{}"], "slice: this is an option now: forebay traces edit --slice FROM..TO"),
         (["export", "xml", "{}"], "no export format 'xml'; one of: mooncake, aiperf, guidellm"),
         (["synth", "model", "{}", "-o", "{}.out"], "not a model of traces fit"),
     ],
@@ -210,9 +235,8 @@ def test_a_mistake_with_a_verb_is_one_line(
 
 
 JSON_WORDS = (
-    *("slice {} --from 5", "scale {} --speed 2", "shift {} --by 1", "merge {} {}"),
-    *("thin {} --keep 0.9", "sample {} --sessions 2", "cap {} --input-tokens 600"),
-    *("spread {} --tick 3", "anonymise {}", "export csv {}", "fit {}"),
+    *("edit {} --slice 5.. --speed 2 --thin 0.9", "edit {} --cap input_tokens=600 --first 30"),
+    *("edit {} --spread 3 --sample 2", "merge {} {}", "export csv {}", "fit {}"),
 )
 
 
