@@ -112,20 +112,16 @@ INSTALL := $(BIN)/pip install -q --disable-pip-version-check --no-deps
 	$(INSTALL) --no-compile --no-build-isolation -e .
 	@touch .venv/runtime $@
 
-# What routers cost, side by side; nginx and HAProxy from the system, the others into .routers/.
-# About 15 minutes: routers in turn, which is what to compare by; then all else, one after the other,
-# kept in runs/bench-proxy.json.
+# What routers cost, side by side, in turn; nginx and HAProxy from the system, the others into .routers/.
+# Five minutes: docs/benchmarks/router-cost.md
 bench-proxy: compiled ## what routers cost
 	$(BIN)/python tests/bench/routers/bench_ratios.py
-	$(BIN)/python tests/bench/routers/bench_proxy.py --fresh
-	$(BIN)/python tests/bench/routers/bench_workers.py 2
 
-# What users notice behind each router: docs/benchmarks/bench-routers.md. MINUTES=40 stops after the most
-# telling runs; a second call goes on. The figures are printed and written to that page and, with
-# plots, to runs/bench-routers.html.
+# What users notice behind each router: docs/benchmarks/bench-routers.md, written by make docs-figures. MINUTES=40
+# stops after the most telling runs; a second call goes on.
 MINUTES ?= 600
 bench-routers: .venv/dev ## what users notice behind each router
-	$(BIN)/python tests/bench/routers/bench_routers.py --minutes $(MINUTES) --write-docs --page runs/bench-routers.html $(BENCH_ROUTERS)
+	$(BIN)/python tests/bench/routers/bench_routers.py --minutes $(MINUTES) $(BENCH_ROUTERS)
 
 # Forebay beside models of other routers in virtual time, all workloads; docs/benchmarks/bench-policies.md.
 bench-policies: .venv/dev ## models of routers in virtual time

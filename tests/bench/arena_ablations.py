@@ -4,15 +4,12 @@ A part is switched off by another configuration or by replacing the function tha
 a run is played; so this needs the plain Python source, not the compiled one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from heapq import heappush
-from math import exp, inf, isnan, log
+from math import inf
 from typing import Any
 from unittest.mock import patch
-
-from arena_score import CHAT_MOST, Played, quantile
 
 from forebay.proxy.config.backends import BackendConfig
 from forebay.proxy.config.schema import BucketConfig, Config
@@ -25,10 +22,7 @@ from forebay.proxy.core.policy.long_prefills import LongPrefills
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import Leaders, QueuedRequest
-from forebay.replay.engine import scheduler
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.request import EngineRequest
-from forebay.replay.engine.waiting import WaitingQueue
 from forebay.replay.sim.fleet import Policy
 from forebay.replay.sim.scenario import Scenario
 
@@ -36,7 +30,6 @@ CORE = "forebay.proxy.core"
 FOLLOWING = ("dispatcher", "policy.coalesce", "policy.forecast")  # import `must_follow`
 CHAT = BucketConfig(name="chat", up_to=5_000, max_wait=2.0)
 DOCUMENT = BucketConfig(name="document", up_to=131_072, max_wait=30.0)
-CAP_S = 120.0  # what a refused request counts as in a ratio of percentiles
 
 
 def _settled_only(self: Backend, request: Request) -> int:
@@ -181,81 +174,3 @@ def switched_off(part: str, engine: EngineConfig, names: Sequence[str]) -> Itera
             engine = replace(engine, long_prefill_token_threshold=0)
         admit = _returns(None) if part == "admission" else refuse
         yield Scenario(engine=engine, policy=policy, proxy=config).new_policy(names, admit)
-
-
-class SloQueue(WaitingQueue):
-    """Waiting requests by the time until their target, as in the `slo` policy of vllm#53571.
-
-    Its reserve of a tenth of a step is left out. Targets of TTFT: 2 s for chats, else 15 s.
-    """
-
-    def __init__(self, policy: str) -> None:
-        super().__init__("priority")
-
-    def append(self, request: EngineRequest) -> None:
-        self._entered += 1
-        due_s = request.arrival_s + (2.0 if request.prompt_tokens <= CHAT_MOST else 15.0)
-        heappush(self._heap, (0, due_s, request.id, self._entered, request))
-
-
-@contextmanager
-def slo_order(on: bool) -> Iterator[None]:
-    """Let engines that compute each step order their waiting requests by SloQueue."""
-    with patch.object(scheduler, "WaitingQueue", SloQueue if on else WaitingQueue):
-        yield
-
-
-GROUPS = {
-    "mooncake": ("mooncake",),
-    "azure code": ("azure code",),
-    "azure conv": ("azure conv",),
-    "agents": ("agent",),
-    "questions": ("squality", "qmsum"),
-    "popular": ("popular",),
-    "120k shared": ("120k, shared",),
-    "120k unshared": ("120k, unshared",),
-    "0.5-1x": ("overload 0.", "overload 1x"),
-    "1.5-3x": ("overload 1.5", "overload 2", "overload 3"),
-    "mixed": ("mixed fleet",),
-}
-
-
-def show(
-    results: Mapping[str, Mapping[str, Played]], whole: str, parts: Sequence[str]
-) -> Iterator[str]:
-    """Print the worth of each part: the loss without it.
-
-    Points of requests in time, and how many times longer the p99 TTFT of chats and documents is
-    (geometric means over the workloads of a group, refused ones taken as CAP_S).
-    """
-    yield "| without | " + " | ".join(GROUPS) + " | all |"
-    yield "| --- |" + " --- |" * (len(GROUPS) + 1)
-    for part in parts:
-        cells = [
-            _cell([r for name, r in results.items() if _belongs(name, told)], part, whole)
-            for told in (*GROUPS.values(), ("",))
-        ]
-        yield f"| {part} | " + " | ".join(cells) + " |"
-
-
-def _belongs(name: str, told: Sequence[str]) -> bool:
-    """Mixed fleets are a group of their own, whatever is played on them."""
-    if name.startswith("mixed fleet") and told not in (GROUPS["mixed"], ("",)):
-        return False
-    return any(part in name for part in told)
-
-
-def _cell(results: Sequence[Mapping[str, Played]], part: str, whole: str) -> str:
-    if not results:
-        return "-"
-    points, logs = [], dict[bool, list[float]]({True: [], False: []})
-    for by_policy in results:
-        base, without = by_policy[whole], by_policy[part]
-        points.append(100 * (without.good.mean() - base.good.mean()))
-        for chat in (True, False):
-            chosen = base.chat == chat
-            a, b = (quantile(p.ttft_s[chosen], 0.99) for p in (without, base))
-            if not isnan(a):
-                logs[chat].append(log(min(a, CAP_S) / min(b, CAP_S)))
-    ratios = [f"{exp(sum(ls) / len(ls)):.2f}" if ls else "-" for ls in logs.values()]
-    return f"{sum(points) / len(points):+.1f}; {ratios[0]}, {ratios[1]}"

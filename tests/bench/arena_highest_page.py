@@ -1,28 +1,18 @@
 """Make the tables of docs/benchmarks/bench-policies.md from the results."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from arena_highest import HIGHEST_LOADS, STEP, Record
 from arena_policies import FOREBAY, MODELS, POSSIBLE
 
-from forebay.traces.errors import InputError
-
-BEGIN, END = "<!-- generated: tests/bench/policies.py --write-docs -->", "<!-- end -->"
 LONG = ("chat", "overload")  # kinds of workload that mix chats with long documents
 WANTED_LOAD, WANTED_GOODPUT = 1.5, 3.0  # times the best model's, on the workloads of these kinds
 Results = dict[str, dict[str, Record]]  # by workload, by policy
 
 
-def write_docs(path: Path, records: Sequence[Record]) -> None:
-    """Put the tables between the marks of `path`; raises InputError without marks."""
-    text = path.read_text(encoding="utf-8")
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise InputError(f"{path}: the lines {BEGIN} and {END} are missing; put them back")
-    made = "\n".join(tables(records))
-    path.write_text(f"{head}{begin}\n\n{made}\n\n{end}{tail}", encoding="utf-8")
+def page(records: Sequence[Record]) -> str:
+    """Return the generated part of docs/benchmarks/bench-policies.md."""
+    return "\n".join(tables(records)).strip("\n")
 
 
 def tables(records: Sequence[Record]) -> Iterator[str]:

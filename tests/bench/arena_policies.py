@@ -12,18 +12,16 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Policy
 from forebay.replay.sim.routers.models import ROUTER_MODELS
 from forebay.replay.sim.routers.possible import most_in_time
-from forebay.replay.sim.scenario import ALL_KNOWING, DIRECT, Scenario
+from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.traces.schema import TraceRequest
 
 FOREBAY = "forebay"
 MODELS = {DIRECT: "model of round-robin (nginx, plain)"} | {
     n: what for n, (_, what) in ROUTER_MODELS.items()
 }
-FLOOR = "an engine for every request"  # no router, but what none can undercut
 POSSIBLE = (
     "all that could be in time"  # no router, but a bound for all (replay/sim/routers/possible.py)
 )
-STANDARD = (FOREBAY, *MODELS, ALL_KNOWING, FLOOR, POSSIBLE)
 
 
 @contextmanager

@@ -15,13 +15,11 @@ from arena_highest import (
     load_at,
     read_records,
 )
-from arena_highest_page import BEGIN, END, tables, write_docs
+from arena_highest_page import tables
 from arena_policies import FOREBAY, POSSIBLE
 from arena_score import Played, limit_s, of_possible
-from paths import BENCHMARKS, RESULTS
 
 from forebay.analysis.search.bracket import Bracket, bracket
-from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
 SEARCH = Search("squality grouped", FOREBAY, 0, 2, Path("none"))
@@ -104,7 +102,7 @@ def test_records_replace_those_of_the_same_search(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_page_compares_with_the_best_model_of_each_figure(tmp_path: Path) -> None:
+def test_the_page_compares_with_the_best_model_of_each_figure() -> None:
     text = "\n".join(tables(RECORDS))
     # 1.0 / 0.8 is short of 1.5; 60 of 30 is short of 3 times, 60 of 80 possible.
     assert (
@@ -114,25 +112,6 @@ def test_the_page_compares_with_the_best_model_of_each_figure(tmp_path: Path) ->
     assert "met on 0 of 1 workloads for the highest load, and on 0 at twice" in text
     other = [record | {"workload": "agent sessions"} for record in RECORDS]
     assert "| 1.25 | 1.60 | 60.0 | 30.0 (llm_d) | 2.00 |" in "\n".join(tables(other))
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nstale figures\n{END}\nafter\n")
-    write_docs(page, RECORDS)
-    assert page.read_text().startswith(f"before\n{BEGIN}\n\n## Engines")
-    assert page.read_text().endswith(f"{END}\nafter\n")
-    assert "stale figures" not in page.read_text()
-    page.write_text("no marks")
-    with pytest.raises(InputError, match="are missing"):
-        write_docs(page, RECORDS)
-
-
-def test_the_committed_page_is_made_of_the_committed_results(tmp_path: Path) -> None:
-    docs = BENCHMARKS
-    page = tmp_path / "page.md"
-    page.write_bytes((docs / "bench-policies.md").read_bytes())
-    write_docs(page, read_records(RESULTS / "bench-policies.jsonl.gz"))
-    assert page.read_text() == (docs / "bench-policies.md").read_text(), (
-        "run python tests/bench/policies.py --write-docs"
-    )
 
 
 def test_a_result_of_the_bound_has_as_many_in_time_as_it_counts() -> None:

@@ -18,7 +18,6 @@ from forebay.proxy.telemetry import log_events as events
 
 Maker = Callable[[], str]
 BLOCK = re.compile(r"<!-- generated: (?P<name>.+?) -->\n.*?<!-- end -->", re.DOTALL)
-OTHERS = "tests/bench/"  # other blocks of this beginning are written by a benchmark that ends
 FILES: Mapping[str, Maker] = {
     **{
         f"docs/assets/{name}-{theme}.svg": partial(results.chart, name, theme)
@@ -32,7 +31,8 @@ BLOCKS: Mapping[str, Maker] = {
     "problems": results.problems,
     "result tables": results.tables,
     "results in words": results.words,
-    "tests/bench/routers/bench_routers.py --write-docs": results.all_runs,
+    "all runs": results.all_runs,
+    "highest loads": results.highest_loads,
     "decisions": decisions,
     "cases": cases_page.cases,
     "commands": cli.cli_pages,
@@ -64,8 +64,6 @@ def renewed(text: str) -> str:
 
 def _made(match: re.Match[str]) -> str:
     name = match["name"]
-    if name.startswith(OTHERS) and name not in BLOCKS:
-        return match[0]
     shown = name.removeprefix("output: ")
     content = BLOCKS[name]() if shown == name else output_of(shown)
     gap = "" if shown != name else "\n"  # a table needs an empty line in front of it

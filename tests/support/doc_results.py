@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 
-from arena_highest import read_records as highest_loads
+from arena_highest import Record as Search
+from arena_highest import read_records as read_searches
+from arena_highest_page import page
 from arena_page import generated
 from arena_plan import Record, read_records
 from arena_policies import FOREBAY, MODELS
@@ -248,7 +250,7 @@ def _in_time(chunk: int) -> str:
     """Return the shares in time at twice the capacity, ours and the best model's."""
     shares = {
         record["policy"]: _share_of(record["at_2x"])
-        for record in highest_loads(RESULTS / "bench-policies.jsonl.gz")
+        for record in _searches()
         if (record["workload"], record["chunk"]) == (OVERLOADED, chunk) and record["at_2x"]
     }
     models = [share for policy, share in shares.items() if policy in MODELS]
@@ -284,6 +286,15 @@ def words() -> str:
 def all_runs() -> str:
     """The tables of docs/benchmarks/bench-routers.md."""
     return generated(read_records(RESULTS / "bench-routers.jsonl.gz"))
+
+
+def highest_loads() -> str:
+    """The tables of docs/benchmarks/bench-policies.md."""
+    return page(_searches())
+
+
+def _searches() -> list[Search]:
+    return read_searches(RESULTS / "bench-policies.jsonl.gz")
 
 
 def tables() -> str:

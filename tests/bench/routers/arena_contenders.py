@@ -3,8 +3,6 @@
 `docs/benchmarks/bench-routers.md` prints these notes and commands. Waits in a configuration are
 wall-clock seconds: in front of engines that run X times fast they are divided by X, for every
 router alike.
-What needs more than HTTP (gRPC policies of SMG, kv_aware of vllm-router, which knows one model
-family) is left out.
 """
 
 import hashlib
@@ -24,7 +22,6 @@ PER_ENGINE = 64  # requests at once on one engine, wherever a router can be told
 QUEUE_S = 15.0  # longest wait in a router's own queue: the first-token target of a document
 CHAT_QUEUE_S = 2.0  # and that of a chat
 LONG_BYTES = 20_000  # 5,000 tokens: where documents begin
-PREFIX_BYTES = 8192  # what is hashed: past a shared instruction of 4 KB, inside a document
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +31,11 @@ class Contender:
     Attributes:
         peer: how it is installed and started; None sends straight to the engines in turn.
         note: its settings in a sentence, and what they cannot do.
-        core: among the first to be measured.
-        slow: starts slowly or costs much, so it comes last.
-        time_scale: the most it may be run at; CPU that it burns counts so many times.
     """
 
     name: str
     peer: Peer | None
     note: str
-    core: bool = False
-    slow: bool = False
-    time_scale: float = 8.0
 
     def install(self) -> str:
         """Install the router and return its version; raises Missing."""
@@ -67,17 +58,16 @@ class Contender:
         return words
 
 
-def _nginx(balance: str, head: str = "") -> Callable[[Setting], Sequence[str]]:
-    def command(at: Setting) -> Sequence[str]:
-        servers = " ".join(f"server 127.0.0.1:{port};" for port in at.backends)
-        text = f"""\
+def _nginx(at: Setting) -> Sequence[str]:
+    servers = " ".join(f"server 127.0.0.1:{port};" for port in at.backends)
+    text = f"""\
 worker_processes 1; daemon off; pid {at.folder}/nginx.pid; error_log {at.folder}/error.log;
 events {{ worker_connections 8192; }}
 http {{
   access_log off; client_max_body_size 64m; client_body_buffer_size 10m;
   client_body_temp_path {at.folder}; proxy_temp_path {at.folder}; fastcgi_temp_path {at.folder};
   uwsgi_temp_path {at.folder}; scgi_temp_path {at.folder};
-{head}  upstream engines {{ {balance}; {servers} keepalive 512; }}
+  upstream engines {{ least_conn; {servers} keepalive 512; }}
   server {{
     listen 127.0.0.1:{at.port} backlog=4096; keepalive_requests 1000000;
     location / {{
@@ -87,33 +77,15 @@ http {{
   }}
 }}
 """
-        return ["nginx", "-c", at.write("nginx.conf", text), "-e", f"{at.folder}/error.log"]
-
-    return command
-
-
-# $request_body holds the whole body because it fits client_body_buffer_size; a map's value is
-# worked out when the upstream is chosen, by which time the body is there.
-HASHED = f'  map $request_body $start {{ "~^(?<head>[\\s\\S]{{1,{PREFIX_BYTES}}})" $head; }}\n'
+    return ["nginx", "-c", at.write("nginx.conf", text), "-e", f"{at.folder}/error.log"]
 
 
 def _haproxy(at: Setting) -> Sequence[str]:
-    return _haproxy_with(at, [("engines", "", PER_ENGINE // 4, CHAT_QUEUE_S)])
-
-
-def _haproxy_by_length(at: Setting) -> Sequence[str]:
-    """Long bodies in a queue of their own, a few at a time: all it can know of a prompt."""
-    return _haproxy_with(
-        at,
-        [
-            ("documents", f"{{ req.hdr_val(content-length) gt {LONG_BYTES} }}", 1, QUEUE_S),
-            ("chats", "", PER_ENGINE // 2, CHAT_QUEUE_S),
-        ],
+    """Long bodies wait in a queue of their own, a few at a time: all it can know of a prompt."""
+    queues = (
+        ("documents", f"{{ req.hdr_val(content-length) gt {LONG_BYTES} }}", 1, QUEUE_S),
+        ("chats", "", PER_ENGINE // 2, CHAT_QUEUE_S),
     )
-
-
-def _haproxy_with(at: Setting, queues: Sequence[tuple[str, str, int, float]]) -> Sequence[str]:
-    """Each queue has a name, a condition (the last none), requests an engine, and a wait in s."""
     rules = "\n".join(
         f"  use_backend {name} if {condition}" if condition else f"  default_backend {name}"
         for name, condition, _, _ in queues
@@ -185,114 +157,39 @@ def _vllm_router(policy: str) -> Peer:
     return replace(known, name=f"vllm-router {policy}", command=_rust(program, policy))
 
 
-def _smg(name: str, policy: str, *flags: str) -> Peer:
+def _smg(policy: str, *flags: str) -> Peer:
     program = [str(peers.VENVS / "smg" / "bin" / "smg"), "launch"]
     quiet = ("--load-monitor-interval", "1", "--backend", "vllm", *flags)
-    known = peers.PEERS["smg"]
-    return replace(known, name=name, command=_rust(program, policy, *quiet))
-
-
-def _sglang_router() -> Peer:
-    program = [str(peers.VENVS / "sglang-router" / "bin" / "sglang-router"), "launch"]
-    return Peer(
-        "sglang-router cache_aware",
-        _rust(program, "cache_aware"),
-        peers.pip_version("sglang-router", "sglang-router"),
-        "sglang-router==0.3.2",
-    )
-
-
-def _litellm(at: Setting) -> Sequence[str]:
-    models = "".join(
-        f"  - model_name: {at.model}\n    litellm_params: {{model: openai/{at.model}, "
-        f"api_base: {url}/v1, api_key: none}}\n"
-        for url in at.urls
-    )
-    rest = (
-        "router_settings: {num_retries: 0, routing_strategy: least-busy, disable_cooldowns: true}\n"
-        # Else it counts every prompt's tokens and, for a model called llama-3, asks the network
-        # for a tokenizer each time.
-        "litellm_settings: {disable_hf_tokenizer_download: true, disable_token_counter: true, "
-        "disable_streaming_logging: true}\n"
-        "general_settings: {dangerously_permit_weak_or_unset_master_key: true}\n"
-    )
-    config = at.write("litellm.yaml", f"model_list:\n{models}{rest}")
-    program = str(peers.VENVS / "litellm" / "bin" / "litellm")
-    return [program, "--config", config, "--host", "127.0.0.1", "--port", str(at.port)]
+    return replace(peers.PEERS["smg"], name=f"smg {policy}", command=_rust(program, policy, *quiet))
 
 
 def _listed() -> Sequence[Contender]:
     known = peers.PEERS
-    no_key = "a chat request without a session header has no key of its own for it"
     return (
         Contender(
             "forebay", replace(known["forebay"], command=_forebay, version=_forebay_version),
             "the defaults; nothing is set for a workload, but each engine's "
-            "--long-prefill-token-threshold is told where it has one", core=True,
+            "--long-prefill-token-threshold is told where it has one",
         ),
-        Contender(DIRECT, None, "the client asks the engines in turn", core=True),
+        Contender(DIRECT, None, "the client asks the engines in turn"),
         Contender(
             "smg cache_aware",
-            _smg("smg cache_aware", "cache_aware", "--worker-overload-shed",
-                 "--max-concurrent-requests", "0"),
+            _smg("cache_aware", "--worker-overload-shed", "--max-concurrent-requests", "0"),
             "radix tree of characters, spill by load, engines' queues polled every second, 503 "
-            "when all of them are overloaded", core=True,
+            "when all of them are overloaded",
         ),
         Contender(
-            "nginx least_conn", replace(known["nginx"], command=_nginx("least_conn")),
-            "unbuffered, bodies kept in memory", core=True,
+            "nginx least_conn", replace(known["nginx"], command=_nginx),
+            "unbuffered, bodies kept in memory",
         ),
         Contender(
-            "haproxy leastconn", replace(known["haproxy"], command=_haproxy),
-            f"{PER_ENGINE // 4} requests an engine at once, the rest in one queue for at most "
-            f"{CHAT_QUEUE_S:g} s, then 503",
-        ),
-        Contender(
-            "haproxy by length", replace(known["haproxy"], command=_haproxy_by_length),
+            "haproxy by length", replace(known["haproxy"], command=_haproxy),
             f"leastconn with two queues: bodies over {LONG_BYTES} bytes one an engine at once and "
             f"{QUEUE_S:g} s in the queue, the others {PER_ENGINE // 2} and {CHAT_QUEUE_S:g} s",
-            core=True,
         ),
         Contender(
             "vllm-router cache_aware", _vllm_router("cache_aware"),
-            f"defaults; {no_key}", core=True,
-        ),
-        Contender(
-            "nginx hash",
-            replace(known["nginx"], command=_nginx("hash $start consistent", HASHED)),
-            f"consistent hash of the first {PREFIX_BYTES} bytes of the body, so questions about "
-            "one document meet",
-        ),
-        Contender(
-            "smg prefix_hash",
-            _smg("smg prefix_hash", "prefix_hash", "--worker-overload-shed",
-                 "--max-concurrent-requests", "0",
-                 "--prefix-token-count", str(PREFIX_BYTES // 4)),
-            f"bounded consistent hash of the first {PREFIX_BYTES} characters, with shedding",
-        ),
-        Contender(
-            "sglang-router cache_aware", _sglang_router(),
-            "radix tree of characters; its thresholds of 64 requests never fire at this size",
-        ),
-        Contender("vllm-router power_of_two", _vllm_router("power_of_two"), "defaults"),
-        Contender("vllm-router round_robin", _vllm_router("round_robin"), "defaults"),
-        Contender("vllm-router random", _vllm_router("random"), "defaults"),
-        Contender(
-            "vllm-router consistent_hash", _vllm_router("consistent_hash"), f"defaults; {no_key}"
-        ),
-        Contender(
-            "vllm-router sticky_least_loaded",
-            _vllm_router("sticky_least_loaded"),
-            "defaults; sticky to a session, which these requests do not name",
-        ),
-        Contender(
-            "envoy least_request", known["envoy"], "two random choices, which are both engines here"
-        ),
-        Contender(
-            "litellm", replace(known["litellm"], command=_litellm),
-            "least-busy, no retries, no cool-down, no counting of tokens; some ten milliseconds of "
-            "CPU a request and half a millisecond a token, so always at time scale 1",
-            time_scale=1.0, slow=True,
+            "defaults; a chat request without a session header has no key of its own for it",
         ),
     )  # fmt: skip
 

@@ -17,26 +17,25 @@ class Signs:
 
     Attributes:
         replay: the replay's verdict and its reason.
-        late_steps: share of engine steps later than can decide a target; None: engines are real.
-        busy: share of all cores used, by anything, while the run went on; None: engines that are
-            real use whole cores on purpose.
+        late_steps: share of engine steps later than can decide a target.
+        busy: share of all cores used, by anything, while the run went on.
     """
 
     replay: str
     reason: str
-    late_steps: float | None
-    busy: float | None
+    late_steps: float
+    busy: float
 
 
 def judge(signs: Signs) -> tuple[str, str]:
     """`valid` or `invalid`, and why."""
     if signs.replay != "valid":
         return INVALID, f"load generator ({signs.replay}): {signs.reason}"
-    if signs.late_steps is not None and signs.late_steps > LATE_SHARE:
+    if signs.late_steps > LATE_SHARE:
         return INVALID, (
             f"engines: {signs.late_steps:.1%} of their steps ended late by their own clock; lower "
             "the time scale"
         )
-    if signs.busy is not None and signs.busy > BUSY_SHARE:
+    if signs.busy > BUSY_SHARE:
         return INVALID, f"machine: {signs.busy:.0%} of all cores were busy"
     return VALID, signs.reason

@@ -6,7 +6,6 @@ time scale; a router that did not start is tried again by every call.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,43 +14,9 @@ from result_lines import append_line, read_lines
 
 from forebay.traces.errors import InputError
 
-LATER = 3  # a router or workload that is not of the core comes this many seeds later
-SLOW = 3
 FORMAT = 1
 Record = dict[str, Any]
 IDENTITY = ("engines", "count", "model", "endpoint", "workload", "router", "seed")
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One router on one workload; `rank` is how many seeds later than the core it is measured."""
-
-    workload: str
-    router: str
-    rank: int
-
-
-def cells(workloads: Mapping[str, bool], routers: Mapping[str, tuple[bool, bool]]) -> list[Cell]:
-    """Every pair. Values: is the workload of the core; is the router of the core, is it slow."""
-    return [
-        Cell(
-            workload,
-            router,
-            LATER * (not workload_core) + LATER * (not router_core) + SLOW * slow,
-        )
-        for workload, workload_core in workloads.items()
-        for router, (router_core, slow) in routers.items()
-    ]
-
-
-def in_order(listed: Sequence[Cell], seeds: Sequence[int]) -> list[tuple[int, Cell]]:
-    """(seed, cell): seeds outermost, what is not of the core so many seeds later."""
-    pairs = [
-        (number + cell.rank, cell.rank, seed, cell)
-        for number, seed in enumerate(seeds)
-        for cell in listed
-    ]
-    return [(seed, cell) for _, _, seed, cell in sorted(pairs, key=lambda pair: pair[:2])]
 
 
 def identity(record: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -160,11 +160,6 @@ def last_line(log: Path) -> str:
     return told[-1][:200] if told else "it said nothing"
 
 
-def post(url: str) -> None:
-    with _OPENER.open(urllib.request.Request(url, data=b"", method="POST"), timeout=10.0) as answer:
-        answer.read()
-
-
 def counters(port: int) -> dict[str, float]:
     """Every sample of an engine's /metrics by name, labels summed; buckets as `name le=BOUND`."""
     with _OPENER.open(f"http://127.0.0.1:{port}/metrics", timeout=30.0) as answer:

@@ -6,12 +6,11 @@ runs are), so with few seeds they are wide, and with one there is none. Two rout
 the seeds and traces that both have, drawn together. Versions of Forebay are never mixed.
 """
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,8 @@ from numpy.typing import NDArray
 from forebay.analysis.statistics.quantile_intervals import ConfidenceInterval
 
 RESAMPLES = 1_000
-OURS = ("forebay", "forebay in pieces")
-ANSWERED_LESS = 0.01  # a peer that answered a smaller share than ours by more is not "best"
+OURS = "forebay"
 SEED = 20_240_229  # of the resamples
-SEEDS_SHARE = 0.5  # of the most seeds that a peer has in common with us: one with fewer says little
 Group = tuple[str, int, str, str]  # engines, count, model, endpoint
 Matrix = NDArray[np.float64]
 
@@ -63,19 +60,9 @@ class Entry:
     def invalid(self) -> list[str]:
         return [one["why"] for one in self.records if one.get("verdict") == "invalid"]
 
-    def buckets(self) -> list[str]:
-        return list(dict.fromkeys(
-            name for one in self.valid for name in one["figures"]["ttft"]
-        ))  # fmt: skip
-
     def ttft(self, bucket: str, share: float) -> Estimate | None:
         """A percentile of the answered, seconds."""
         return _quantile(self.valid, bucket, share)
-
-    def worst_stall_s(self, bucket: str) -> float | None:
-        stalls = [one["figures"]["worst_stall_ms"].get(bucket) for one in self.valid]
-        known = [one for one in stalls if one is not None]
-        return max(known) / 1e3 if known else None
 
     def mean(self, name: str) -> Estimate | None:
         """The mean over seeds of a figure."""
@@ -83,40 +70,12 @@ class Entry:
         known = [float(one) for one in values if one is not None]
         return _mean(known) if known else None
 
-    def imbalance(self) -> float | None:
-        """Prompt tokens of the busiest engine over those of the idlest; the seeds' median."""
-        ratios = [
-            max(tokens) / min(tokens) if min(tokens) > 0 else math.inf
-            for tokens in (one["figures"]["prompt_tokens"] for one in self.valid)
-            if max(tokens) > 0
-        ]
-        return median(ratios) if ratios else None
-
     def reasons(self, kind: str) -> Counter[str]:
         """Rejected or failed requests by reason, all seeds together."""
         counts: Counter[str] = Counter()
         for one in self.valid:
             counts.update(one["figures"][kind])
         return counts
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Ours against the best peer in one figure; `gain` above 1 means ours is better.
-
-    `answered` and `they_answered` are the shares of requests that the figure is of.
-    """
-
-    workload: str
-    figure: str
-    router: str
-    ours: float
-    best: str
-    theirs: float
-    gain: Estimate
-    seeds: int
-    answered: float
-    they_answered: float
 
 
 def groups(records: Iterable[Record]) -> dict[Group, list[Entry]]:
@@ -138,7 +97,7 @@ def _one_program(records: Sequence[Record]) -> list[Record]:
     """
     runs: dict[tuple[Any, ...], dict[str, list[Record]]] = {}
     for one in records:
-        if one["router"] in OURS:
+        if one["router"] == OURS:
             runs.setdefault(_cell(one), {}).setdefault(one["version"], []).append(one)
     kept = {}
     for cell, of in runs.items():
@@ -163,93 +122,6 @@ def _same_traces(records: Sequence[Record]) -> list[Record]:
         one for one in records
         if newest[one["engines"], one["count"], one["workload"], one["seed"]] == one["trace"]
     ]  # fmt: skip
-
-
-def comparisons(entries: Sequence[Entry]) -> list[Comparison]:
-    """Each of ours against the best peer of each workload, in the tails and in goodput."""
-    found = []
-    for workload in dict.fromkeys(one.workload for one in entries):
-        of = {one.router: one for one in entries if one.workload == workload and one.valid}
-        peers = {name: one for name, one in of.items() if name not in OURS}
-        for ours in (of[name] for name in OURS if name in of and peers):
-            for bucket in ours.buckets():
-                found.append(_best(ours, peers, f"{bucket} TTFT p99", _tail(bucket), bucket))
-            found.append(_best(ours, peers, "goodput", _goodput, None))
-    return [one for one in found if one is not None]
-
-
-Measure = Callable[[Sequence[Record], Matrix], Matrix]
-"""A figure of some seeds' records, once for each row of weights."""
-
-
-def _tail(bucket: str) -> Measure:
-    def measure(records: Sequence[Record], weights: Matrix) -> Matrix:
-        return _weighted_quantile(records, bucket, 0.99, weights)
-
-    return measure
-
-
-def _goodput(records: Sequence[Record], weights: Matrix) -> Matrix:
-    values = np.array([one["figures"]["goodput_per_s"] or 0.0 for one in records])
-    return np.asarray(weights @ values / weights.sum(axis=1), dtype=np.float64)
-
-
-def _best(
-    ours: Entry, peers: Mapping[str, Entry], figure: str, measure: Measure, bucket: str | None
-) -> Comparison | None:
-    """In a latency of `bucket`, where less is better, or without one in something of everything."""
-    lower = bucket is not None
-    rows = []
-    for name, peer in peers.items():
-        mine, theirs = _paired(ours.valid, peer.valid)
-        if not mine:
-            continue
-        if lower and any(
-            _answered(theirs, of) < _answered(mine, of) - ANSWERED_LESS for of in (bucket, None)
-        ):
-            continue  # fast because it refused others, of this kind or of another
-        whole = np.ones((1, len(mine)))
-        a, b = float(measure(mine, whole)[0]), float(measure(theirs, whole)[0])
-        if not math.isnan(a) and not math.isnan(b):
-            rows.append((_gain(a, b, lower), name, a, b, mine, theirs))
-    most = max((len(row[-1]) for row in rows), default=0)
-    # Peers have run with different seeds, some of which are kind to everybody.
-    rows = [row for row in rows if len(row[-1]) >= SEEDS_SHARE * most]
-    if not rows:
-        return None
-    gain, name, a, b, mine, theirs = min(rows, key=lambda row: row[:2])
-    weights = _weights(len(mine))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        above, below = measure(theirs, weights), measure(mine, weights)
-        ratios = above / below if lower else below / above
-    interval = _interval(ratios) if len(mine) > 1 else None
-    return Comparison(
-        ours.workload, figure, ours.router, a, name, b, Estimate(gain, interval), len(mine),
-        _answered(mine, bucket), _answered(theirs, bucket),
-    )  # fmt: skip
-
-
-def _gain(ours: float, theirs: float, lower: bool) -> float:
-    """The factor by which our figure is better."""
-    above, below = (theirs, ours) if lower else (ours, theirs)
-    return above / below if below else math.inf
-
-
-def _paired(ours: Sequence[Record], theirs: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    by_seed = {one["seed"]: one for one in theirs}
-    both = [
-        (one, by_seed[one["seed"]]) for one in ours
-        if one["seed"] in by_seed and by_seed[one["seed"]]["trace"] == one["trace"]
-    ]  # fmt: skip
-    return [mine for mine, _ in both], [other for _, other in both]
-
-
-def _answered(records: Sequence[Record], bucket: str | None) -> float:
-    """The share of requests that were answered; of one bucket's or of all."""
-    of = [one["figures"]["ttft"] for one in records]
-    parts = [part for ttft in of for name, part in ttft.items() if bucket in (None, name)]
-    asked = sum(part["requests"] for part in parts)
-    return sum(part["answered"] for part in parts) / asked if asked else 0.0
 
 
 def _quantile(records: Sequence[Record], bucket: str, share: float) -> Estimate | None:

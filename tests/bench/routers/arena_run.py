@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,6 @@ from forebay.replay.runner import Summary, replay
 from forebay.replay.send.fast_loop import run_on_fast_loop
 from forebay.traces.buckets import DEFAULT_BUCKETS
 from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
 
 DRAIN_S = 150.0  # seconds of the run after the last arrival; who is not done by then has failed
 LAG = "forebay_engine_step_lag_seconds"
@@ -79,22 +78,22 @@ def _measured(run: Run, folder: Path, out: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         ports = stack.enter_context(fleet.fresh(folder))
         for one in ports:  # so that no router has an engine's very first request
-            ask(one, fleet.served)
+            ask(one, fleet.model)
         port, side_port = free_ports(2)
         at = Setting(
-            port, side_port, tuple(ports), folder, fleet.time_scale, fleet.served, fleet.chunk
+            port, side_port, tuple(ports), folder, fleet.time_scale, fleet.model, fleet.chunk
         )  # fmt: skip
         targets, pid = at.urls, None
         if contender.peer is not None:
             log = folder / "router.log"
             process = stack.enter_context(running(contender.command(at), log, environment()))
-            wait_answers(process, port, fleet.served, log)
+            wait_answers(process, port, fleet.model, log)
             targets, pid = [f"http://127.0.0.1:{port}"], process.pid
         options = ReplayOptions(
             trace=run.traffic.requests,
             targets=targets,
             out=out,
-            model=fleet.served,
+            model=fleet.model,
             ask_models=False,  # sglang-router calls every model "unknown"
             seed=run.seed,
             endpoint=run.endpoint,
@@ -107,8 +106,7 @@ def _measured(run: Run, folder: Path, out: Path) -> dict[str, Any]:
             force=True,
             drain_timeout_s=DRAIN_S,
         )
-        # Real engines use every core, and at so low a priority that idlers would take some of it.
-        idlers = stack.enter_context(cores_awake()) if fleet.simulated else []
+        idlers = stack.enter_context(cores_awake())
         before = [counters(one) for one in ports]
         ticks, cpu_s = used_ticks(idlers), tree_cpu_s(pid) if pid else 0.0
         start = time.monotonic()
@@ -125,8 +123,8 @@ def _measured(run: Run, folder: Path, out: Path) -> dict[str, Any]:
     signs = Signs(
         summary.values["verdict"],
         summary.values["verdict_reason"],
-        late_steps(deltas, lag_limit_s(slos)) if fleet.simulated else None,
-        busy_share if fleet.simulated else None,
+        late_steps(deltas, lag_limit_s(slos)),
+        busy_share,
     )
     verdict, why = judge(signs)
     return {
@@ -135,35 +133,11 @@ def _measured(run: Run, folder: Path, out: Path) -> dict[str, Any]:
         "figures": _figures(summary, load_run(out), deltas),
         "machine_busy": round(busy_share, 3),
         "cores_awake": len(idlers),
-        "late_steps": None if signs.late_steps is None else round(signs.late_steps, 4),
+        "late_steps": round(signs.late_steps, 4),
         "router_cores": round(router_s / took_s, 3),
         "run_wall_s": round(took_s, 1),
         "command": shown,
     }
-
-
-def capacity_per_s(fleet: Fleet, rows: Sequence[TraceRequest], seed: int, endpoint: str) -> float:
-    """Requests a second that real engines complete when all of `rows` is there at once, in turn."""
-    at_once = [replace(row, arrival_s=0.0) for row in rows]
-    with tempfile.TemporaryDirectory(prefix="forebay-arena-") as name, \
-            fleet.fresh(Path(name)) as ports:  # fmt: skip
-        options = ReplayOptions(
-            trace=at_once,
-            targets=[f"http://127.0.0.1:{port}" for port in ports],
-            out=Path(name) / "run",
-            model=fleet.served,
-            seed=seed,
-            endpoint=endpoint,
-            salt=f"capacity-{seed}",
-            too_long="truncate",
-            quiet=True,
-        )
-        summary = run_on_fast_loop(partial(replay, options))
-    if summary.interrupted:
-        raise KeyboardInterrupt
-    if not summary.values["completed"]:
-        raise InputError("the engines completed nothing when asked for their capacity")
-    return float(summary.values["completed"] / summary.values["duration_s"])
 
 
 def late_steps(deltas: Sequence[Mapping[str, float]], limit_s: float) -> float:

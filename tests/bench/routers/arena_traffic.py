@@ -8,7 +8,6 @@ capacity being what the engines complete a second when the whole cut is there at
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.plan.source import fit
@@ -21,8 +20,7 @@ from forebay.traces.schema import TraceRequest
 
 SLO = ",".join(f"{bucket.name}.ttft={bucket.target_s:g}s" for bucket in DEFAULT_BUCKETS)
 PROBED = 400  # requests from which the length of the cut is guessed
-PROBED_REAL = 64  # requests from which the capacity of real engines is taken
-Source = Callable[[int, Path], Sequence[TraceRequest]]
+Source = Callable[[int], Sequence[TraceRequest]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +28,10 @@ class Course:
     """One workload.
 
     Attributes:
-        source: the requests for a seed and the folder of public data.
-        load: share of capacity; None replays the times as they are.
+        source: the requests for a seed.
+        load: share of capacity.
         window_s: how long arrivals go on.
         time_scale: the most it may be run at: many small streams cost the machine more.
-        core: among the first to be measured.
-        group: workloads of one kind, together in the table.
         chunk: --long-prefill-token-threshold of the engines, tokens; 0: they run without it.
         traffic_of: the course whose requests, times and load these are; empty: its own.
     """
@@ -43,12 +39,10 @@ class Course:
     name: str
     about: str
     source: Source
-    load: float | None = 0.8
+    load: float = 0.8
     window_s: float = 60.0
     slo: str = SLO
     time_scale: float = 8.0
-    core: bool = False
-    group: str = ""
     chunk: int = 0
     traffic_of: str = ""
 
@@ -66,7 +60,7 @@ class Traffic:
     requests: tuple[TraceRequest, ...]
     slo: str
     context: int
-    capacity_per_s: float | None
+    capacity_per_s: float
 
     @property
     def sha256(self) -> str:
@@ -84,38 +78,19 @@ class Traffic:
         return hits / sum(request.input_tokens for request in self.requests)
 
 
-def prepare(course: Course, seed: int, data: Path, model: str, gpu: str, engines: int) -> Traffic:
-    """`course` for simulated engines; raises InputError where its data is missing.
+def prepare(course: Course, seed: int, model: str, gpu: str, engines: int) -> Traffic:
+    """Return `course` for simulated engines.
 
     Capacity is that of engines without flags, so that courses that differ in `chunk` alone get the
     same requests at the same times.
     """
     config = EngineConfig(model=model, gpu=gpu)
-    rows = [_fitting(row, config.context) for row in course.source(seed, data)]
+    rows = [_fitting(row, config.context) for row in course.source(seed)]
     name = course.traffic_name
-    if course.load is None:
-        return Traffic(name, _from_zero(rows, 1.0), course.slo, config.context, None)
-    cut = rows[: _count(course, capacity_per_s(_counted(rows[:PROBED]), config, engines))]
-    capacity = capacity_per_s(_counted(cut), config, engines)
+    cut = rows[: _count(course, capacity_per_s(rows[:PROBED], config, engines))]
+    capacity = capacity_per_s(cut, config, engines)
     timed = at_rate(cut, course.load * capacity)
     return Traffic(name, timed, course.slo, config.context, capacity)
-
-
-def prepare_real(
-    course: Course,
-    seed: int,
-    data: Path,
-    context: int,
-    capacity_of: Callable[[Sequence[TraceRequest]], float],
-) -> Traffic:
-    """`course` for real engines: `capacity_of` asks them what they complete a second."""
-    rows = [_fitting(row, context) for row in course.source(seed, data)]
-    name = course.traffic_name
-    if course.load is None:
-        return Traffic(name, _from_zero(rows, 1.0), course.slo, context, None)
-    capacity = capacity_of(rows[:PROBED_REAL])
-    cut = rows[: _count(course, capacity)]
-    return Traffic(name, at_rate(cut, course.load * capacity), course.slo, context, capacity)
 
 
 def at_rate(rows: Sequence[TraceRequest], rate_per_s: float) -> tuple[TraceRequest, ...]:
@@ -134,26 +109,9 @@ def _from_zero(rows: Sequence[TraceRequest], speed: float) -> tuple[TraceRequest
 
 
 def _count(course: Course, capacity: float) -> int:
-    assert course.load is not None
     return max(20, round(course.load * capacity * course.window_s))
 
 
 def _fitting(row: TraceRequest, context: int) -> TraceRequest:
     """Shorten the row as `forebay replay --too-long truncate` would, so that both agree."""
     return fit(row, context - 64, "truncate") or row  # a chat's own tokens come on top
-
-
-def _counted(rows: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """Rows with block ids in place of text, so that virtual engines see shared prefixes."""
-    return [row if row.text is None else replace(row, text=None, blocks=_ids(row), block_tokens=16)
-            for row in rows]  # fmt: skip
-
-
-def _ids(row: TraceRequest) -> tuple[int, ...]:
-    data, ids, key = (row.text or "").encode(), [], b""
-    per_block = max(1.0, len(data) * 16 / row.input_tokens)
-    for number in range(-(-row.input_tokens // 16)):
-        piece = data[round(number * per_block) : round((number + 1) * per_block)]
-        key = hashlib.blake2b(key + piece, digest_size=8).digest()
-        ids.append(int.from_bytes(key, "big"))
-    return tuple(ids)

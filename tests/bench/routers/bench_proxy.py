@@ -1,24 +1,15 @@
-"""Measure the cost of routers: Forebay and its peers in front of backends that cost nothing.
+"""What a router costs in front of backends that cost nothing: measured by `bench_ratios.py`.
 
-    make bench-proxy                               (forebay, nginx, SMG: with all, 15 minutes)
-    python tests/bench/routers/bench_proxy.py --routers forebay nginx envoy --runs 3
-
-The router alone has one core; backends and client share the other. CPU is the router's process
-tree's own (user and system); what is added is the median against asking a backend directly, in
-the same run. Medians over the runs, least and most in brackets. Each router has `--seconds`; what
-is cut short says so in its column. What is measured is kept in `--out`, and a second call goes on
-from there. Wall-clock tails on a shared machine are noise below about 10 ms.
+CPU is the router's process tree's own (user and system); what is added is the median against
+asking a backend directly.
 """
 
-import argparse
 import asyncio
 import os
-import platform
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -27,21 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import uvloop
-from bench_report import Figures, load, ratios, store, table, validity
 from load import Answer, Broken, Client, chat
-from machine import reference_ms
-from peers import PEERS, Missing, Peer, Setting, environment
+from peers import Missing, environment
 
 # For the scripts that import this module, too.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 
-from ports import free_ports
 
+Figures = dict[str, float]
 SMALL, DOCUMENT = 200, 400_000
 CLOCK = os.sysconf("SC_CLK_TCK")
 START_S = 60.0
-DEFAULT = ("forebay", "nginx", "smg")
 
 
 def tree(pid: int) -> Iterator[int]:
@@ -66,19 +53,6 @@ def own_cpu_s(pid: int) -> float:
         return sum(int(task.split()[0]) for task in tasks) / 1e9
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / CLOCK
-
-
-def busy_s() -> float:
-    """CPU-seconds that all cores together have worked."""
-    user, nice, system, _, _, irq, soft = map(
-        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]
-    )
-    return (user + nice + system + irq + soft) / CLOCK
-
-
-def rss_mib(pid: int) -> float:
-    pages = sum(int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in tree(pid))
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @contextmanager
@@ -136,17 +110,9 @@ class Bench:
     backend: int
     pid: int
     scale: float
-    until: float  # of the monotonic clock: then the last phase ends
 
     def many(self, count: int) -> int:
         return max(10, round(count * self.scale))
-
-    async def figures(self) -> Figures:
-        found = {"reference_ms": reference_ms(), "rss_mib": rss_mib(self.pid)}
-        found |= await self.costs()
-        found |= await self.beside()
-        found |= await self._memory()
-        return found
 
     async def costs(self) -> Figures:
         """Measure the cost of small requests, prompts of 400 KB, and tokens."""
@@ -228,26 +194,6 @@ class Bench:
         found = re.findall(r'forebay_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)', text)
         return {float(most): float(count) for most, count in found}
 
-    async def _memory(self) -> Figures:
-        client = Client(self.port)
-        streams = asyncio.gather(
-            *(client.ask(chat(SMALL, stream=(3, 2000))) for _ in range(self.many(1000))),
-            return_exceptions=True,
-        )
-        await asyncio.sleep(3.5)
-        found = {"rss_streams_mib": rss_mib(self.pid)}
-        ended = await streams
-        failed = [answer for answer in ended if isinstance(answer, BaseException)]
-        if len(failed) > len(ended) // 100:
-            raise Broken(f"{len(failed)} of {len(ended)} streams failed: {failed[0]}")
-        client.close()
-        client, sent = Client(self.port), 0
-        while sent < self.many(10_000) and time.monotonic() < self.until:
-            await client.at_once([chat(DOCUMENT, stream=(1, 0)) for _ in range(10)], 4)
-            sent += 10
-        client.close()
-        return {**found, "rss_documents_mib": rss_mib(self.pid), "documents": sent}
-
 
 def lag_p99_ms(before: dict[float, float], after: dict[float, float]) -> float:
     """The upper edge of the histogram's bucket that holds it."""
@@ -256,78 +202,8 @@ def lag_p99_ms(before: dict[float, float], after: dict[float, float]) -> float:
     return min(most for most, count in counts.items() if count >= 0.99 * total) * 1e3
 
 
-async def measure(peer: Peer, folder: Path, cores: bool, scale: float, seconds: float) -> Figures:
-    port, side_port, *backends = free_ports(4)
-    setting = Setting(port, side_port, tuple(backends), folder)
-    log, start = folder / "router.log", time.monotonic()
-    with mock(folder, backends, cores) as mock_pid:
-        await serving(backends[0], folder / "mock.log")
-        with running(list(peer.command(setting)), 1 if cores else None, log) as pid:
-            await serving(port, log)
-            admin_port = side_port if peer.name == "forebay" else 0
-            bench = Bench(port, admin_port, backends[0], pid, scale, start + seconds)
-            since, busy = time.monotonic(), busy_s()
-            ours = cpu_s(pid) + cpu_s(mock_pid) + time.process_time()
-            found = await bench.figures()
-            ours = cpu_s(pid) + cpu_s(mock_pid) + time.process_time() - ours
-            others = (busy_s() - busy - ours) / (time.monotonic() - since)
-            return {
-                **found, "others_cores": max(0.0, others), "seconds": time.monotonic() - start
-            }  # fmt: skip
-
-
 @contextmanager
 def mock(folder: Path, ports: list[int], cores: bool) -> Iterator[int]:
     command = [sys.executable, str(Path(__file__).with_name("mock_backend.py")), *map(str, ports)]
     with running(command, 0 if cores else None, folder / "mock.log") as pid:
         yield pid
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--routers", nargs="+", choices=PEERS, default=list(DEFAULT))
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of requests")
-    parser.add_argument("--seconds", type=float, default=130.0, help="for each router and run")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench-proxy.json"))
-    parser.add_argument("--fresh", action="store_true", help="forget what --out holds")
-    options = parser.parse_args()
-    cores = (os.cpu_count() or 1) > 1 and sys.platform == "linux"
-    if cores:
-        os.sched_setaffinity(0, {0})
-    versions: dict[str, str] = {}
-    results = {} if options.fresh else load(options.out)
-    failed: dict[str, str] = {}
-    for name in options.routers:
-        try:
-            versions[name] = PEERS[name].install()
-        except Missing as error:
-            failed[name] = str(error)
-    for run in range(options.runs):  # in turn: the machine's speed changes from minute to minute
-        for name in [n for n in versions if n not in failed and len(results.get(n, ())) <= run]:
-            with tempfile.TemporaryDirectory() as folder:
-                measuring = measure(
-                    PEERS[name], Path(folder), cores, options.scale, options.seconds
-                )
-                try:
-                    found = uvloop.run(measuring)
-                except (Missing, Broken, OSError, TimeoutError) as error:
-                    failed[name] = f"{type(error).__name__}: {error}"
-                    continue
-            results.setdefault(name, []).append(found)
-            store(options.out, results)
-            print(f"{name}: measured in {found['seconds']:.0f} s", file=sys.stderr, flush=True)
-    print(table(results), ratios(results), validity(results), sep="\n\n")
-    for name, why in failed.items():
-        print(f"{name}: not measured: {why}")
-    machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
-    print(f"\n{time.strftime('%Y-%m-%d')}, {machine}, Python {platform.python_version()};", end=" ")
-    print(f"{options.runs} runs, scale {options.scale:g}; one core for the router: {cores};")
-    print("versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()))
-    return 1 if "forebay" in failed else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

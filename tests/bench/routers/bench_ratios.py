@@ -19,18 +19,17 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median, quantiles
 
 import uvloop
-from bench_proxy import Bench, mock, running, serving
-from bench_report import TARGETS, Figures, middle
+from bench_proxy import Bench, Figures, mock, running, serving
 from machine import OPERATIONS, reference_ms, slower
 from peers import BARE, BARE_PROXY, PEERS, YARDSTICKS, Missing, Setting
 from ports import free_ports
 
-SCALE = 0.1  # of the numbers of requests in `bench_proxy.py`
+SCALE = 0.1  # of the numbers of requests in `Bench`
 OURS = ("forebay", "forebay compiled")
 ALL = PEERS | YARDSTICKS
 DEFAULT = ("forebay compiled", BARE, "nginx", "smg", "vllm-router")
@@ -42,6 +41,49 @@ TAILS = {
     "added_chat_8mb_p99_ms": "by 2 x 8 MB/s",
     "lag_8mb_p99_ms": "loop lag p99 there, at most",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A limit on quiet hardware, and what peers took there (medians of three passes)."""
+
+    title: str
+    most: float
+    peers: dict[str, float]
+
+    def allowed(self, peer: str) -> float | None:
+        """The target as a multiple of this peer's figure; None if that figure is not known."""
+        known = self.peers.get(peer)
+        return self.most / known if known else None
+
+
+TARGETS = {
+    "added_ms": Target(
+        "small request: added p50, ms", 0.3,
+        {"nginx": 0.10, "haproxy": 0.066, "envoy": 0.105, "smg": 0.137, "vllm-router": 0.46},
+    ),
+    "cpu_small_ms": Target(
+        "small request: CPU, ms", 0.25,
+        {"bare aiohttp": 0.020, "nginx": 0.032, "haproxy": 0.026, "envoy": 0.052, "smg": 0.116,
+         "vllm-router": 0.161, "litellm": 6.4},
+    ),
+    # What "4,000 requests a second on a core" means: a core that is never idle.
+    "cpu_64_ms": Target(
+        "64 at once: CPU, ms", 0.25,
+        {"nginx": 0.010, "haproxy": 0.0137, "envoy": 0.026, "smg": 0.071, "vllm-router": 0.072,
+         "litellm": 7.2},
+    ),
+    "cpu_document_ms": Target(
+        "400 KB prompt: CPU, ms", 1.0,
+        {"nginx": 0.09, "haproxy": 0.09, "envoy": 0.09, "smg": 0.91, "vllm-router": 1.27,
+         "litellm": 7.3},
+    ),
+    "cpu_1k_tokens_s": Target(
+        "1,000 tokens: CPU-s", 0.016,
+        {"nginx": 0.011, "haproxy": 0.010, "envoy": 0.012, "smg": 0.012, "vllm-router": 0.011,
+         "litellm": 0.44},
+    ),
+}  # fmt: skip
 SLOWER = "slower"  # a figure of every measurement: this machine over the targets', just before it
 
 
@@ -82,7 +124,7 @@ async def rounds_of(
                 del found[name]
                 continue
             admin_port = side_port if name in OURS else 0
-            benches[name] = Bench(port, admin_port, backends[0], pid, SCALE, time.monotonic())
+            benches[name] = Bench(port, admin_port, backends[0], pid, SCALE)
         if not (started := list(benches)):
             return found
         for number in range(count):
@@ -133,7 +175,7 @@ def _table(title: str, rows: Mapping[str, Sequence[str]]) -> str:
 
 
 def _median(key: str, rounds: list[Figures]) -> str:
-    return f"{middle(rounds, key):.3f}" if key in rounds[0] else "-"
+    return f"{median(one[key] for one in rounds):.3f}" if key in rounds[0] else "-"
 
 
 def _at_their_speed(key: str, name: str, rounds: list[Figures]) -> str:

