@@ -93,7 +93,7 @@ fleet() {
   mkdir -p "$dir"
   local words=(--model "$MODEL" --vllm "$VLLM" --dir "$dir" --port "$port" --no-kv-events
     --max-model-len "$CONTEXT" --max-num-seqs "$SEQS" --gpu-memory-utilization "$share"
-    --drain 0 --restarts 0 --start-timeout "$READY" --json)
+    --drain 0 --start-timeout "$READY" --json)
   [[ -z $gpus ]] || words+=(--gpus "$gpus")
   # shellcheck disable=SC2206  # VLLM_FLAGS holds words
   local flags=(--scheduling-policy fcfs "$@" $VLLM_FLAGS)
@@ -106,7 +106,7 @@ fleet() {
     if ! kill -0 "$pid" 2>/dev/null; then
       wait "$pid" || true
       unset 'started[-1]'
-      why=$(grep -E 'forebay fleet:|ended with|did not|given up' "$dir/up.log" | tail -n 1 || true)
+      why=$(grep -E 'forebay fleet:|ended with|was not up' "$dir/up.log" | tail -n 1 || true)
       why=${why:-$(tail -n 1 "$dir/up.log")}
       why=${why#forebay fleet: }
       return 1

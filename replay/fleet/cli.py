@@ -33,11 +33,12 @@ Example:
 
   forebay fleet down
 """
-UP_HELP = """Start `vllm serve` on each GPU and restart servers that die.
+UP_HELP = """Start `vllm serve` on each GPU.
 
 With --tensor-parallel-size, a server has that many GPUs. The command explains the flags, writes the
 proxy's configuration, waits until all servers are up, and runs until Ctrl-C, SIGTERM or
-`forebay fleet down`.
+`forebay fleet down`. With --systemd or --compose it starts nothing, and writes what starts the
+servers and restarts those that die.
 
 Example:
 
@@ -79,14 +80,15 @@ def up(options: UpOptions, placement: PlacementFlags) -> None:
         _report(line)
     if options.dry_run:
         _print_plan(plan, configuration, as_json=options.as_json)
+    elif options.systemd or options.compose:
+        _write_units(options, plan, configuration)
     else:
         _run(options, plan, gpus, configuration)
 
 
 @app.command(help=STATUS_HELP)
 def status(folder: Folder = DIR, as_json: AsJson = False) -> None:
-    from forebay.replay.fleet.control import fleet_status
-    from forebay.replay.fleet.show import status_text
+    from forebay.replay.fleet.control import fleet_status, status_text
     from forebay.replay.fleet.state import read_state
 
     state = read_state(folder)
@@ -220,18 +222,32 @@ def _print_plan(plan: "FleetPlan", configuration: str, *, as_json: bool) -> None
 
 
 def _run(options: UpOptions, plan: "FleetPlan", gpus: "list[Gpu]", configuration: str) -> None:
-    """Run the fleet until it is stopped. Exit with status 1 unless all servers stayed well."""
+    """Run the fleet until it is stopped. Exit with status 1 unless all servers stayed up."""
     from forebay.replay.fleet.gpu.gpus import check_free
-    from forebay.replay.fleet.restarts import RestartPolicy
-    from forebay.replay.fleet.run import run_fleet
+    from forebay.replay.fleet.launch import run_fleet
     from forebay.replay.fleet.show import plan_text
 
     if options.kv_cache_memory_bytes is None:
         check_free(gpus, options.gpu_memory_utilization)
     print(plan_text(plan, commands=False), file=sys.stderr)
-    policy = RestartPolicy(tries=options.restarts, start_s=options.start_timeout)
-    if not asyncio.run(run_fleet(plan, configuration, policy, _report, options.as_json)):
+    running = run_fleet(plan, configuration, options.start_timeout, _report, options.as_json)
+    if not asyncio.run(running):
         raise typer.Exit(1)
+
+
+def _write_units(options: UpOptions, plan: "FleetPlan", configuration: str) -> None:
+    from forebay.replay.fleet.units import write_units
+
+    written = write_units(plan, configuration, compose=options.compose)
+    if options.as_json:
+        print_json({"files": list(map(str, written))})
+    for path in written:
+        _report(f"wrote {path}")
+    if options.compose:
+        _report(f"next: docker compose -f {written[-1]} up -d")
+    else:
+        paths = " ".join(map(str, written[1:]))
+        _report(f"next: systemctl --user enable --now {paths}")
 
 
 def _ports(host: str, first: int, count: int, dry_run: bool) -> list[int]:

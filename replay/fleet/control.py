@@ -5,13 +5,12 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from forebay.replay.fleet.probe import healthy, load
+from forebay.replay.fleet.launch import healthy
 from forebay.replay.fleet.state import (
     FleetState,
     Process,
@@ -22,19 +21,17 @@ from forebay.replay.fleet.state import (
 )
 
 LOOK_EVERY_S = 0.1
-SUPERVISOR_S = 10.0  # for the supervisor to end after its servers
+SUPERVISOR_S = 10.0  # for `fleet up` to end after its servers
 
 
 async def fleet_status(state: FleetState) -> dict[str, Any]:
-    """Combine the state file with each server's health and load.
+    """Combine the state file with each server's health.
 
-    `well` in the result: the supervisor is alive and every server is healthy.
+    `well` in the result: `fleet up` runs and every server is healthy.
     """
     async with aiohttp.ClientSession() as session:
-        supervised = state.supervisor.alive
-        servers = await asyncio.gather(
-            *(_server(server, session, supervised) for server in state.servers)
-        )
+        servers = await asyncio.gather(*(_server(server, session) for server in state.servers))
+    supervised = state.supervisor.alive
     return {
         "well": supervised and all(server["healthy"] for server in servers),
         "supervisor": {"pid": state.supervisor.pid, "alive": supervised},
@@ -45,38 +42,40 @@ async def fleet_status(state: FleetState) -> dict[str, Any]:
     }
 
 
-async def _server(
-    server: ServerState, session: aiohttp.ClientSession, supervised: bool
-) -> dict[str, Any]:
+async def _server(server: ServerState, session: aiohttp.ClientSession) -> dict[str, Any]:
     alive = server.process is not None and server.process.alive
-    # Another process may have taken the port: query only a process of this fleet.
-    well = alive and await healthy(session, server.url)
-    now = await load(session, server.url) if well else None
     return {
         "name": server.name,
         "url": server.url,
         "gpu": server.gpu,
         "pid": server.process.pid if server.process and alive else None,
-        "phase": server.phase if alive or (supervised and server.process is None) else "gone",
-        "for_s": round(max(0.0, time.time() - server.since), 1),
-        "restarts": server.restarts,
-        "last_end": server.last_end,
         "log": server.log,
-        "healthy": well,
-        "load": asdict(now) if now else None,
+        # Another process may have taken the port: query only a process of this fleet.
+        "healthy": alive and await healthy(session, server.url),
     }
 
 
+def status_text(status: dict[str, Any]) -> str:
+    """Describe the fleet with one line for each server."""
+    supervisor = status["supervisor"]
+    watched = f"supervisor {supervisor['pid']}" + ("" if supervisor["alive"] else " is gone")
+    lines = [f"{status['model']} with vLLM {status['vllm']}, {watched}"]
+    for row in status["servers"]:
+        ill = "not answering" if row["pid"] else f"not running (see {row['log']})"
+        lines.append(f"{row['name']}  {row['url']}  {'healthy' if row['healthy'] else ill}")
+    lines.append(f"proxy: forebay proxy --config {status['proxy_config']}")
+    return "\n".join(lines)
+
+
 def stop_fleet(folder: Path, state: FleetState) -> dict[str, Any]:
-    """End the supervisor, which ends its servers, and then this fleet's remaining processes.
+    """End `fleet up`, which ends its servers, and then this fleet's remaining processes.
 
     A process whose number belongs to another process by now is not touched.
     """
-    patience_s = state.stop_s + SUPERVISOR_S
-    supervisor = _end(state.supervisor, patience_s)
+    supervisor = _end(state.supervisor, state.stop_s + SUPERVISOR_S)
     now = read_state(folder)  # gone after a clean end
     left = {}
-    for server in now.servers if now else []:  # the supervisor died, or had to be killed
+    for server in now.servers if now else []:  # `fleet up` died, or had to be killed
         if server.process is None:
             continue
         if server.process.alive:

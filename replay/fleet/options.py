@@ -77,10 +77,6 @@ class UpOptions:
     drain: Annotated[
         int, typer.Option(min=0, help="Seconds that running answers get when the fleet stops.")
     ] = 30
-    restarts: Annotated[
-        int,
-        typer.Option(min=0, help="Restarts in a row before a server is given up."),
-    ] = 5
     start_timeout: Annotated[
         float,
         typer.Option(min=1, help="Seconds until /health answers, the model's download included."),
@@ -98,6 +94,12 @@ class UpOptions:
         bool,
         typer.Option("--dry-run", help="Print flags, commands and configuration; start nothing."),
     ] = False
+    systemd: Annotated[
+        bool, typer.Option("--systemd", help="Write a systemd unit for each server; start nothing.")
+    ] = False
+    compose: Annotated[
+        bool, typer.Option("--compose", help="Write a Compose file of the servers; start nothing.")
+    ] = False
     gpu: Annotated[
         str, typer.Option(help="With --dry-run on a machine without a GPU: plan for this one.")
     ] = "h200"
@@ -112,6 +114,8 @@ class UpOptions:
             raise InputError("--cpu and --gpus: give one of them")
         if self.servers is not None and not self.cpu:
             raise InputError("--servers goes with --cpu; on GPUs there is one on each of --gpus")
+        if self.dry_run + self.systemd + self.compose > 1:
+            raise InputError("--dry-run, --systemd and --compose: give one of them")
         if self.vllm_version is not None and not self.dry_run:
             raise InputError(
                 "--vllm-version goes with --dry-run; a started fleet runs the installed vLLM"

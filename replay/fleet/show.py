@@ -1,4 +1,4 @@
-"""Show a fleet's plan and status as text or as data."""
+"""Show a fleet's plan as text or as data."""
 
 import textwrap
 from typing import Any
@@ -82,47 +82,3 @@ def plan_data(plan: FleetPlan, proxy_config: str) -> dict[str, Any]:
 
 def _flags(flags: tuple[Flag, ...]) -> list[dict[str, str | None]]:
     return [{"name": flag.name, "value": flag.value, "why": flag.why} for flag in flags]
-
-
-def status_text(status: dict[str, Any]) -> str:
-    """Describe the fleet with one line for each server."""
-    supervisor = status["supervisor"]
-    watched = f"supervisor {supervisor['pid']}" + ("" if supervisor["alive"] else " is gone")
-    lines = [f"{status['model']} with vLLM {status['vllm']}, {watched}"]
-    width = max(len(row["name"]) + len(row["url"]) for row in status["servers"]) + 2
-    for row in status["servers"]:
-        place = f"{row['name']}  {row['url']}".ljust(width)
-        phase = "healthy" if row["healthy"] else _phase(row)
-        lines.append(f"{place}  {phase}  for {row['for_s']:.0f} s{_restarts(row)}{_load(row)}")
-    lines.append(f"proxy: forebay proxy --config {status['proxy_config']}")
-    return "\n".join(lines)
-
-
-def _phase(server: dict[str, Any]) -> str:
-    words = {
-        "up": "not answering",
-        "waiting": "waiting to be restarted",
-        "failed": "given up",
-        "gone": "not running",
-    }
-    phase: str = server["phase"]
-    return words.get(phase, phase)
-
-
-def _restarts(server: dict[str, Any]) -> str:
-    number = server["restarts"]
-    if not number and not server["last_end"]:
-        return ""
-    times = "restart" if number == 1 else "restarts"
-    return f", {number} {times} (last: {server['last_end']})"
-
-
-def _load(server: dict[str, Any]) -> str:
-    load = server["load"]
-    if load is None:
-        return ""
-    hits = "-" if load["hit_ratio"] is None else f"{load['hit_ratio']:.0%}"
-    return (
-        f", {load['running']} running, {load['waiting']} waiting, KV {load['kv_usage']:.0%}, "
-        f"prefix hits {hits}, {load['preemptions']} preempted"
-    )

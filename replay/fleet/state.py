@@ -1,7 +1,7 @@
 """The folder of a fleet: its lock, its state, and the identity of its processes.
 
-    lock        locked (flock) by the supervisor as long as it lives
-    state.json  the running servers, replaced at every change, removed after a clean end
+    lock        locked (flock) by `fleet up` as long as it lives
+    state.json  the started servers, removed after a clean end
     proxy.yaml  the proxy's configuration for this fleet
     NAME.log    output of a server. NAME.events and NAME.replay are its sockets
 
@@ -14,16 +14,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 
 from forebay.traces.errors import InputError
 
-FORMAT = 1
+FORMAT = 2
 STATE = "state.json"
 PROXY = "proxy.yaml"
-Phase = Literal["starting", "up", "waiting", "failed", "stopping", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +42,13 @@ class Process:
 
 @dataclass(slots=True)
 class ServerState:
-    """One server. `since` is the time of its last change of phase, seconds of the epoch."""
+    """One server."""
 
     name: str
     url: str
     log: str
     gpu: int | None = None
-    phase: Phase = "waiting"
-    since: float = 0.0
     process: Process | None = None
-    restarts: int = 0
-    last_end: str = ""
 
 
 @dataclass(slots=True)
@@ -139,10 +134,23 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def write_state(folder: Path, state: FleetState) -> None:
-    """Replace the file atomically: a reader sees the old one or the new one."""
-    new = folder / f"{STATE}.new"
-    new.write_bytes(orjson.dumps(state.as_json(), option=orjson.OPT_INDENT_2) + b"\n")
-    new.replace(folder / STATE)
+    _replace(folder / STATE, orjson.dumps(state.as_json(), option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def write_proxy_file(folder: Path, text: str) -> Path:
+    """Write the proxy's configuration, and return its path (InputError: it cannot be written)."""
+    try:
+        _replace(folder / PROXY, text.encode())
+    except OSError as error:
+        raise InputError(f"--dir {folder}: {PROXY}: {error.strerror}") from error
+    return folder / PROXY
+
+
+def _replace(file: Path, content: bytes) -> None:
+    """Replace a file atomically: a reader, such as a running proxy, sees the old or the new one."""
+    new = file.with_name(f"{file.name}.new")
+    new.write_bytes(content)
+    new.replace(file)
 
 
 def remove_state(folder: Path) -> None:

@@ -1,7 +1,7 @@
-"""A stand-in for `vllm` in tests: serves /health and /metrics, and dies on command.
+"""A stand-in for `vllm` in tests: serves /health, and dies on command.
 
 Written by `install`, which makes it a command. Its behaviour comes from the environment:
-FAKE_DIES=NAME: that server's starts end with an error. FAKE_ONCE=1: all but the first start do.
+FAKE_DIES=NAME: that server's start ends with an error.
 FAKE_HELP: the output of `serve --help`. FAKE_DEAF=1: SIGTERM does nothing. FAKE_SILENT=1: /health
 never answers. FAKE_LOG gets a line for every start, FAKE_LOG.children the number of the process
 that each has in its group.
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SCRIPT = '''\
+SCRIPT = """\
 #!{python}
 import http.server, json, os, signal, subprocess, sys, time
 
@@ -27,9 +27,8 @@ log = os.environ["FAKE_LOG"]
 with open(log, "a") as out:
     name = os.path.basename(os.environ["VLLM_CACHE_ROOT"])
     out.write(json.dumps({{"name": name, "pid": os.getpid(), "argv": sys.argv[1:]}}) + "\\n")
-starts = sum(json.loads(line)["name"] == name for line in open(log))
 print("(APIServer pid=1) INFO 11-21 13:50:34 [fake.py:1] loading", flush=True)
-if name in os.environ.get("FAKE_DIES", "") or (starts > 1 and os.environ.get("FAKE_ONCE")):
+if name in os.environ.get("FAKE_DIES", ""):
     print("(EngineCore pid=1) ERROR 11-21 13:50:34 [f.py:2] ValueError: no such flag", flush=True)
     print("after it", flush=True)
     sys.exit(3)
@@ -41,16 +40,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
             time.sleep(60)
         self.send_response(200)
         self.end_headers()
-        if self.path == "/metrics":
-            self.wfile.write(b"""\\
-# HELP vllm:num_requests_running x
-vllm:num_requests_running{{engine="0",model_name="m"}} 3.0
-vllm:num_requests_waiting{{engine="0",model_name="m"}} 1.0
-vllm:kv_cache_usage_perc{{engine="0",model_name="m"}} 0.25
-vllm:prefix_cache_queries_total{{engine="0",model_name="m"}} 1.0e+03
-vllm:prefix_cache_hits_total{{engine="0",model_name="m"}} 750.0
-vllm:num_preemptions_total{{engine="0",model_name="m"}} 2.0
-""")
 
     def log_message(self, *_):
         pass
@@ -69,7 +58,7 @@ def end(*_):
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN if os.environ.get("FAKE_DEAF") else end)
 http.server.ThreadingHTTPServer(("127.0.0.1", int(flags["--port"])), Handler).serve_forever()
-'''
+"""
 
 
 def install(folder: Path, version: str = "0.32.0+cpu") -> Path:

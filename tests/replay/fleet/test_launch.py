@@ -1,17 +1,14 @@
-"""Servers that die, hang or do not listen, with a script in the place of vLLM; real processes."""
+"""Servers that start, die or do not listen, with a script in the place of vLLM; real processes."""
 
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -21,13 +18,11 @@ from fleet_stage import Fleet, fleet_up, forebay
 from vllm_server import ModelSize, write_model
 
 from forebay.proxy.cli import main
-from forebay.replay.fleet import supervisor as module
 from forebay.replay.fleet.cli import _free_ports
 from forebay.replay.fleet.control import stop_fleet
 from forebay.replay.fleet.gpu.vllm_install import VllmInstall
+from forebay.replay.fleet.launch import healthy
 from forebay.replay.fleet.plan import FleetOptions, FleetPlan, make_plan
-from forebay.replay.fleet.probe import healthy
-from forebay.replay.fleet.restarts import RestartPolicy, Restarts
 from forebay.replay.fleet.server_process import ServerProcess, last_line, last_words
 from forebay.replay.fleet.state import (
     FleetState,
@@ -40,11 +35,9 @@ from forebay.replay.fleet.state import (
     this_process,
     write_state,
 )
-from forebay.replay.fleet.supervisor import StartFailed, Supervisor
 from forebay.traces.errors import InputError
 
 WAIT_S = 100.0
-QUICK = RestartPolicy(tries=2, first_s=0.01, start_s=WAIT_S)
 
 
 def all_gone(scene_log: Path) -> None:
@@ -56,32 +49,6 @@ def all_gone(scene_log: Path) -> None:
         time.sleep(0.01)
 
 
-@dataclass(slots=True)
-class Scene:
-    supervisor: Supervisor
-    state: FleetState
-    said: list[str]
-    log: Path
-    run: "asyncio.Task[bool]"
-    ups: list[int]
-
-    def phases(self) -> list[str]:
-        return [server.phase for server in self.state.servers]
-
-    async def until(self, true: Callable[[], bool]) -> None:
-        """Wait for it; what `run` raises is raised here."""
-        while not true():
-            done, _ = await asyncio.wait({self.run}, timeout=0.01)
-            if done:
-                await self.run
-                assert true()
-                return
-
-    async def end(self) -> bool:
-        self.supervisor.stop.set()
-        return await self.run
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     write_model(tmp_path / "model", ModelSize())
@@ -89,10 +56,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(module, "ASK_EVERY_S", 0.02)
-    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(module, "healthy", partial(healthy, timeout_s=0.5))
+def _starts_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FAKE_LOG", str(tmp_path / "starts"))
 
 
@@ -102,153 +66,69 @@ def a_plan(folder: Path, model: Path) -> FleetPlan:
     return make_plan(options, fake, [], _free_ports("127.0.0.1", 2))
 
 
-@asynccontextmanager
-async def supervised(
-    folder: Path, model: Path, policy: RestartPolicy = QUICK, stop_s: float = WAIT_S
-) -> AsyncIterator[Scene]:
-    """Two servers; nothing is left of them when the block ends."""
-    plan = a_plan(folder, model)
-    servers = [ServerState(one.name, one.url, str(one.log)) for one in plan.servers]
-    state = FleetState(this_process(), "m", "0.32.0", "proxy.yaml", stop_s, servers)
-    said, ups = list[str](), list[int]()
-    supervisor = Supervisor(
-        {one.name: one for one in plan.servers}, state, folder, policy, said.append,
-        lambda: ups.append(1),
-    )  # fmt: skip
-    async with asyncio.timeout(WAIT_S):
-        run = asyncio.create_task(supervisor.run())
-        scene = Scene(supervisor, state, said, folder / "starts", run, ups)
-        try:
-            yield scene
-        finally:
-            supervisor.now.set()
-            run.cancel()
-            await asyncio.gather(run, return_exceptions=True)
-    all_gone(scene.log)
+def words_of(folder: Path, model: Path, *more: str) -> list[str]:
+    """Return the words of `fleet up` for servers of the script."""
+    return [
+        *("--model", str(model), "--cpu", "--port", "0", "--vllm", str(install(folder))),
+        *("--cache-root", str(folder), *more),
+    ]
 
 
-def test_a_server_that_is_killed_is_started_again(tmp_path: Path, model: Path) -> None:
-    async def scenario() -> None:
-        async with supervised(tmp_path, model) as scene:
-            await scene.until(lambda: scene.phases() == ["up", "up"])
-            first, other = scene.state.servers
-            assert first.process is not None
-            before, url = first.process, first.url
-            child = children(scene.log)[before.pid]
-            os.kill(before.pid, signal.SIGKILL)
-            await scene.until(lambda: first.restarts == 1 and first.phase == "up")
-            await scene.until(lambda: not start_time(child))  # its engine; the GPU's memory with it
-            assert (first.url, first.last_end) == (url, "killed by SIGKILL")
-            assert first.process != before
-            assert (other.phase, other.restarts) == ("up", 0)
-            assert scene.ups == [1]
-            on_disk = read_state(tmp_path)
-            assert on_disk == scene.state
-            assert await scene.end()
-            assert scene.phases() == ["stopped", "stopped"]
-
-    asyncio.run(scenario())
+def test_a_server_that_dies_leaves_the_other_running(tmp_path: Path, model: Path) -> None:
+    words = words_of(tmp_path, model, "--servers", "2")
+    with fleet_up(words, tmp_path / "fleet") as fleet:
+        assert fleet.status()[0] == 0
+        first, second = (server["process"]["pid"] for server in fleet.state["servers"])
+        engine = children(tmp_path / "starts")[first]
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: "cpu0 killed by SIGKILL: " in fleet.log.read_text())
+        wait_for(lambda: not start_time(engine))  # and the GPU's memory with it
+        code, status = fleet.status()
+        assert (code, status["well"]) == (1, False)
+        assert [server["pid"] for server in status["servers"]] == [None, second]
+        assert [server["healthy"] for server in status["servers"]] == [False, True]
+        assert fleet.down().returncode == 0
+        assert fleet.process.wait(WAIT_S) == 1
+        assert "stopped; not all servers were up" in fleet.log.read_text()
+    all_gone(tmp_path / "starts")
 
 
-def test_at_the_first_start_nothing_is_tried_again(
+def test_a_fleet_whose_servers_have_all_died_ends(tmp_path: Path, model: Path) -> None:
+    with fleet_up(words_of(tmp_path, model), tmp_path / "fleet") as fleet:
+        os.kill(fleet.state["servers"][0]["process"]["pid"], signal.SIGKILL)
+        assert fleet.process.wait(WAIT_S) == 1
+    assert read_state(tmp_path / "fleet") is None
+    all_gone(tmp_path / "starts")
+
+
+def test_a_server_that_ignores_sigterm_is_killed_at_the_second_signal(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_DIES", "cpu1")
-
-    async def scenario() -> None:
-        async with supervised(tmp_path, model) as scene:
-            with pytest.raises(StartFailed) as failed:
-                await scene.run
-            says = f"cpu1 ended with status 3: ValueError: no such flag (see {tmp_path}"
-            assert str(failed.value).startswith(says)
-            assert [one["name"] for one in starts(scene.log)].count("cpu1") == 1
-
-    asyncio.run(scenario())
+    monkeypatch.setenv("FAKE_DEAF", "1")
+    with fleet_up(words_of(tmp_path, model, "--drain", "600"), tmp_path / "fleet") as fleet:
+        fleet.process.terminate()
+        wait_for(lambda: "SIGTERM: stopping" in fleet.log.read_text())
+        fleet.process.terminate()
+        assert fleet.process.wait(WAIT_S) == 0
+        assert "cpu0: killed, it had not ended on SIGTERM" in fleet.log.read_text()
+    all_gone(tmp_path / "starts")
 
 
-def test_a_server_that_keeps_dying_is_given_up_and_the_other_goes_on(
+def test_a_server_that_ignores_sigterm_is_killed_in_the_end(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_ONCE", "1")
-
-    async def scenario() -> None:
-        async with supervised(tmp_path, model) as scene:
-            await scene.until(lambda: scene.phases() == ["up", "up"])
-            first = scene.state.servers[0]
-            assert first.process is not None
-            os.kill(first.process.pid, signal.SIGKILL)
-            await scene.until(lambda: first.phase == "failed")
-            assert [one["name"] for one in starts(scene.log)].count("cpu0") == 1 + QUICK.tries
-            assert scene.state.servers[1].phase == "up"
-            assert any("given up, ValueError: no such flag" in line for line in scene.said)
-            assert not await scene.end()
-
-    asyncio.run(scenario())
-
-
-def test_what_cannot_be_written_ends_no_server_that_runs(tmp_path: Path, model: Path) -> None:
-    async def scenario() -> None:
-        async with supervised(tmp_path, model) as scene:
-            await scene.until(lambda: scene.phases() == ["up", "up"])
-            first, other = scene.state.servers
-            assert first.process is not None
-            in_the_way = tmp_path / "state.json.new"
-            in_the_way.mkdir()
-            log = tmp_path / "cpu0.log"
-            log.unlink()
-            log.mkdir()
-            os.kill(first.process.pid, signal.SIGKILL)
-            await scene.until(lambda: first.phase == "failed")
-            assert (other.phase, other.restarts) == ("up", 0)
-            assert any(f"given up, {log}: Is a directory" in line for line in scene.said)
-            assert sum("the state cannot be written" in line for line in scene.said) == 1
-            in_the_way.rmdir()
-            assert not await scene.end()
-            assert read_state(tmp_path) == scene.state
-            assert scene.phases() == ["failed", "stopped"]
-
-    asyncio.run(scenario())
-
-
-def test_bookkeeping_that_fails_leaves_no_server(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class BooksError(Exception):
-        pass
-
-    def fails(*_: object) -> None:
-        raise BooksError
-
-    async def scenario() -> None:
-        async with supervised(tmp_path, model) as scene:
-            await scene.until(lambda: scene.phases() == ["up", "up"])
-            monkeypatch.setattr(module, "write_state", fails)
-            scene.supervisor.stop.set()
-            with pytest.raises(ExceptionGroup):
-                await scene.run
-            all_gone(scene.log)
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("impatient", [False, True])
-def test_a_server_that_ignores_sigterm_is_killed(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, impatient: bool
-) -> None:
-    """A hung server is killed after its grace period, or at once on a second signal."""
     monkeypatch.setenv("FAKE_DEAF", "1")
 
     async def scenario() -> None:
-        async with supervised(tmp_path, model, stop_s=WAIT_S if impatient else 0.05) as scene:
-            await scene.until(lambda: scene.phases() == ["up", "up"])
-            scene.supervisor.stop.set()
-            if impatient:
-                await scene.until(lambda: scene.phases() == ["stopping", "stopping"])
-                scene.supervisor.now.set()
-            assert await scene.run
-            assert sum("killed, it had not ended" in line for line in scene.said) == 2
+        plan = a_plan(tmp_path, model).servers[0]
+        process = await ServerProcess.start(plan)
+        async with aiohttp.ClientSession() as session:
+            while not await healthy(session, plan.url):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert not await process.stop(0.05, asyncio.Event())
 
     asyncio.run(scenario())
+    all_gone(tmp_path / "starts")
 
 
 def test_a_stop_that_is_cancelled_leaves_no_process(
@@ -273,45 +153,6 @@ def test_a_stop_that_is_cancelled_leaves_no_process(
 
     asyncio.run(scenario())
     all_gone(tmp_path / "starts")
-
-
-def test_a_start_without_end_is_ended(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_SILENT", "1")
-
-    async def scenario() -> None:
-        async with supervised(tmp_path, model, RestartPolicy(start_s=0.01)) as scene:
-            with pytest.raises(StartFailed, match=r"^cpu\d was not up in 0\.01 s: "):
-                await scene.run
-
-    asyncio.run(scenario())
-
-
-def test_a_server_that_hangs_is_killed_and_started_again(tmp_path: Path, model: Path) -> None:
-    async def scenario() -> None:
-        policy = RestartPolicy(first_s=0.01, start_s=WAIT_S, hung_s=2)
-        async with supervised(tmp_path, model, policy) as scene:
-            await scene.until(lambda: scene.phases() == ["up", "up"])
-            first = scene.state.servers[0]
-            assert first.process is not None
-            os.kill(first.process.pid, signal.SIGSTOP)
-            await scene.until(lambda: first.restarts > 0 and first.phase == "up")
-            assert any("/health has not answered" in line for line in scene.said)
-
-    asyncio.run(scenario())
-
-
-def test_waits_double_until_it_is_given_up() -> None:
-    restarts = Restarts(RestartPolicy(tries=5, first_s=1, most_s=6, forgiven_after_s=300))
-    assert [restarts.died(0) for _ in range(6)] == [1, 2, 4, 6, 6, None]
-    assert restarts.died(299) is None
-    assert restarts.died(300) == 1  # it was well for long: this is another trouble
-
-
-def test_waits_stay_at_their_most_however_many_restarts_there_may_be() -> None:
-    restarts = Restarts(RestartPolicy(tries=1_100, first_s=1, most_s=60))
-    assert [restarts.died(0) for _ in range(1_101)][6:] == [60.0] * 1_094 + [None]
 
 
 @pytest.mark.parametrize(
@@ -345,7 +186,7 @@ def test_a_number_that_somebody_else_has_by_now_is_not_touched(
     assert main(["fleet", "status", "--dir", str(tmp_path), "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert (said["well"], said["supervisor"]["alive"]) == (False, False)
-    assert (said["servers"][0]["phase"], said["servers"][0]["pid"]) == ("gone", None)
+    assert said["servers"][0]["pid"] is None
     assert main(["fleet", "down", "--dir", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["supervisor"] == "gone"
     assert read_state(tmp_path) is None
@@ -392,14 +233,11 @@ def test_up_status_and_down_as_commands(
         assert (folder.stat().st_mode & 0o777) == 0o700
         code, said_now = fleet.status()
         assert (code, said_now["well"]) == (0, True)
-        assert [one["load"] for one in said_now["servers"]] == [
-            {"running": 3, "waiting": 1, "kv_usage": 0.25, "hit_ratio": 0.75, "preemptions": 2}
-        ] * 2
         capsys.readouterr()
         assert main(status) == 0
         shown = capsys.readouterr().out
         assert "cpu1  http://127.0.0.1:" in shown
-        assert "3 running, 1 waiting, KV 25%, prefix hits 75%, 2 preempted" in shown
+        assert shown.count("  healthy\n") == 2
         taken = fleet.state["servers"][0]["url"].rpartition(":")[2]
         assert main(["fleet", "up", "--dir", str(folder), *words]) == 2
         assert "a fleet is up there" in capsys.readouterr().err
@@ -414,22 +252,6 @@ def test_up_status_and_down_as_commands(
     assert read_state(folder) is None
     assert main(status) == 1
     assert main(down) == 0
-
-
-def test_a_folder_that_is_gone_does_not_keep_the_fleet_from_stopping(
-    tmp_path: Path, model: Path
-) -> None:
-    folder, fake = tmp_path / "fleet", install(tmp_path)
-    words = ["--model", str(model), "--cpu", "--port", "0", "--vllm", str(fake),
-             "--cache-root", str(tmp_path)]  # fmt: skip
-    with fleet_up(words, folder) as fleet:
-        shutil.rmtree(folder)
-        fleet.process.terminate()
-        assert fleet.process.wait() == 0
-        said = fleet.log.read_text()
-        assert said.count("the state cannot be written (No such file or directory)") == 1
-        assert "Traceback" not in said
-    all_gone(tmp_path / "starts")
 
 
 def test_a_dead_terminal_ends_no_server_and_keeps_none(tmp_path: Path, model: Path) -> None:
@@ -449,9 +271,7 @@ def test_a_dead_terminal_ends_no_server_and_keeps_none(tmp_path: Path, model: Pa
             os.close(err[1])
             with open(err[0]) as said:
                 assert next(line for line in said if ": starting as process " in line)
-            first = until_up(folder)
-            os.kill(first, signal.SIGKILL)
-            assert until_up(folder, but=first) != first
+            wait_for(lambda: read_state(folder) is not None)
             process.send_signal(signal.SIGHUP)
             assert process.wait(WAIT_S) == 0
         finally:
@@ -479,18 +299,6 @@ def hangups(answer: signal.Handlers) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def until_up(folder: Path, but: int | None = None) -> int:
-    """The number of the fleet's server once it is up with another than `but`."""
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        state = read_state(folder)
-        server = state.servers[0] if state else None
-        if server and server.phase == "up" and server.process and server.process.pid != but:
-            return server.process.pid
-        time.sleep(0.01)
-    raise AssertionError("not up")
 
 
 @contextmanager
@@ -562,3 +370,14 @@ def test_a_fleet_that_does_not_start_ends_with_1(
     assert "cpu0 ended with status 3: ValueError: no such flag" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "fleet" / "state.json").exists()
+
+
+def test_a_start_without_end_is_ended(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SILENT", "1")
+    words = words_of(tmp_path, model, "--start-timeout", "1")
+    done = forebay("fleet", "up", "--dir", str(tmp_path / "fleet"), *words)
+    assert done.returncode == 1
+    assert "cpu0 was not up in 1 s: " in done.stderr
+    all_gone(tmp_path / "starts")

@@ -1,0 +1,114 @@
+"""Write a fleet as systemd units or as a Compose file, which restart servers that die."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from forebay.replay.fleet.launch import END_S
+from forebay.replay.fleet.plan import FleetPlan, ServerPlan
+from forebay.replay.fleet.state import locked, write_proxy_file
+from forebay.traces.errors import InputError
+
+IMAGE = "vllm/vllm-openai:v{version}"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+RESTART_S = 5
+UNIT = """\
+# Written by `forebay fleet up --systemd`; the next one overwrites it.
+[Unit]
+Description=vLLM {name}, {model}
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+{environment}
+ExecStart={command}
+Restart=always
+RestartSec={restart_s}
+TimeoutStopSec={stop_s:.0f}
+KillMode=mixed
+StandardOutput=append:{log}
+StandardError=inherit
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def write_units(plan: FleetPlan, proxy_yaml: str, *, compose: bool) -> list[Path]:
+    """Write the files and the proxy's configuration into the fleet's folder, and return them.
+
+    Raises:
+        InputError: the folder is in use or cannot be written, or Compose has no image for a CPU.
+    """
+    folder = plan.options.folder.resolve()
+    texts = {"compose.yaml": _compose(plan, folder)} if compose else _units(plan)
+    with locked(folder):
+        written = [write_proxy_file(folder, proxy_yaml)]
+        for name, text in texts.items():
+            path = folder / name
+            try:
+                path.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise InputError(f"{path}: {error.strerror}") from error
+            written.append(path)
+    return written
+
+
+def _units(plan: FleetPlan) -> dict[str, str]:
+    return {
+        f"vllm-{server.name}.service": UNIT.format(
+            name=server.name,
+            model=plan.setting.profile.repository,
+            environment="\n".join(
+                f"Environment={_quoted(f'{name}={value}')}" for name, value in server.env.items()
+            ),
+            command=" ".join(map(_quoted, server.command)),
+            restart_s=RESTART_S,
+            stop_s=plan.options.drain_s + END_S,
+            log=server.log.resolve(),
+        )
+        for server in plan.servers
+    }
+
+
+def _quoted(word: str) -> str:
+    """Return a word as systemd reads it: quoted, without its specifiers and variables."""
+    for mark, written in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+        word = word.replace(mark, written)
+    return f'"{word}"'
+
+
+def _compose(plan: FleetPlan, folder: Path) -> str:
+    if any(server.gpu is None for server in plan.servers):
+        raise InputError(
+            "--compose: vLLM has no image for a CPU; give --systemd, or leave out --cpu"
+        )
+    services = {server.name: _service(plan, server, folder) for server in plan.servers}
+    header = "# Written by `forebay fleet up --compose`; the next one overwrites it.\n"
+    return header + yaml.safe_dump({"services": services}, sort_keys=False, width=120)
+
+
+def _service(plan: FleetPlan, server: ServerPlan, folder: Path) -> dict[str, Any]:
+    """Return the service of a server. It has the host's network, as a proxy on the host needs."""
+    variables = {name: value for name, value in server.env.items() if name != VISIBLE}
+    folders = {str(folder), plan.setting.cache_root, str(Path.home() / ".cache" / "huggingface")}
+    if Path(plan.setting.profile.repository).is_dir():
+        folders.add(plan.setting.profile.repository)
+    devices = {
+        "driver": "nvidia",
+        "device_ids": server.env[VISIBLE].split(","),
+        "capabilities": ["gpu"],
+    }
+    return {
+        "image": IMAGE.format(version=plan.install.version.partition("+")[0]),
+        "entrypoint": ["vllm", "serve"],
+        "command": list(server.command[2:]),
+        "environment": {**variables, "HF_HOME": str(Path.home() / ".cache" / "huggingface")},
+        "network_mode": "host",
+        "ipc": "host",
+        "volumes": [f"{path}:{path}" for path in sorted(folders)],
+        "deploy": {"resources": {"reservations": {"devices": [devices]}}},
+        "restart": "unless-stopped",
+        "stop_grace_period": f"{plan.options.drain_s + END_S:.0f}s",
+    }
