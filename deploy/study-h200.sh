@@ -320,7 +320,7 @@ else
     stop
   fi
 fi
-"$PYTHON" "$HERE/../tests/bench/study_page.py" "$OUT"
+"$PYTHON" "$HERE/study_page.py" "$OUT"
 report
 say "the page is $OUT/study.md"
 exit "$failed"

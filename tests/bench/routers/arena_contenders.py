@@ -58,28 +58,6 @@ class Contender:
         return words
 
 
-def _nginx(at: Setting) -> Sequence[str]:
-    servers = " ".join(f"server 127.0.0.1:{port};" for port in at.backends)
-    text = f"""\
-worker_processes 1; daemon off; pid {at.folder}/nginx.pid; error_log {at.folder}/error.log;
-events {{ worker_connections 8192; }}
-http {{
-  access_log off; client_max_body_size 64m; client_body_buffer_size 10m;
-  client_body_temp_path {at.folder}; proxy_temp_path {at.folder}; fastcgi_temp_path {at.folder};
-  uwsgi_temp_path {at.folder}; scgi_temp_path {at.folder};
-  upstream engines {{ least_conn; {servers} keepalive 512; }}
-  server {{
-    listen 127.0.0.1:{at.port} backlog=4096; keepalive_requests 1000000;
-    location / {{
-      proxy_pass http://engines; proxy_http_version 1.1; proxy_set_header Connection "";
-      proxy_buffering off; proxy_read_timeout 600s; proxy_next_upstream error;
-    }}
-  }}
-}}
-"""
-    return ["nginx", "-c", at.write("nginx.conf", text), "-e", f"{at.folder}/error.log"]
-
-
 def _haproxy(at: Setting) -> Sequence[str]:
     """Long bodies wait in a queue of their own, a few at a time: all it can know of a prompt."""
     queues = (
@@ -179,7 +157,7 @@ def _listed() -> Sequence[Contender]:
             "when all of them are overloaded",
         ),
         Contender(
-            "nginx least_conn", replace(known["nginx"], command=_nginx),
+            "nginx least_conn", known["nginx"],
             "unbuffered, bodies kept in memory",
         ),
         Contender(

@@ -181,15 +181,25 @@ def parse_metrics(text: str) -> dict[str, float]:
 
 
 def tree_cpu_s(pid: int) -> float:
-    """User and system time of a process and all below it; 0 where /proc is missing."""
-    total = 0
-    for one in _tree(pid):
-        try:
-            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it ended
-            continue
-        total += int(fields[11]) + int(fields[12])
-    return total / CLOCK
+    """User and system time of a process and all below it; 0 where /proc is missing.
+
+    Linux counts nanoseconds for each thread. A process that has ended counts nothing.
+    """
+    return sum(map(_own_cpu_s, _tree(pid)))
+
+
+def _own_cpu_s(pid: int) -> float:
+    try:
+        tasks = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    except OSError:  # a thread has just ended
+        tasks = []
+    if tasks:
+        return sum(int(task.split()[0]) for task in tasks) / 1e9
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / CLOCK
 
 
 def _tree(pid: int) -> Iterator[int]:

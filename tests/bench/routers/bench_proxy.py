@@ -5,19 +5,17 @@ asking a backend directly.
 """
 
 import asyncio
-import os
 import re
-import signal
-import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from arena_processes import last_line, running, tree_cpu_s
 from load import Answer, Broken, Client, chat
 from peers import Missing, environment
 
@@ -27,51 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 
 Figures = dict[str, float]
 SMALL, DOCUMENT = 200, 400_000
-CLOCK = os.sysconf("SC_CLK_TCK")
 START_S = 60.0
 
 
-def tree(pid: int) -> Iterator[int]:
-    """A process and all below it."""
-    yield pid
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            yield from tree(int(child))
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time of a process and all below it, in nanoseconds where Linux has them."""
-    return sum(map(own_cpu_s, tree(pid)))
-
-
-def own_cpu_s(pid: int) -> float:
-    try:
-        tasks = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
-    except OSError:  # a thread has just ended
-        tasks = []
-    if tasks:
-        return sum(int(task.split()[0]) for task in tasks) / 1e9
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / CLOCK
-
-
-@contextmanager
-def running(command: list[str], core: int | None, log: Path) -> Iterator[int]:
-    """A process on one core, ended with its whole group."""
-    pinned = ["taskset", "-c", str(core), *command] if core is not None else command
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            pinned, stdout=out, stderr=subprocess.STDOUT, env=environment(), start_new_session=True
-        )
-    try:
-        yield process.pid
-    finally:
-        for signal_ in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(process.pid, signal_)
-                process.wait(5)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
+def pinned(command: Sequence[str], core: int | None) -> list[str]:
+    """Return the command on one core, where there are several."""
+    return [*(("taskset", "-c", str(core)) if core is not None else ()), *command]
 
 
 async def serving(port: int, log: Path) -> None:
@@ -86,10 +45,6 @@ async def serving(port: int, log: Path) -> None:
             client.close()
             return
     raise Missing(f"did not answer in {START_S:.0f} s: {last_line(log)}")
-
-
-def last_line(log: Path) -> str:
-    return " ".join(log.read_text(errors="replace").strip().splitlines()[-1:])[:200]
 
 
 def p50_ms(answers: list[Answer]) -> float:
@@ -129,9 +84,9 @@ class Bench:
         client, direct = Client(self.port), Client(self.backend)
         await client.in_turn([chat(size) for _ in range(20)])
         bare = p50_ms(await direct.in_turn([chat(size) for _ in range(count)]))
-        before = cpu_s(self.pid)
+        before = tree_cpu_s(self.pid)
         through = p50_ms(await client.in_turn([chat(size) for _ in range(count)]))
-        used = cpu_s(self.pid) - before
+        used = tree_cpu_s(self.pid) - before
         client.close()
         direct.close()
         return {added: through - bare, cpu: used / count * 1e3}
@@ -139,9 +94,9 @@ class Bench:
     async def _at_once(self, count: int) -> Figures:
         client, requests = Client(self.port), [chat(SMALL) for _ in range(count)]
         await client.at_once(requests[:64], 64)
-        before, start = cpu_s(self.pid), time.perf_counter()
+        before, start = tree_cpu_s(self.pid), time.perf_counter()
         await client.at_once(requests, 64)
-        wall_s, used = time.perf_counter() - start, cpu_s(self.pid) - before
+        wall_s, used = time.perf_counter() - start, tree_cpu_s(self.pid) - before
         client.close()
         return {"cpu_64_ms": used / count * 1e3, "rate_64": count / wall_s}
 
@@ -151,9 +106,9 @@ class Bench:
         requests = [chat(SMALL, stream=(tokens, 20)) for _ in range(64)]
         answers = asyncio.ensure_future(client.at_once(requests, 64))
         await asyncio.sleep(0.7)
-        before, start = cpu_s(self.pid), time.perf_counter()
+        before, start = tree_cpu_s(self.pid), time.perf_counter()
         await asyncio.sleep(2.0)
-        used, seconds = cpu_s(self.pid) - before, time.perf_counter() - start
+        used, seconds = tree_cpu_s(self.pid) - before, time.perf_counter() - start
         if any(answer.tokens != tokens for answer in await answers):
             raise Broken("tokens were lost")
         client.close()
@@ -203,7 +158,9 @@ def lag_p99_ms(before: dict[float, float], after: dict[float, float]) -> float:
 
 
 @contextmanager
-def mock(folder: Path, ports: list[int], cores: bool) -> Iterator[int]:
+def mock(folder: Path, ports: list[int], cores: bool) -> Iterator[None]:
+    """Start the backends that cost nothing, on the client's core."""
     command = [sys.executable, str(Path(__file__).with_name("mock_backend.py")), *map(str, ports)]
-    with running(command, 0 if cores else None, folder / "mock.log") as pid:
-        yield pid
+    core = 0 if cores else None
+    with running(pinned(command, core), folder / "mock.log", environment()):
+        yield

@@ -7,8 +7,7 @@
 On a machine whose speed changes from minute to minute, figures measured minutes apart say little
 about each other. Here every router is asked a few hundred requests, then the next one, round after
 round; a ratio is taken within a round, and of the rounds the median. CPU is the router's process
-tree's own; all of them share one core, client and backends have the other. Beside each measurement
-is taken how much slower this machine just was than the one of the targets (`machine.py`).
+tree's own; all of them share one core, client and backends have the other.
 `--beside` measures the tails of small chats instead, alone and beside big prompts.
 """
 
@@ -19,14 +18,15 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 
 import uvloop
-from bench_proxy import Bench, Figures, mock, running, serving
-from machine import OPERATIONS, reference_ms, slower
-from peers import BARE, BARE_PROXY, PEERS, YARDSTICKS, Missing, Setting
+from arena_processes import running
+from bench_proxy import Bench, Figures, mock, pinned, serving
+from machine import reference_ms
+from peers import BARE, BARE_PROXY, PEERS, YARDSTICKS, Missing, Setting, environment
 from ports import free_ports
 
 SCALE = 0.1  # of the numbers of requests in `Bench`
@@ -43,48 +43,13 @@ TAILS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A limit on quiet hardware, and what peers took there (medians of three passes)."""
-
-    title: str
-    most: float
-    peers: dict[str, float]
-
-    def allowed(self, peer: str) -> float | None:
-        """The target as a multiple of this peer's figure; None if that figure is not known."""
-        known = self.peers.get(peer)
-        return self.most / known if known else None
-
-
-TARGETS = {
-    "added_ms": Target(
-        "small request: added p50, ms", 0.3,
-        {"nginx": 0.10, "haproxy": 0.066, "envoy": 0.105, "smg": 0.137, "vllm-router": 0.46},
-    ),
-    "cpu_small_ms": Target(
-        "small request: CPU, ms", 0.25,
-        {"bare aiohttp": 0.020, "nginx": 0.032, "haproxy": 0.026, "envoy": 0.052, "smg": 0.116,
-         "vllm-router": 0.161, "litellm": 6.4},
-    ),
-    # What "4,000 requests a second on a core" means: a core that is never idle.
-    "cpu_64_ms": Target(
-        "64 at once: CPU, ms", 0.25,
-        {"nginx": 0.010, "haproxy": 0.0137, "envoy": 0.026, "smg": 0.071, "vllm-router": 0.072,
-         "litellm": 7.2},
-    ),
-    "cpu_document_ms": Target(
-        "400 KB prompt: CPU, ms", 1.0,
-        {"nginx": 0.09, "haproxy": 0.09, "envoy": 0.09, "smg": 0.91, "vllm-router": 1.27,
-         "litellm": 7.3},
-    ),
-    "cpu_1k_tokens_s": Target(
-        "1,000 tokens: CPU-s", 0.016,
-        {"nginx": 0.011, "haproxy": 0.010, "envoy": 0.012, "smg": 0.012, "vllm-router": 0.011,
-         "litellm": 0.44},
-    ),
-}  # fmt: skip
-SLOWER = "slower"  # a figure of every measurement: this machine over the targets', just before it
+COSTS = {
+    "added_ms": "small request: added p50, ms",
+    "cpu_small_ms": "small request: CPU, ms",
+    "cpu_64_ms": "64 at once: CPU, ms",
+    "cpu_document_ms": "400 KB prompt: CPU, ms",
+    "cpu_1k_tokens_s": "1,000 tokens: CPU-s",
+}
 
 
 async def costs(name: str, bench: Bench) -> Figures:
@@ -116,7 +81,8 @@ async def rounds_of(
             port, side_port = free_ports(2)
             command = ALL[name].command(Setting(port, side_port, tuple(backends), home))
             log = home / "router.log"
-            pid = stack.enter_context(running(list(command), 1 if cores else None, log))
+            core = 1 if cores else None
+            router = stack.enter_context(running(pinned(command, core), log, environment()))
             try:
                 await serving(port, log)
             except Missing as error:
@@ -124,71 +90,50 @@ async def rounds_of(
                 del found[name]
                 continue
             admin_port = side_port if name in OURS else 0
-            benches[name] = Bench(port, admin_port, backends[0], pid, SCALE)
+            benches[name] = Bench(port, admin_port, backends[0], router.pid, SCALE)
         if not (started := list(benches)):
             return found
         for number in range(count):
             # Whoever comes first has another one's caches before it: each in its turn.
             turn = number % len(started)
             for name in (*started[turn:], *started[:turn]):
-                before = slower()
-                figures = await measure(name, benches[name])
-                found[name].append(figures | {SLOWER: (before + slower()) / 2})
+                found[name].append(await measure(name, benches[name]))
             print(f"round {number + 1} of {count}: {reference_ms():.0f} ms", file=sys.stderr)
     return found
 
 
 def report(found: Mapping[str, list[Figures]]) -> str:
-    """Each router's medians, here and at the targets' speed, and Forebay over each of them."""
-    here = _table(
-        "here", {name: [_median(key, rounds) for key in TARGETS] for name, rounds in found.items()}
-    )
-    there = _table(
-        "at the targets' speed",
-        {
-            name: [_at_their_speed(key, name, rounds) for key in TARGETS]
-            for name, rounds in found.items()
-        },
-    )
-    pairs = [(ours, name) for ours in OURS if ours in found for name in found if name not in OURS]
-    ratios = _table(
-        "in the same round",
-        {
-            f"{ours} over {name}": [_beside(key, found[ours], name, found[name]) for key in TARGETS]
-            for ours, name in pairs
-        },
-    )
-    every = [figures[SLOWER] for rounds in found.values() for figures in rounds]
-    low, factor, high = quantiles(every, n=4)
-    told = (
-        f"This machine is {factor:.1f} ({low:.1f} to {high:.1f}) times slower than the one the "
-        f"targets are for, by {', '.join(OPERATIONS)}."
-    )
-    return "\n\n".join((here, told, there, ratios))
+    """Each router's medians, and Forebay over each of the others in the same round."""
+    medians = {
+        name: [
+            f"{median(round_[key] for round_ in rounds):.3f}" if key in rounds[0] else "-"
+            for key in COSTS
+        ]
+        for name, rounds in found.items()
+    }
+    ratios = {
+        f"{ours} over {name}": [_ratio(key, found[ours], found[name]) for key in COSTS]
+        for ours in OURS
+        if ours in found
+        for name in found
+        if name not in OURS
+    }
+    return "\n\n".join((_table("here", medians), _table("in the same round", ratios)))
 
 
 def _table(title: str, rows: Mapping[str, Sequence[str]]) -> str:
-    heads = [title, *(target.title for target in TARGETS.values())]
+    heads = [title, *COSTS.values()]
     lines = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
     lines += ["| " + " | ".join((name, *cells)) + " |" for name, cells in rows.items()]
     return "\n".join(lines)
 
 
-def _median(key: str, rounds: list[Figures]) -> str:
-    return f"{median(one[key] for one in rounds):.3f}" if key in rounds[0] else "-"
-
-
-def _at_their_speed(key: str, name: str, rounds: list[Figures]) -> str:
-    values = [one[key] / one[SLOWER] for one in rounds if key in one]
-    if not values:
+def _ratio(key: str, ours: list[Figures], theirs: list[Figures]) -> str:
+    ratios = [a[key] / b[key] for a, b in zip(ours, theirs, strict=True) if b.get(key, 0.0) > 0]
+    if not ratios:
         return "-"
-    low, middle_, high = quantiles(values, n=4)
-    target = TARGETS[key]
-    if name in OURS:
-        told = f"; wanted {target.most:g}"
-    else:
-        told = f"; there {target.peers[name]:g}" if name in target.peers else ""
-    return f"{middle_:.3f} ({low:.3f} to {high:.3f}{told})"
+    low, _, high = quantiles(ratios, n=4)
+    return f"{median(ratios):.2f} ({low:.2f} to {high:.2f})"
 
 
 def report_tails(found: Mapping[str, list[Figures]]) -> str:
@@ -206,16 +151,6 @@ def report_tails(found: Mapping[str, list[Figures]]) -> str:
             cells.append(f"{middle:.1f} ({low:.1f} to {high:.1f})")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def _beside(key: str, ours: list[Figures], name: str, theirs: list[Figures]) -> str:
-    ratios = [a[key] / b[key] for a, b in zip(ours, theirs, strict=True) if b.get(key, 0.0) > 0]
-    if not ratios:
-        return "-"
-    low, _, high = quantiles(ratios, n=4)
-    most = TARGETS[key].allowed(name)
-    allowed = f"; allowed {most:.2g}" if most else ""
-    return f"{median(ratios):.2f} ({low:.2f} to {high:.2f}{allowed})"
 
 
 def main() -> int:
@@ -247,8 +182,6 @@ def main() -> int:
     print(report_tails(found) if options.beside else report(found))
     told = ", ".join(f"{name} {version}" for name, version in versions.items())
     print(f"\n{time.strftime('%Y-%m-%d')}, {options.rounds} rounds, in brackets their middle half")
-    if not options.beside:
-        print("allowed: the target over the peer's figure on quiet hardware")
     print(f"versions: {told}")
     return 0
 

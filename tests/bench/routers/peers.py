@@ -126,7 +126,7 @@ http {{
     listen 127.0.0.1:{at.port} backlog=4096; keepalive_requests 1000000;
     location / {{
       proxy_pass http://engines; proxy_http_version 1.1; proxy_set_header Connection "";
-      proxy_buffering off; proxy_read_timeout 600s;
+      proxy_buffering off; proxy_read_timeout 600s; proxy_next_upstream error;
     }}
   }}
 }}

@@ -1,6 +1,6 @@
 """Write the page of deploy/study-h200.sh from its results: OUT/study.md.
 
-    python tests/bench/study_page.py OUT
+    python deploy/study_page.py OUT
 
 OUT/runs has the folders KIND-WAY-SEED of `forebay replay`: KIND is default or flag, WAY is direct
 or forebay. OUT/servers/KIND has what `forebay fleet up` said of the servers, and facts.txt about
