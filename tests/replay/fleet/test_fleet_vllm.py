@@ -33,17 +33,18 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 @asynccontextmanager
-async def proxied(fleet: Fleet) -> AsyncIterator[Stage]:
-    """A proxy with the configuration that the fleet wrote."""
+async def proxied(fleet: Fleet, wait_up: int = 2) -> AsyncIterator[Stage]:
+    """A proxy with the configuration that the fleet wrote, once servers are up."""
     keys = fleet.proxy_keys
-    async with stage([one["url"] for one in keys["backends"]], **keys) as scene:
+    urls = [backend["url"] for backend in keys["backends"]]
+    async with stage(urls, wait_up=wait_up, **keys) as scene:
         yield scene
 
 
 async def status_of(scene: Stage) -> dict[str, Any]:
     async with scene.client.get(f"{scene.proxy.admin_url}/status") as answer:
         said: dict[str, Any] = await answer.json()
-    return {one["name"]: one for one in said["backends"]}
+    return {backend["name"]: backend for backend in said["backends"]}
 
 
 class Tap:
@@ -184,7 +185,7 @@ def test_a_document_stays_where_it_is_cached(fleet: Fleet) -> None:
 def test_who_leaves_is_cancelled_at_the_server(fleet: Fleet, phase: str) -> None:
     async def main() -> None:
         async with proxied(fleet) as scene:
-            urls = [one["url"] for one in fleet.proxy_keys["backends"]]
+            urls = [backend["url"] for backend in fleet.proxy_keys["backends"]]
             text = words(f"leaves {phase}", CONTEXT - 4_000 if phase == "prefill" else 40)
             body = {**body_of(text, chat=False, output=3_900), "stream": phase == "stream"}
 
@@ -248,7 +249,7 @@ def test_an_engine_killed_in_mid_stream_is_no_end(fleet: Fleet) -> None:
         body = body_of("killed", chat=False, output=15_000)
         async with ended_amid_answers(first["url"], body, end):
             pass
-        async with proxied(fleet) as scene:
+        async with proxied(fleet, wait_up=1) as scene:
             for number in range(4):
                 question = body_of(words(f"meanwhile {number}", 100), chat=False)
                 async with scene.post(question) as answer:
@@ -262,7 +263,7 @@ def test_an_engine_killed_in_mid_stream_is_no_end(fleet: Fleet) -> None:
 
 
 def test_down_lets_an_answer_finish_and_leaves_nothing(fleet: Fleet) -> None:
-    processes = [one["process"] for one in fleet.state["servers"]]
+    processes = [server["process"] for server in fleet.state["servers"]]
     url = fleet.state["servers"][1]["url"]
 
     async def main() -> bytes:
@@ -280,6 +281,6 @@ def test_down_lets_an_answer_finish_and_leaves_nothing(fleet: Fleet) -> None:
     assert b'"finish_reason":"length"' in seen
     assert seen.endswith(b"data: [DONE]\n\n")
     assert fleet.process.wait() == 1  # a server has died
-    assert not [one for one in processes if start_time(one["pid"]) == one["began"]]
+    assert not [process for process in processes if start_time(process["pid"]) == process["began"]]
     assert not (fleet.folder / "state.json").exists()
     assert not list(fleet.folder.glob("*.events"))

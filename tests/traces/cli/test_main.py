@@ -194,7 +194,7 @@ def test_results_are_not_taken_for_parameters(
     facts = json.loads(Run(capfd, "synth", kind, "-o", out, "--json").out)
     rows = list(read_trace(out))
     assert [facts[key] for key in ("requests", "input_tokens", "output_tokens")] == [
-        len(rows), sum(one.input_tokens for one in rows), sum(one.output_tokens for one in rows),
+        len(rows), sum(row.input_tokens for row in rows), sum(row.output_tokens for row in rows),
     ]  # fmt: skip
     assert facts["parameters"]["output_tokens"]
 
@@ -217,7 +217,7 @@ class SmallDisk(io.FileIO):
     [
         "synth documents --requests 9",
         f"import azure {AZURE}",
-        f"slice {AZURE}",
+        f"edit {AZURE} --first 9",
         f"export csv {AZURE}",
         f"fit {AZURE}",
         "needle --lengths 512 --tokens estimate",
