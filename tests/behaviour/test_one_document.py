@@ -84,20 +84,24 @@ def worst_s(outcomes: Sequence[SimOutcome]) -> float:
 def lost_their_hit(outcomes: Sequence[SimOutcome]) -> list[str]:
     """Requests that waited and were then sent cold although another engine had their document."""
     lost = []
-    for one in outcomes:
-        if one.sent_s is None or not cold(one) or one.sent_s <= one.request.arrival_s + 0.01:
+    for outcome in outcomes:
+        if (
+            outcome.sent_s is None
+            or not cold(outcome)
+            or outcome.sent_s <= outcome.request.arrival_s + 0.01
+        ):
             continue
-        document = (one.request.blocks or ())[0]
+        document = (outcome.request.blocks or ())[0]
         for other in outcomes:
             first_token_s = other.first_token_s
             if (
                 (other.request.blocks or (-1,))[0] == document
-                and other.backend != one.backend
+                and other.backend != outcome.backend
                 and first_token_s is not None
                 and other.sent_s is not None
-                and one.sent_s >= other.sent_s + 0.75 * (first_token_s - other.sent_s)
+                and outcome.sent_s >= other.sent_s + 0.75 * (first_token_s - other.sent_s)
             ):
-                lost.append(one.request.id)
+                lost.append(outcome.request.id)
                 break
     return lost
 
@@ -134,21 +138,21 @@ def test_nobody_who_waited_is_sent_cold_when_the_document_is_computed(
 def copied_late(outcomes: Sequence[SimOutcome], begun: dict[str, Send]) -> list[str]:
     """Requests that waited to be sent cold although their document was computed on arrival."""
     late = []
-    for one in outcomes:
-        send = begun[one.request.id]
-        if send.queued_s <= 0.01 or send.matched_tokens >= one.request.input_tokens / 2:
+    for outcome in outcomes:
+        send = begun[outcome.request.id]
+        if send.queued_s <= 0.01 or send.matched_tokens >= outcome.request.input_tokens / 2:
             continue
         for other in outcomes:
             first = begun[other.request.id]
             since_s, until_s = other.request.arrival_s + first.queued_s, other.first_token_s or inf
             if (
-                (other.request.blocks or ())[0] == (one.request.blocks or ())[0]
-                and other is not one
+                (other.request.blocks or ())[0] == (outcome.request.blocks or ())[0]
+                and other is not outcome
                 and first.backend != send.backend
                 and first.matched_tokens < other.request.input_tokens / 2
-                and since_s <= one.request.arrival_s < until_s
+                and since_s <= outcome.request.arrival_s < until_s
             ):
-                late.append(one.request.id)
+                late.append(outcome.request.id)
                 break
     return late
 
@@ -202,7 +206,7 @@ def test_no_copy_waits_behind_other_work(
             begun.setdefault(action.request.id, action)
 
     outcomes = played(rows, engines, mode, speed=speed, record=record)
-    asked = [one for one in outcomes if one.request.id in begun]
+    asked = [outcome for outcome in outcomes if outcome.request.id in begun]
     assert copied_late(asked, begun) == []
 
 
@@ -227,7 +231,7 @@ def test_fifty_at_once_beside_engines_in_turn(
     """
     rows = questions(50, document_tokens, 0.02)
     ours, in_turn = (played(rows, engines, "whole", policy=name) for name in ("", DIRECT))
-    served = [one for one in ours if one.reject is None]
+    served = [outcome for outcome in ours if outcome.reject is None]
     assert len(ours) - len(served) == rejected
     assert sum(map(cold, served)) <= engines
     assert worst_s(served) <= longer * worst_s(in_turn)

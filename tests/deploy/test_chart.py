@@ -70,7 +70,7 @@ def objects(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_lint_finds_nothing() -> None:
     messages = helm(EVERYTHING)["messages"]
-    assert [one["error"] for one in messages] == ["icon is recommended"]
+    assert [message["error"] for message in messages] == ["icon is recommended"]
 
 
 @pytest.mark.parametrize("version", ["1.27", "1.37"])

@@ -45,7 +45,9 @@ def text_of(page: Path) -> str:
 @cache
 def anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", FENCED.sub("", text_of(page)), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", one).lower().strip().replace(" ", "-") for one in headings}
+    return {
+        re.sub(r"[^\w -]", "", heading).lower().strip().replace(" ", "-") for heading in headings
+    }
 
 
 def links(page: Path) -> list[tuple[Path, str]]:

@@ -89,7 +89,7 @@ def test_the_first_load_test(ports: Ports, tmp_path: Path, monkeypatch: pytest.M
     assert "requests" in run_line(describe)[0]
     for line in ports(block(page, "forebay replay")).splitlines():
         printed, _ = run_line(f"{line} --duration 3s")
-        lines = [masked(one) for one in printed.splitlines()]
+        lines = [masked(line) for line in printed.splitlines()]
         for shown in block(page, "verdict: valid").splitlines()[:3]:
             assert masked(shown) in lines, printed
     compare, report = block(page, "forebay compare").splitlines()

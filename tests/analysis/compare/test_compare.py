@@ -558,7 +558,7 @@ class TestCommand:
         data = json.loads(captured.out)
         assert captured.err == ""
         assert data["slo"] == ["chat.ttft=0.2s"]
-        by_key = {(one["section"], one["key"]): one for one in data["figures"]}
+        by_key = {(figure["section"], figure["key"]): figure for figure in data["figures"]}
         assert by_key["run", "goodput"]["better"] == "b"
         assert by_key["chat", "ttft_p99"]["interval_95"] == [
             pytest.approx(11.90, abs=0.02), pytest.approx(55.21, abs=0.02),
@@ -572,7 +572,9 @@ class TestCommand:
         write_run(tmp_path / "b", [refused(i, "chat", float(i)) for i in range(50)])
         words = [str(tmp_path / "a"), str(tmp_path / "b"), "--json"]
         assert run_command(compare_app, "compare", words) == 0
-        by_key = {one["key"]: one for one in json.loads(capsys.readouterr().out)["figures"]}
+        by_key = {
+            figure["key"]: figure for figure in json.loads(capsys.readouterr().out)["figures"]
+        }
         assert by_key["ttft_failures_p50"]["b"] == "inf"
 
     @pytest.mark.parametrize(
@@ -680,7 +682,7 @@ class TestCommand:
         assert run_command(compare_app, "compare", words) == 0
         data = json.loads(capsys.readouterr().out)
         assert data["slo"] == ["chat.ttft=1.5s", "document.ttft=15s"]
-        by_key = {(one["section"], one["key"]): one for one in data["figures"]}
+        by_key = {(figure["section"], figure["key"]): figure for figure in data["figures"]}
         assert by_key["run", "attainment"]["a"] == 0.5
         words[-1] = "video.ttft=1s"
         assert run_command(compare_app, "compare", words) == 2
@@ -791,12 +793,12 @@ class TestPairs:
 
     def test_without_pairs_the_reader_is_told_what_a_verdict_needs(self, tmp_path: Path) -> None:
         def points(name: str, a: list[Row], b: list[Row], *schedules: str) -> list[str]:
-            infos = [{"schedule": {"sha256": one}} for one in schedules] or [{}, {}]
+            infos = [{"schedule": {"sha256": schedule}} for schedule in schedules] or [{}, {}]
             of_a, of_b = load_runs(
                 [write_run(tmp_path / name / "a", a, None, infos[0]),
                  write_run(tmp_path / name / "b", b, None, infos[1])]
             )  # fmt: skip
-            return [one for one in headline(compare(of_a, of_b)).points if "pair" in one]
+            return [point for point in headline(compare(of_a, of_b)).points if "pair" in point]
 
         first, slower = self.rows(2, 0.02), self.rows(3, 0.02, 1.1)
         renamed = [{**row, "id": f"x{row['id']}"} for row in slower]

@@ -107,7 +107,7 @@ def test_the_time_of_single_requests_adds_up(tmp_path: Path) -> None:
         for i in range(200)
     ]  # fmt: skip
     run = load_run(write_run(tmp_path / "r", rows))
-    spent = {one.rank: one for one in spent_times(run, "chat", 10)}
+    spent = {times.rank: times for times in spent_times(run, "chat", 10)}
     assert list(spent) == ["p50", "p90", "longest"]  # 2 samples beyond p99 are too few
     median = spent["p50"]
     assert median.request_id == "q99"

@@ -171,7 +171,9 @@ def test_otlp_gauges_reach_a_collector(
         (metric.name, attributes["figure"]): point.as_double
         for metric in told.resource_metrics[0].scope_metrics[0].metrics
         for point in metric.gauge.data_points
-        for attributes in [{one.key: one.value.string_value for one in point.attributes}]
+        for attributes in [
+            {attribute.key: attribute.value.string_value for attribute in point.attributes}
+        ]
     }
     assert found["forebay.run.requests", ""] == 60
     assert found["forebay.run.ttft_ms", "chat.p90"] == pytest.approx(30, rel=1e-3)

@@ -54,7 +54,7 @@ def merged(words: Sequence[str], out: Path) -> RunData:
 
 def counts(run: Path) -> dict[str, int]:
     return {
-        tag: sum(one.histogram.total_count for one in intervals)
+        tag: sum(interval.histogram.total_count for interval in intervals)
         for tag, intervals in read_hlog(run / "latency.hlog").items()
     }
 
@@ -88,7 +88,7 @@ def test_seeds_are_put_one_behind_the_other(
     table = pq.read_table(tmp_path / "all" / "requests.parquet")
     assert table.column_names == list(Row.__slots__)
     info = json.loads((tmp_path / "all" / "run.json").read_text())
-    assert (info["seed"], [one["seed"] for one in info["merged"]["runs"]]) == (None, list(SEEDS))
+    assert (info["seed"], [run["seed"] for run in info["merged"]["runs"]]) == (None, list(SEEDS))
     capsys.readouterr()
     assert main(["compare", str(seeds[0]), str(tmp_path / "all"), "--json"]) == 0
     shown = " ".join(json.loads(capsys.readouterr().out)["warnings"])

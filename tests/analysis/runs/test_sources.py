@@ -292,7 +292,7 @@ def test_one_week_is_compared_with_another(
              "--between", "2026-11-12..2026-11-20"]  # fmt: skip
     assert main(words) == 0
     told = orjson.loads(capsys.readouterr().out)
-    by_key = {(one["section"], one["key"]): one for one in told["figures"]}
+    by_key = {(figure["section"], figure["key"]): figure for figure in told["figures"]}
     p90 = by_key["chat", "ttft_p90"]
     assert (p90["a"], p90["b"]) == (0.1, 0.3)
     assert by_key["run", "attainment"]["a"] == 1.0  # judged anew for the part

@@ -285,7 +285,7 @@ def test_an_overload_that_a_short_trace_hides_is_not_proven(
     found = orjson.loads((out / "result.json").read_bytes())
     assert 300 / 80 < found["highest_rate_per_s"] < 18
     assert found["fails_at_per_s"] <= 18 * 1.3
-    assert not any("20 times the longest target" in one for one in found["warnings"])
+    assert not any("20 times the longest target" in warning for warning in found["warnings"])
     assert "sessions are repeated, with prompts of their own" in capsys.readouterr().err
 
 
@@ -364,8 +364,8 @@ def test_bounds_far_apart_are_no_result() -> None:
     found = result_of(search, search.run(), ["ttft=2s"])
     assert found.open_ended
     assert found.sentence.endswith("the loads above it are undecided.")
-    assert any("is undecided: 99.00% of 4,000 requests met the targets" in one
-               for one in found.warnings)  # fmt: skip
+    assert any("is undecided: 99.00% of 4,000 requests met the targets" in warning
+               for warning in found.warnings)  # fmt: skip
 
 
 def test_trials_of_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

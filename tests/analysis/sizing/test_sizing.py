@@ -181,7 +181,7 @@ def test_a_refused_request_took_forever_and_the_ends_are_not_judged() -> None:
     rows = [TraceRequest(f"d{n}", n * 0.01, 60_000, 10, document="x") for n in range(8)]
     rows += [TraceRequest("late", 100.0, 10, 10)]
     simulated = simulate(rows, Scenario(LLAMA, 1, proxy=proxy))
-    refused = sum(one.reject is not None for one in simulated.outcomes)
+    refused = sum(outcome.reject is not None for outcome in simulated.outcomes)
     assert 0 < refused < 8
     targets = parse_targets("document.ttft_p50=1m,document.ttft_p99=1m,tpot_p99=10s")
     judged = judge(simulated, targets, seed=0, from_s=0.0, to_s=50.0, until_s=100.0)
@@ -219,7 +219,7 @@ def test_a_target_without_requests_is_not_met() -> None:
 
 
 def test_default_targets_are_of_the_classes_that_ask() -> None:
-    names = [one.name for one in default_targets(Users(document_share=0.0))]
+    names = [target.name for target in default_targets(Users(document_share=0.0))]
     assert names == ["chat.ttft_p95", "tpot_p95"]
     assert default_targets(Users()) == TARGETS
 

@@ -52,7 +52,7 @@ def test_a_flood_is_seen_by_tenant_and_over_time() -> None:
     samples, minute = told["samples"], told["minute"]
     assert len(samples) == 180
     assert (samples[0]["age_s"], samples[-1]["age_s"]) == (895.0, 0.0)
-    flooded = [one["age_s"] for one in samples if one["buckets"]["chat"]["rejected"]]
+    flooded = [sample["age_s"] for sample in samples if sample["buckets"]["chat"]["rejected"]]
     assert flooded == [*(float(age) for age in range(295, 195, -5)), 15.0, 10.0, 5.0, 0.0]
     assert samples[0]["backends"] == {"gpu0": {"up": False, "running": 0, "kv_share": None}}
     assert samples[0]["waiting"] == {"chat": 0}
@@ -62,7 +62,7 @@ def test_a_flood_is_seen_by_tenant_and_over_time() -> None:
     assert (good["name"], good["requests"], good["prompt_tokens"]) == ("good", 24, 2_400)
     assert good["ttft_p95_s"] == pytest.approx(0.1, rel=0.05)
     assert acme["ttft_p95_s"] is None
-    assert [one["name"] for one in minute["models"]] == ["m"]
+    assert [model["name"] for model in minute["models"]] == ["m"]
 
 
 def test_it_stays_bounded() -> None:
@@ -76,7 +76,7 @@ def test_it_stays_bounded() -> None:
     told = history.fields()
     assert len(told["samples"]) == 180
     assert len(told["minute"]["models"]) == MOST_NAMES + 1
-    by_name = {one["name"]: one["requests"] for one in told["minute"]["models"]}
+    by_name = {model["name"]: model["requests"] for model in told["minute"]["models"]}
     assert sum(by_name.values()) == 30 * told["minute"]["seconds"]
     assert by_name[OTHERS] > by_name["m0"]
 
@@ -91,7 +91,9 @@ def test_times_are_within_five_percent() -> None:
     assert told["ttft_p95_s"] == pytest.approx(times[949], rel=0.06)
     history.first_token(of(bucket="b"), 0.0)
     history.first_token(of(bucket="c"), 1e9)
-    told = {one["name"]: one["ttft_p50_s"] for one in history.fields()["minute"]["buckets"]}
+    told = {
+        bucket["name"]: bucket["ttft_p50_s"] for bucket in history.fields()["minute"]["buckets"]
+    }
     assert told["b"] == pytest.approx(0.001, rel=0.06)
     assert told["c"] == pytest.approx(1_000, rel=0.06)
 

@@ -305,7 +305,7 @@ def test_a_dry_run_sends_nothing_and_leaves_no_trace() -> None:
             code, told = await dry(STREAM)
             assert (code, told["accepted"], told["bucket"]) == (200, True, "chat")
             assert told["verdict"].startswith("Would be sent at once to b0. First token predicted")
-            assert [one["backend"] for one in told["candidates"]] == ["b0"]
+            assert [candidate["backend"] for candidate in told["candidates"]] == ["b0"]
             chat = {"messages": [{"role": "user", "content": "x" * 400_000}]}
             assert (await dry(chat))[1]["bucket"] == "document"
             assert not backend.calls

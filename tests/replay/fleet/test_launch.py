@@ -42,7 +42,7 @@ WAIT_S = 100.0
 
 def all_gone(scene_log: Path) -> None:
     """Wait until nothing of what was started is left: a killed child takes a moment to go."""
-    left = [*(one["pid"] for one in starts(scene_log)), *children(scene_log).values()]
+    left = [*(start["pid"] for start in starts(scene_log)), *children(scene_log).values()]
     deadline = time.monotonic() + WAIT_S
     while left := [pid for pid in left if start_time(pid)]:
         assert time.monotonic() < deadline, left

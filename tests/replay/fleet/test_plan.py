@@ -64,7 +64,7 @@ def test_the_models_it_knows(
     assert value(plan, "--max-num-seqs") == str(seqs)
     assert value(plan, "--max-num-queued-reqs") == str(2 * seqs)
     assert value(plan, "--served-model-name") == repository
-    assert [one.env["CUDA_VISIBLE_DEVICES"] for one in plan.servers] == ["0", "1"]
+    assert [server.env["CUDA_VISIBLE_DEVICES"] for server in plan.servers] == ["0", "1"]
     assert [value(plan, "--port", n) for n in (0, 1)] == ["8001", "8002"]
     assert all(flag.why for flag in (*plan.flags, *plan.variables))
     named = [flag.name for flag in plan.flags]
@@ -469,7 +469,7 @@ def test_a_dry_run_needs_neither_gpu_nor_vllm(
     assert "CUDA_VISIBLE_DEVICES=1 " in text
     assert main([*words, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert [one["gpu"] for one in data["servers"]] == [0, 1]
+    assert [server["gpu"] for server in data["servers"]] == [0, 1]
     assert data["kv_tokens"] == pytest.approx(320_560, rel=0.01)  # the study's table
     assert all(flag["why"] and flag["name"] in text for flag in data["flags"])
     assert not folder.exists()

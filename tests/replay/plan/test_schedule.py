@@ -185,12 +185,12 @@ def profile_times(text: str, count: int, rate: float | None = None) -> list[floa
 
 
 def within(times: list[float], start_s: float, end_s: float) -> int:
-    return sum(start_s <= one < end_s for one in times)
+    return sum(start_s <= time < end_s for time in times)
 
 
 def test_bursts_come_in_their_phases_at_the_mean_rate() -> None:
     times = profile_times("onoff:10s/30s", 40_000, rate=5)
-    assert all(one % 40 < 10 for one in times)
+    assert all(time % 40 < 10 for time in times)
     assert len(times) / times[-1] == pytest.approx(5, rel=0.03)
     assert within(times, 0, 10) == pytest.approx(200, abs=60)
 

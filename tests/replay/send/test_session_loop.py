@@ -163,7 +163,7 @@ CHAT = [
 
 def test_history_with_the_real_answers_of_a_chat(tmp_path: Path) -> None:
     _, server = run_one(tmp_path / "run", CHAT, Server(behaviour=words), history="answers")
-    told = [[one["content"] for one in body["messages"]] for body in server.bodies]
+    told = [[message["content"] for message in body["messages"]] for body in server.bodies]
     assert told == [
         ["hi"],
         ["hi", "word-1", "more"],
@@ -173,7 +173,7 @@ def test_history_with_the_real_answers_of_a_chat(tmp_path: Path) -> None:
 
 def test_history_as_in_the_trace(tmp_path: Path) -> None:
     _, server = run_one(tmp_path / "run", CHAT, Server(behaviour=words))
-    assert [one["content"] for one in server.bodies[2]["messages"]] == [
+    assert [message["content"] for message in server.bodies[2]["messages"]] == [
         *("hi", "old", "more", "older", "end")
     ]
 

@@ -86,7 +86,7 @@ def test_a_failed_request_is_played_and_not_compared(tmp_path: Path) -> None:
     body["ttfts"][1], body["itls"][1], body["output_lens"][1] = 0.0, [], 0
     path = tmp_path / "bench.json"
     path.write_text(json.dumps(body))
-    assert [one.finished for one in read_results(path)] == [True, False, True]
+    assert [result.finished for result in read_results(path)] == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_results_of_another_trace(tmp_path: Path) -> None:
     truth, path = served(3), tmp_path / "bench.json"
     path.write_text(json.dumps(vllm_bench(truth)))
     trace = [one.row for one in truth]
-    assert [one.row.id for one in read_results(path, trace)] == ["r0", "r1", "r2"]
+    assert [result.row.id for result in read_results(path, trace)] == ["r0", "r1", "r2"]
     with pytest.raises(InputError, match="has 3 requests, --trace 2; give the trace it is of"):
         read_results(path, trace[:2])
     with pytest.raises(InputError, match="request 1 has 200 prompt tokens, in the trace it has"):

@@ -63,7 +63,7 @@ def test_nothing_to_describe_is_a_mistake_of_the_caller() -> None:
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60))
 def test_quantiles_are_nearest_ranks(tokens: list[int]) -> None:
-    found = describe(lengths_only(0.0, one) for one in tokens).input_tokens
+    found = describe(lengths_only(0.0, token) for token in tokens).input_tokens
     ordered = sorted(tokens)
     for share, value in ((50, found.p50), (90, found.p90), (99, found.p99)):
         assert value == ordered[-(-share * len(tokens) // 100) - 1]
@@ -191,7 +191,7 @@ def test_a_ramp_is_not_steady_and_the_tenths_say_where() -> None:
     while now < 10_000:
         times.append(now)
         now += 1 / (0.05 * 90 ** (now / 10_000))
-    found = describe(lengths_only(one) for one in times)
+    found = describe(lengths_only(time) for time in times)
     assert found.steady is False
     assert found.slowest_tenth is not None
     assert found.fastest_tenth is not None
@@ -209,8 +209,8 @@ def test_poisson_arrivals_are_steady_and_few_requests_tell_nothing() -> None:
     for _ in range(500):
         now += dice.expovariate(3.0)
         times.append(now)
-    assert describe(lengths_only(one) for one in times).steady is True
-    assert describe(lengths_only(one) for one in times[:499]).steady is None
+    assert describe(lengths_only(time) for time in times).steady is True
+    assert describe(lengths_only(time) for time in times[:499]).steady is None
 
 
 @needs_data

@@ -59,15 +59,15 @@ ROWS = ordered(session("a", 0.0), session("b", 3.0), session("c", 5.0))
 
 def hit_ratio(rows: list[TraceRequest]) -> float:
     cache = IdealCache()
-    return sum(cache.look_up(one).hit_tokens for one in rows) / sum(o.input_tokens for o in rows)
+    return sum(cache.look_up(row).hit_tokens for row in rows) / sum(o.input_tokens for o in rows)
 
 
 def test_a_slice_begins_at_0_and_waits_for_nobody_outside() -> None:
     rows = list(cut(ROWS, from_s=5.0, to_s=20.0))
-    assert [(one.id, one.arrival_s) for one in rows] == [
+    assert [(row.id, row.arrival_s) for row in rows] == [
         ("c0", 0.0), ("a1", 5.0), ("b1", 8.0), ("c1", 10.0),
     ]  # fmt: skip
-    assert [(one.parent, one.think_s) for one in rows] == [
+    assert [(row.parent, row.think_s) for row in rows] == [
         (None, None), (None, None), (None, None), ("c0", 4.0),
     ]  # fmt: skip
     assert len(list(cut(ROWS, first=2))) == 2
@@ -75,11 +75,11 @@ def test_a_slice_begins_at_0_and_waits_for_nobody_outside() -> None:
 
 def test_a_scale_divides_time_and_keeps_every_request() -> None:
     rows = list(scale(ROWS, 4.0))
-    assert [one.id for one in rows] == [one.id for one in ROWS]
+    assert [row.id for row in rows] == [row.id for row in ROWS]
     assert rows[-1].arrival_s == ROWS[-1].arrival_s / 4
     assert rows[-1].think_s == 1.0
-    assert [replace(one, arrival_s=0, think_s=None) for one in rows] == [
-        replace(one, arrival_s=0, think_s=None) for one in ROWS
+    assert [replace(row, arrival_s=0, think_s=None) for row in rows] == [
+        replace(row, arrival_s=0, think_s=None) for row in ROWS
     ]
 
 
@@ -111,8 +111,8 @@ def test_thinning_and_sampling_keep_whole_sessions(seed: int) -> None:
 
 def test_a_cap_keeps_the_beginning_of_prompts() -> None:
     rows = list(cap(ROWS, input_tokens=600, output_tokens=5))
-    assert max(one.input_tokens for one in rows) == 600
-    assert {one.output_tokens for one in rows} == {5}
+    assert max(row.input_tokens for row in rows) == 600
+    assert {row.output_tokens for row in rows} == {5}
     assert hit_ratio(rows) > 0.3
     assert [one.id for one in cap(ROWS, input_tokens=600, drop=True)] == ["a0", "b0", "c0"]
 
@@ -263,7 +263,7 @@ def test_what_was_written_is_told_as_json(
     rows = list(read_trace(out))
     assert told == json.loads(Path(f"{out}.meta.json").read_bytes())
     assert [told[key] for key in ("requests", "input_tokens", "output_tokens")] == [
-        len(rows), sum(one.input_tokens for one in rows), sum(one.output_tokens for one in rows),
+        len(rows), sum(row.input_tokens for row in rows), sum(row.output_tokens for row in rows),
     ]  # fmt: skip
 
 
@@ -341,7 +341,7 @@ def test_a_model_keeps_sessions_and_think_times() -> None:
     many = ordered(*(session(f"s{n}", 2.0 * n, 1 + n % 5) for n in range(300)))
     made = list(synthesise(fit(many), requests=500, seed=3))
     turns = [one for one in made if one.parent is not None]
-    assert {one.think_s for one in turns} == {4.0}
+    assert {turn.think_s for turn in turns} == {4.0}
     names = {one.id: one for one in made}
     for one in turns:
         before = names[one.parent or ""]

@@ -133,9 +133,9 @@ def test_the_columns_of_an_unknown_service_are_guessed_right(
     found = guess(path)
     assert map_text(found) == mapping
     rows = list(mapped_format(found).open(path, ReadOptions(tokens="estimate")))
-    assert [one.arrival_s for one in rows] == pytest.approx(arrivals, abs=2e-6)
-    assert [one.input_tokens for one in rows] == inputs
-    assert [one.output_tokens for one in rows] == outputs
+    assert [row.arrival_s for row in rows] == pytest.approx(arrivals, abs=2e-6)
+    assert [row.input_tokens for row in rows] == inputs
+    assert [row.output_tokens for row in rows] == outputs
 
 
 def test_a_dry_run_shows_the_guess_and_writes_nothing(
@@ -164,8 +164,8 @@ def test_turns_of_a_mapped_session_follow_the_answers_that_had_ended(tmp_path: P
     path.write_bytes(b"ts,took,in,out,conv\n1,4.0,10,5,a\n2,1.0,10,5,a\n9,1.0,10,5,a\n")
     found = parse_map("arrival=ts:s,duration=took:s,input=in,output=out,session=conv")
     rows = list(mapped_format(found).open(path))
-    assert [one.parent for one in rows] == [None, None, "row-2"]
-    assert [one.think_s for one in rows] == [None, None, 4.0]
+    assert [row.parent for row in rows] == [None, None, "row-2"]
+    assert [row.think_s for row in rows] == [None, None, 4.0]
 
 
 @pytest.mark.parametrize(

@@ -137,12 +137,18 @@ def test_azure_files_import_without_loss(name: str) -> None:
         rows = list(csv.DictReader(file))
     requests = list(read_azure(path))
     assert len(requests) == len(rows)
-    assert [one.input_tokens for one in requests] == [int(row["ContextTokens"]) for row in rows]
-    assert [one.output_tokens for one in requests] == [int(row["GeneratedTokens"]) for row in rows]
+    assert [request.input_tokens for request in requests] == [
+        int(row["ContextTokens"]) for row in rows
+    ]
+    assert [request.output_tokens for request in requests] == [
+        int(row["GeneratedTokens"]) for row in rows
+    ]
     # Times by hand, in units of 100 ns of the day: nothing is lost but a digit that is always 0.
     ticks = [_ticks(row["TIMESTAMP"]) for row in rows]
     assert all(tick % 10 == 0 for tick in ticks)
-    assert [round(one.arrival_s * 10**7) for one in requests] == [tick - ticks[0] for tick in ticks]
+    assert [round(request.arrival_s * 10**7) for request in requests] == [
+        tick - ticks[0] for tick in ticks
+    ]
 
 
 def _ticks(timestamp: str) -> int:
@@ -207,7 +213,7 @@ def test_public_files_are_recognised_and_import_whole(name: str) -> None:
     path = TRACES / name
     assert detect(path) == kind
     requests = list(open_trace(path))
-    arrivals = [one.arrival_s for one in requests]
+    arrivals = [request.arrival_s for request in requests]
     assert arrivals == sorted(arrivals)
     if count is not None:
         assert len(requests) == count
@@ -248,7 +254,7 @@ def test_a_trace_without_ticks_is_not_spread() -> None:
 def test_a_tick_that_is_early_is_not_overtaken(seed: int) -> None:
     """130 of the first 600 gaps of the conversation trace are 2.999 s."""
     ticked = _at(*[0.0] * 5000, *[2.999] * 10)
-    spread = [one.arrival_s for one in spread_ticks(ticked, seed=seed)]
+    spread = [request.arrival_s for request in spread_ticks(ticked, seed=seed)]
     assert spread == sorted(spread)
     assert spread[4999] > 2.99
     assert all(2.999 <= one <= 5.999 for one in spread[5000:])

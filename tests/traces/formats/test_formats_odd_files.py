@@ -61,7 +61,7 @@ def sources(name: str) -> Iterator[Path]:
 @pytest.mark.parametrize("reader", READERS)
 def test_any_first_bytes_are_a_trace_or_one_line(reader: str, tmp_path: Path) -> None:
     dice = Random(reader)
-    content = next((one.read_bytes() for one in sources(reader)), b"a,b\n1,2\n")[:2000]
+    content = next((source.read_bytes() for source in sources(reader)), b"a,b\n1,2\n")[:2000]
     path, out = tmp_path / "x.csv", tmp_path / "t.jsonl"
     for magic in MAGIC:
         for rest in (b"", dice.randbytes(dice.randint(1, 300)), content):
@@ -122,7 +122,7 @@ def odd_json(content: bytes, dice: Random, cell: Any) -> bytes:
         rows = [json.loads(line) for line in text.splitlines()]
     except json.JSONDecodeError:
         rows = [json.loads(text)]
-    holder, key = dice.choice([one for row in rows for one in places(row)])
+    holder, key = dice.choice([place for row in rows for place in places(row)])
     holder[key] = cell
     return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
 

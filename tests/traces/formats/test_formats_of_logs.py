@@ -22,7 +22,7 @@ def imported(path: Path, *words: str) -> list[TraceRequest]:
 
 
 def told(rows: list[TraceRequest]) -> list[tuple[float, int, int, int | None]]:
-    return [(one.arrival_s, one.input_tokens, one.output_tokens, one.status) for one in rows]
+    return [(row.arrival_s, row.input_tokens, row.output_tokens, row.status) for row in rows]
 
 
 WANTED = [(0.0, 1000, 10, 200), (0.5, 250, 575, 200), (1.5, 200, 0, 429)]

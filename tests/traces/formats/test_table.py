@@ -84,7 +84,7 @@ def damaged_values(content: bytes, dice: Random) -> bytes:
         rows = [json.loads(line) for line in text.splitlines()]
     except json.JSONDecodeError:
         rows = [json.loads(text)]
-    holder, key = dice.choice([one for row in rows for one in nodes(row)])
+    holder, key = dice.choice([node for row in rows for node in nodes(row)])
     holder[key] = dice.choice(VALUES)
     return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
 
@@ -95,7 +95,7 @@ def test_a_damaged_file_is_a_trace_or_one_line(path: Path, tmp_path: Path) -> No
     files = [*path.iterdir()] if path.is_dir() else [path]
     for one in files:
         (tmp_path / one.name).write_bytes(one.read_bytes())
-    source = next(one for one in files if "dataset" not in one.name)
+    source = next(file for file in files if "dataset" not in file.name)
     content, target = source.read_bytes(), tmp_path / source.name
     dice = Random(path.name)
     ways = [damaged_bytes, damaged_values] if ".json" in path.name else [damaged_bytes]

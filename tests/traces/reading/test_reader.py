@@ -143,7 +143,7 @@ def test_a_text_of_a_csv_keeps_its_blank_lines(tmp_path: Path) -> None:
     path = tmp_path / "raw"
     path.write_bytes(b'prompt,output_tokens\r\n"one\n\n  two ",5\r\n   \r\nthree,6\r\n')
     rows = list(open_trace(path, options=ReadOptions(tokens="estimate")))
-    assert [one.text for one in rows] == ["one\n\n  two ", "three"]
+    assert [row.text for row in rows] == ["one\n\n  two ", "three"]
 
 
 def test_a_csv_with_a_byte_order_mark_and_semicolons_is_read(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_clock_that_was_set_back_is_sorted_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "raw"
     path.write_bytes(AZURE + b"2024-05-10 00:00:09,5,5\n2024-05-10 00:00:01,6,5\n")
     rows = open_trace(path, format_name="azure", options=ReadOptions(sort=True))
-    assert [(one.arrival_s, one.input_tokens) for one in rows] == [(0.0, 6), (8.0, 5)]
+    assert [(row.arrival_s, row.input_tokens) for row in rows] == [(0.0, 6), (8.0, 5)]
 
 
 def test_every_row_that_is_left_out_is_counted(

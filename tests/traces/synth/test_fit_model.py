@@ -185,7 +185,7 @@ def test_a_difference_from_the_fitted_trace_is_told(
     values["hit_ratio"], values["requests"] = 0.9, 2 * values["requests"]
     Path(model).write_text(json.dumps(values))
     assert main(["traces", "synth", "model", model, "-o", out, "--force"]) == 0
-    told = [one for one in capfd.readouterr().err.splitlines() if one.startswith("warning")]
+    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
     assert len(told) == 2
     assert "requests a second 4." in told[0]
     assert "and 8." in told[0]

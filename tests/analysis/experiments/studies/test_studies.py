@@ -126,7 +126,7 @@ def test_a_closed_loop_keeps_so_many_in_flight_and_answers_all(exact: bool) -> N
     engine = served_engine(sim_config(PHI, None, None), exact=exact)
     outcomes = closed_loop(rows(30, output=50), engine, "gpu0", 4)
     assert len(outcomes) == 30
-    times = [(one.request.arrival_s, one.finished_s) for one in outcomes]
+    times = [(outcome.request.arrival_s, outcome.finished_s) for outcome in outcomes]
     assert all(last is not None and last > due for due, last in times)
     for due, _ in times:
         assert sum(begun <= due < (end or 0.0) for begun, end in times) <= 4
@@ -550,7 +550,7 @@ def test_right_answers_are_counted_and_cut_prompts_seen(tmp_path: Path) -> None:
             await runner.cleanup()
 
     answers = run(ask_all())
-    assert [(one.right, one.whole) for one in answers] == [
+    assert [(answer.right, answer.whole) for answer in answers] == [
         (True, True), (True, True), (True, False), (False, False)
     ]  # fmt: skip
     found = needle.result("http://x", answers, 0, {})

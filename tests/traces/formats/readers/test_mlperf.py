@@ -31,7 +31,7 @@ CHAT = (
 
 def opened(folder: Path, *rows: Any, **options: Any) -> TraceReader:
     path = folder / "mlperf.jsonl"
-    path.write_text("".join(f"{json.dumps(one)}\n" for one in rows))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return open_trace(path, options=ReadOptions(tokens="estimate", **options))
 
 
