@@ -71,7 +71,7 @@ class BucketConfig(Section):
     max_queue: int = Field(1024, ge=0)
     max_wait: Seconds = 30.0
     target: Seconds = Field(
-        default_factory=lambda given: min(DOCUMENT.target_s, given.get("max_wait", inf))
+        default_factory=lambda fields: min(DOCUMENT.target_s, fields.get("max_wait", inf))
     )
     prefills_per_backend: int | None = Field(None, ge=1)
     backends: tuple[str, ...] = ()

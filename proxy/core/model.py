@@ -89,7 +89,7 @@ class Bucket:
 
     @property
     def patience_s(self) -> float:
-        """How long a request may wait; buckets with less patience are more urgent."""
+        """Longest wait of a request that is in time. Buckets with less patience are more urgent."""
         return min(self.target_s, self.max_wait_s)
 
 

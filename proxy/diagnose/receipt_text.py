@@ -248,6 +248,17 @@ def _against(receipt: Receipt, ttft_s: float) -> str:
     return text
 
 
+def _too_late(receipt: Receipt) -> str:
+    assert receipt.chosen is not None
+    limit = f"the target of bucket {receipt.bucket} is {_spoken(receipt.limit)}"
+    if receipt.rule == "timeout":
+        limit = f"the client waits {_spoken(receipt.limit)}"
+    return (
+        f"Rejected at once: first token predicted after {_spoken(receipt.chosen.ttft_s)}, "
+        f"{_spoken(receipt.value)} with the safety margin; {limit}."
+    )
+
+
 def _rejection(receipt: Receipt) -> str:
     value, limit, bucket = receipt.value, receipt.limit, receipt.bucket
     waited_s = receipt.ended_at - receipt.arrived_at
@@ -266,20 +277,8 @@ def _rejection(receipt: Receipt) -> str:
                     else "."
                 )
             )
-        case "target":
-            assert receipt.chosen is not None
-            return (
-                f"Rejected at once: first token predicted after "
-                f"{_spoken(receipt.chosen.ttft_s)}, {_spoken(value)} with the safety margin; "
-                f"the target of bucket {bucket} is {_spoken(limit)}."
-            )
-        case "timeout":
-            assert receipt.chosen is not None
-            return (
-                f"Rejected at once: first token predicted after "
-                f"{_spoken(receipt.chosen.ttft_s)}, {_spoken(value)} with the safety margin; "
-                f"the client waits {_spoken(limit)}."
-            )
+        case "target" | "timeout":
+            return _too_late(receipt)
         case "line_full":
             if receipt.tries:
                 return f"Its backend failed, and the queue of bucket {bucket} was full."

@@ -3,5 +3,5 @@
 In reading order: event_loop (short delays), load_shedding (when resources are short), memory (how
 much there is), systemd (who is told).
 
-May import core/overload, config and the names of log events.
+May import core/model, config and the names of log events.
 """

@@ -218,7 +218,7 @@ class Prefills:
         """Return the number of leading tokens of a waiting request that are in the KV cache.
 
         Args:
-            before: the number at the last look. Looking at the end of so many tokens is enough: a
+            before: the number at the last look. Looking at their end is enough: a
                 block is never evicted before the blocks behind it.
         """
         manager = self._scheduler.kv_cache_manager

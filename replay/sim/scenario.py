@@ -183,14 +183,14 @@ class Scenario:
         options = self.proxy.shaper_options()
         options["route"] = route_of(self.policy)
         options["tenants"] = self.tenants or options["tenants"]
-        told = BackendConfig(
+        server = BackendConfig(
             url="http://simulated",
             long_prefill_token_threshold=self.engine.long_prefill_token_threshold or None,
             scheduler="forebay" if self.engine.limits().pause_s else "vllm",
         )
         ordered = self.engine.scheduling_policy == "priority"
         backends = [
-            BackendSpec(name, self.slots, inf, told.chunk_tokens, ordered, told.scheduler)
+            BackendSpec(name, self.slots, inf, server.chunk_tokens, ordered, server.scheduler)
             for name in names
         ]
         recorder = DecisionRecorder(sys.maxsize) if self.explained else None

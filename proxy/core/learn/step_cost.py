@@ -41,7 +41,7 @@ class _Sums:
         return (self.tokens_s + pair * self.pairs_s) / squares
 
     def pair(self, guess: float) -> float:
-        """Return how many times as much as a token a pair costs, at most 1.
+        """Return the cost of a pair in tokens, at most 1.
 
         Least squares through the origin, in which a hundredth of the squares speaks for `guess`.
         """

@@ -48,7 +48,7 @@ class StepLimits:
         block_tokens: a chunk that the pause bounds ends at a multiple of this. At least the
             engine's own alignment, else such an engine rounds a chunk down to nothing.
         by_priority: the engine has vLLM's priority policy.
-        by_due: False for the order of arrival, in which no request overtakes and none is bounded.
+        by_due: False for the order of arrival, in which no request overtakes another and no chunk is bounded.
     """
 
     pause_s: float = 0.1
@@ -263,7 +263,7 @@ class EngineSteps:
         return self.cost.chunk_s(left, request.computed) <= most_s or not self.limits.by_due
 
     def _release(self) -> None:
-        """Queue the followers again whose leader has computed what they share, or runs no more."""
+        """Queue the followers again whose leader has computed their prefix, or runs no more."""
         leaders, self._leaders = self._leaders, []
         for leader in leaders:
             runs, followers = leader.plan == self._plans, leader.followers

@@ -16,7 +16,7 @@ from forebay.proxy.core.policy.coalesce import (
     must_follow,
     others_want,
 )
-from forebay.proxy.core.policy.kv_wait import kv_wait_s
+from forebay.proxy.core.policy.kv_wait import kv_used, kv_wait_s
 from forebay.proxy.core.policy.long_prefills import LongPrefills
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.precedence import Before, Precedence
@@ -246,7 +246,7 @@ class Forecast:
         return Option(
             backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, proven, requests,
             wanted=in_demand, decode_s=decode_s, step_s=backend.cost.predict_s(0, 0),
-            sent_s=sent_s, kv_tokens=backend.kv.need(request, 0), kv_used=backend.kv_used,
+            sent_s=sent_s, kv_tokens=backend.kv.need(request, 0), kv_used=kv_used(backend),
         )  # fmt: skip
 
     def _wait_s(

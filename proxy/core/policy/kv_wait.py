@@ -1,7 +1,7 @@
 """How long would a request wait for KV cache? Running requests give theirs back in turn."""
 
 from collections.abc import Sequence
-from math import sqrt
+from math import fsum, sqrt
 
 from forebay.proxy.core.model import ENOUGH, FULL, MAJORITY
 from forebay.proxy.core.policy.routing import Option
@@ -49,7 +49,7 @@ def kv_wait_s(
         missing -= backend.holdings.lent(request.tenant) * FULL * backend.kv_tokens
     if missing <= 0.0:
         return 0.0, 0.0
-    freed = backend.freed_tokens
+    freed = backend.kv.freed
     ends = missing / max(1.0, freed.value if freed.seen >= ENOUGH else held / running)
     wait_s = ends / running * _turnover_s(backend, now)
     return wait_s, wait_s / sqrt(1.0 + ends)
@@ -63,8 +63,16 @@ def _turnover_s(backend: Backend, now: float) -> float:
     ended = backend.decode_all_s
     if ended.seen >= ENOUGH:
         return ended.value
-    age_s = now - backend.sent_at_sum / len(backend.in_flight)
-    return max(ended.value, 2.0 * age_s)
+    sent_at = fsum(running.sent_at for running in backend.in_flight.values())
+    return max(ended.value, 2.0 * (now - sent_at / len(backend.in_flight)))
+
+
+def kv_used(backend: Backend) -> float:
+    """Return the share of the KV cache that running and waiting requests take."""
+    tokens = backend.kv.held
+    if backend.queued:
+        tokens += fsum([queue.kv_tokens for queue in backend.queues.values()])
+    return tokens / backend.kv_tokens
 
 
 def without_copies(options: Sequence[Option]) -> list[Option]:

@@ -42,7 +42,7 @@ class Before:
         self.shorter_s = 0.0
 
     def add(self, queue: BucketQueue | DueQueue, seconds: float, count: float) -> None:
-        """Add so many seconds and requests of a queue. Each is taken to need as much KV cache."""
+        """Add seconds and requests of a queue. Each is taken to need the same KV cache."""
         self.seconds += seconds
         if count:
             self.count += count

@@ -48,8 +48,6 @@ class Backend:
         review: a prefill has ended that followers may have waited for.
         decode_s: average seconds from first token to finish, by bucket.
         decode_all_s: average seconds from first token to finish, of all buckets.
-        sent_at_sum: sum of the times at which the running requests were sent.
-        freed_tokens: average KV cache that came free when a request ended.
         long_prefill_s, long_ended_at: the last prefill that was longer than the patience of the
             most urgent bucket, and its end.
         starving: a waiting request for which KV cache is kept free.
@@ -99,8 +97,6 @@ class Backend:
         self.followers = ByPrefix()
         self.review = False
         self.kv = KvBudget()
-        self.sent_at_sum = 0.0
-        self.freed_tokens = Average(0.0)
         self.starving: QueuedRequest | None = None
         self.sent_prompt_tokens = 0
         self.long_prefill_s, self.long_ended_at = 0.0, -inf
@@ -148,14 +144,6 @@ class Backend:
         """Slots in use: the sequences of the running requests of all proxies."""
         running = self.sequences + self.passing
         return running if self.elsewhere is None else running + self.elsewhere.running
-
-    @property
-    def kv_used(self) -> float:
-        """The share of the KV cache that running and waiting requests take."""
-        tokens = self.kv.held
-        if self.queued:
-            tokens += sum([queue.kv_tokens for queue in self.queues.values()])
-        return tokens / self.kv_tokens
 
     def matched_tokens(self, request: Request) -> int:
         """Return the prompt tokens that the engine probably holds, never the last token."""
@@ -270,7 +258,6 @@ class Backend:
             self.turns.sent(bucket, rank, prefill_s, self.queued)
         before = self.kv.held
         self.kv.take(request, reserved_tokens)
-        self.sent_at_sum += now
         if request.tenant:
             pool = self.kv_tokens
             sent.holding = Holding(
@@ -400,12 +387,7 @@ def give_back(backend: Backend, sent: InFlight) -> None:
     """Give back the slots and the KV cache of a request that has ended."""
     backend.sequences -= sent.request.sequences
     backend.context_tokens -= sent.context_tokens
-    held = backend.kv.held
     backend.kv.give_back(sent.request, sent.reserved_tokens)
-    backend.freed_tokens.add(held - backend.kv.held)
-    backend.sent_at_sum -= sent.sent_at
-    if not backend.in_flight:
-        backend.sent_at_sum = 0.0
     if sent.holding is not None:
         backend.holdings.give_back(sent.request.tenant, sent.holding)
         backend.turns.fell(sent.request.tenant)

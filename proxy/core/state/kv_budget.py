@@ -18,6 +18,7 @@ beyond their fair shares, and have not used, keeps no tenant from its own share.
 from math import fsum, inf, sqrt
 from typing import Final
 
+from forebay.proxy.core.learn.decay import Average
 from forebay.proxy.core.learn.prefix_index import common_run
 from forebay.proxy.core.model import ENOUGH, HISTORY, MAJORITY, REMEMBERED_MOST, Request
 from forebay.proxy.core.state.tenants import Fairness
@@ -56,12 +57,14 @@ class KvBudget:
 
     Attributes:
         held: tokens.
+        freed: average tokens that came free when a request ended.
     """
 
     def __init__(self) -> None:
         self._roots: dict[int, _Root] = {}
         self._prompts = self._answers = self._squares = 0.0
         self.held = 0.0
+        self.freed = Average(0.0)
 
     @property
     def tokens(self) -> int:
@@ -94,6 +97,7 @@ class KvBudget:
 
     def give_back(self, request: Request, output_tokens: int) -> None:
         """Give back the KV cache that `take` reserved with the same `output_tokens`."""
+        before = self.held
         self._prompts -= _unshared(request)
         blocks = request.blocks
         if blocks:
@@ -103,6 +107,7 @@ class KvBudget:
             if not root.prompts:
                 del self._roots[blocks[0]]
         self._count(output_tokens, -1)
+        self.freed.add(before - self.held)
 
     def _count(self, output_tokens: int, number: int) -> None:
         """Count an answer that begins, or that ends if `number` is -1."""
