@@ -50,7 +50,17 @@ def test_previews_change_no_decision(seed: int) -> None:
     )
 
 
-CACHES = {"_moved", "ranks", "room_at", "room_beside_at", "silent_at", "_seeds"}
+CACHES = {
+    "_moved",
+    "ranks",
+    "room_at",
+    "room_beside_at",
+    "silent_at",
+    "_seeds",
+    "_heap",
+    "_places",
+    "_full",
+}
 """Attributes that are kept so as not to be computed twice; they follow from the rest."""
 
 
