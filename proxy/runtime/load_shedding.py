@@ -1,9 +1,10 @@
 """Protect the proxy from overload: measure its resources, and shed classes of requests.
 
 One task sleeps in short steps and measures how late it wakes: this is the lag of the event loop.
-Once a second it also reads memory and file descriptors, and decides. Of the lag only the CPU time of the process counts: on a shared machine, other processes take the processor
-away for 0.1 s and more. Work for strangers does not count either, as shedding the requests of known
-clients would not reduce it: parsing HTTP, and rejecting requests before their body is read.
+Once a second it also reads memory and file descriptors, and decides. Of the lag only the CPU time
+of the process counts: on a shared machine, other processes take the processor away for 0.1 s and
+more. Work for strangers does not count either, as shedding the requests of known clients would not
+reduce it: parsing HTTP, and rejecting requests before their body is read.
 
 A proxy that runs out of event loop, memory or file descriptors fails every request. Before that it
 rejects the least urgent class: first batch, then standard, at last every class. At each look it

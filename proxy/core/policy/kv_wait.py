@@ -1,6 +1,7 @@
 """How long would a request wait for KV cache? Running requests give theirs back in turn."""
 
 from collections.abc import Sequence
+from itertools import islice
 from math import fsum, sqrt
 
 from forebay.proxy.core.model import ENOUGH, FULL, MAJORITY
@@ -51,12 +52,24 @@ def kv_wait_s(
         return 0.0, 0.0
     freed = backend.kv.freed
     ends = missing / max(1.0, freed.value if freed.seen >= ENOUGH else held / running)
-    wait_s = ends / running * _turnover_s(backend, now)
-    return wait_s, wait_s / sqrt(1.0 + ends)
+    answer_s = _answer_s(backend, now)
+    wait_s = ends / running * answer_s
+    return max(wait_s, _left_s(backend, int(ends), answer_s, now)), wait_s / sqrt(1.0 + ends)
 
 
-def _turnover_s(backend: Backend, now: float) -> float:
-    """Return the time in which as many requests end as run.
+def _left_s(backend: Backend, place: int, answer_s: float, now: float) -> float:
+    """Return the time until an answer ends that was begun after `place` others.
+
+    After a burst all answers are young, and none ends for a while.
+    """
+    sent = next(islice(backend.in_flight.values(), place, None), None)
+    if sent is None or sent.first_token_at is None:
+        return answer_s
+    return answer_s - (now - sent.first_token_at)
+
+
+def _answer_s(backend: Backend, now: float) -> float:
+    """Return the time that an answer takes.
 
     Until enough have ended, the running ones are taken to be in the middle of their answers.
     """

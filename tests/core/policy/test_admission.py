@@ -21,7 +21,8 @@ from forebay.proxy.core.model import (
     ServiceClass,
     Tenant,
 )
-from forebay.proxy.core.policy.admission import ReturnTimes
+from forebay.proxy.core.policy.admission import ReturnTimes, attainable
+from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.bucket_queue import BucketQueue
 from forebay.proxy.core.state.kv_budget import Holding, Holdings, OutputLengths
@@ -116,6 +117,66 @@ class TestReturnTimes:
         shaper.arrive(again, at)
         limits = [shaper.preview(one, at).max_wait_s for one in (rejected[1].request, new)]
         assert limits == [CHAT.max_wait_s, 0.5 * CHAT.max_wait_s]
+
+
+class TestTargets:
+    """One backend without vLLM's flag: a document of some seconds is computed in one piece."""
+
+    CHAT = Bucket("chat", 5_000, max_wait_s=30.0, target_s=2.0)
+    DOCUMENT = Bucket("document", 131_072, max_wait_s=30.0, target_s=15.0, prefills_per_backend=1)
+
+    def busy(self) -> Shaper:
+        """Return a backend that has computed documents and begins the next at 100 s."""
+        shaper = Shaper([BackendSpec("a", 64)], [self.CHAT, self.DOCUMENT])
+        without_api_server(shaper)
+        shaper.backend_up("a", 0.0)
+        for number in range(4):
+            at = 20.0 * number
+            assert sent_ids(shaper.arrive(Request(f"d{number}", 100_000, 1), at)) == [f"d{number}"]
+            shaper.first_token(f"d{number}", at + 9.0)
+            shaper.finish(f"d{number}", at + 9.0)
+        assert sent_ids(shaper.arrive(Request("document", 100_000, 1), 100.0)) == ["document"]
+        return shaper
+
+    def test_a_chat_that_one_document_delays_waits(self) -> None:
+        shaper = self.busy()
+        assert shaper.arrive(Request("chat", 500, 10), 101.0) == []
+        assert shaper.wake(103.5) == []  # beyond its deadline: still no reason to leave
+        assert sent_ids(shaper.first_token("document", 109.0)) == ["chat"]
+
+    def test_a_wait_that_the_document_does_not_explain_ends(self) -> None:
+        shaper = self.busy()
+        assert shaper.arrive(Request("chat", 500, 10), 101.0) == []
+        at, actions = 101.0, list[Action]()
+        while not actions:
+            at = shaper.wake_at()
+            actions = shaper.wake(at)
+        assert isinstance(actions[0], Reject)
+        assert 108.0 < at <= 131.0  # the document was predicted to take 9 s; `max_wait` is 30 s
+
+    def test_a_queue_that_no_prefill_excuses_holds_the_target(self) -> None:
+        shaper = Shaper([BackendSpec("a", 64)], [self.CHAT, self.DOCUMENT])
+        shaper.backend_up("a", 0.0)
+        actions = [a for n in range(300) for a in shaper.arrive(Request(str(n), 4_000, 1), 0.0)]
+        rejected = [action for action in actions if isinstance(action, Reject)]
+        assert rejected
+        assert {action.reason for action in rejected} == {"deadline_unattainable"}
+        (backend,) = shaper.backends.values()
+        assert backend.work_left_s(0.0) < 2.5
+
+    def test_a_prompt_longer_than_its_target_may_wait_for_a_tenth(self) -> None:
+        option = Option("a", 1.4, 0.0, 20.0, 20.0, 0, 0.0)
+        assert attainable(Request("x", 100_000), self.DOCUMENT, option)
+        option.wait_s = 1.6
+        assert not attainable(Request("x", 100_000), self.DOCUMENT, option)
+
+    def test_without_a_target_only_the_wait_is_limited(self) -> None:
+        option = Option("a", 29.0, 0.0, 20.0, 20.0, 0, 0.0)
+        assert attainable(Request("x", 100_000), DOCUMENT, option)
+
+
+def sent_ids(actions: list[Action]) -> list[str]:
+    return [action.request.id for action in actions if isinstance(action, Send)]
 
 
 class TestQuotas:
