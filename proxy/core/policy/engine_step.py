@@ -48,7 +48,7 @@ class StepLimits:
         block_tokens: a chunk that the pause bounds ends at a multiple of this. At least the
             engine's own alignment, else such an engine rounds a chunk down to nothing.
         by_priority: the engine has vLLM's priority policy.
-        by_due: False for the order of arrival, in which no request overtakes another.
+        by_due: False for the order of arrival, without overtaking and without a bound.
     """
 
     pause_s: float = 0.1
