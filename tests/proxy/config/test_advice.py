@@ -29,7 +29,8 @@ def advised(**keys: Any) -> dict[str, str]:
 
 def test_each_backend_without_the_flag_has_a_line() -> None:
     chunked = {"url": "http://h:2", "long_prefill_token_threshold": 512}
-    lines = advised(backends=[{"url": "http://h:1"}, chunked, {"url": "http://h:3"}])
+    bounded = {"url": "http://h:4", "scheduler": "forebay"}
+    lines = advised(backends=[{"url": "http://h:1"}, chunked, {"url": "http://h:3"}, bounded])
     assert list(lines) == ["gpu0", "gpu2"]
     assert lines["gpu0"] == (
         "gpu0: long prompts are computed whole, so every chat behind one waits for it (9 s behind "

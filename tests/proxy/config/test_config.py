@@ -280,3 +280,20 @@ def test_a_removed_key_says_what_to_do_instead(given: object) -> None:
         "command line: backends.0.prefill_piece was removed: start vLLM with "
         "--long-prefill-token-threshold 2048 and set long_prefill_token_threshold: 2048"
     )
+
+
+@pytest.mark.parametrize(
+    ("keys", "chunk_tokens"),
+    [
+        ({}, float("inf")),
+        ({"scheduler": "forebay"}, 2048),
+        ({"scheduler": "forebay", "long_prefill_token_threshold": 512}, 512),
+        ({"scheduler": "vllm", "long_prefill_token_threshold": 4096}, 4096),
+    ],
+)
+def test_a_server_with_forebays_scheduler_lets_short_prompts_pass(
+    keys: dict[str, Any], chunk_tokens: float
+) -> None:
+    config = Config.model_validate({"backends": [{"url": "http://h:1", **keys}]})
+    (spec,) = config.core_backends()
+    assert (spec.chunk_tokens, spec.scheduler) == (chunk_tokens, keys.get("scheduler", "vllm"))

@@ -203,7 +203,8 @@ def backend(name: str, **other: Any) -> dict[str, Any]:
     index = {"mode": "corrected", "answers": 50, "kept_share": 1.0, "paths": paths}
     made: dict[str, Any] = {
         "name": name, "up": True, "draining": False, "in_flight": 0, "in_flight_elsewhere": 0,
-        "max_concurrency": 640, "long_prefill_token_threshold": None, "state": "up", "state_s": 9.0,
+        "max_concurrency": 640, "long_prefill_token_threshold": None, "scheduler": "vllm",
+        "state": "up", "state_s": 9.0,
         "why": "its health check passed", "prefill_cost": cost, "prefix_index": index,
     }  # fmt: skip
     for key, value in other.items():
