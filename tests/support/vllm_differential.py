@@ -213,8 +213,8 @@ class Ours:
         self._plans: list[Scheduled] = []
         schedule = self.core.scheduler.schedule
 
-        def recorded() -> Scheduled:
-            self._plans.append(schedule())
+        def recorded(now: float = 0.0) -> Scheduled:
+            self._plans.append(schedule(now))
             return self._plans[-1]
 
         self.core.scheduler.schedule = recorded  # type: ignore[method-assign]

@@ -255,7 +255,9 @@ class TestMemory:
         planned = step(engine)  # both need a third block; none is free
         assert counts(planned) == {"a": 1}
         assert planned.preempted == [second]
-        assert engine.waiting.head() is second
+        head = engine.waiting.head()
+        assert head is not None
+        assert head.id == "b"
         assert second.computed == 0
         run_dry(engine)
         assert second.output_tokens == 30
