@@ -255,6 +255,8 @@ class EngineSteps:
 
     def _push(self, request: StepRequest) -> None:
         group = self._shorts if request.is_short else self._longs
+        if request.is_short and request is self._blocked:
+            self._blocked = None  # its prefix was computed meanwhile
         group.push(self._key(request), request)
 
     def _is_short(self, request: StepRequest) -> bool:
@@ -276,8 +278,6 @@ class EngineSteps:
                 request.computed = max(request.computed, min(request.until, request.tokens - 1))
                 request.is_short = self._is_short(request)
                 self._followers -= 1
-                if request is self._blocked:
-                    self._blocked = None
                 self._push(request)
             if leader.followers:
                 self._leaders.append(leader)

@@ -349,3 +349,19 @@ def test_followers_whose_leader_is_gone_take_its_place() -> None:
     engine.step()
     engine.steps.remove(third)  # aborted while it follows
     assert len(engine.steps) == 0
+
+
+def test_a_long_prompt_whose_prefix_was_computed_blocks_nobody() -> None:
+    """It had no room, became a short prompt, and was not admitted after all."""
+    engine = Engine(room=50_000, document=59_000)
+    document = engine.send(60_000)
+    engine.now = document.due
+    engine.step()
+    assert engine.steps._blocked is document
+    engine.room, engine.cached = inf, 59_000
+    plan = engine.steps.plan(engine.now, 0, [], engine.look, 1)
+    assert [request for request, _ in plan.admit] == [document]
+    chats = [engine.send(150_000 // 50) for _ in range(200)]
+    for _ in range(400):
+        engine.step()
+    assert all(request.computed == request.tokens for request in [document, *chats])
