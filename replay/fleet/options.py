@@ -104,7 +104,7 @@ class UpOptions:
         str, typer.Option(help="With --dry-run on a machine without a GPU: plan for this one.")
     ] = "h200"
     vllm_version: Annotated[
-        str | None, typer.Option(help="With --dry-run: plan for this vLLM, e.g. 0.26.")
+        str | None, typer.Option(help="With --dry-run, --compose: plan for this vLLM, e.g. 0.26.")
     ] = None
     as_json: AsJson = False
 
@@ -116,9 +116,9 @@ class UpOptions:
             raise InputError("--servers goes with --cpu; on GPUs there is one on each of --gpus")
         if self.dry_run + self.systemd + self.compose > 1:
             raise InputError("--dry-run, --systemd and --compose: give one of them")
-        if self.vllm_version is not None and not self.dry_run:
+        if self.vllm_version is not None and not (self.dry_run or self.compose):
             raise InputError(
-                "--vllm-version goes with --dry-run; a started fleet runs the installed vLLM"
+                "--vllm-version goes with --dry-run or --compose; else the installed vLLM runs"
             )
 
     def fleet(self) -> FleetOptions:

@@ -1,5 +1,7 @@
 """Write a fleet as systemd units or as a Compose file, which restart servers that die."""
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +65,19 @@ def _units(plan: FleetPlan) -> dict[str, str]:
             environment="\n".join(
                 f"Environment={_quoted(f'{name}={value}')}" for name, value in server.env.items()
             ),
-            command=" ".join(map(_quoted, server.command)),
+            command=" ".join(map(_quoted, _absolute(server.command))),
             restart_s=RESTART_S,
             stop_s=plan.options.drain_s + END_S,
             log=server.log.resolve(),
         )
         for server in plan.servers
     }
+
+
+def _absolute(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the command with the path of its program: systemd has another PATH."""
+    program = shutil.which(command[0]) or command[0]
+    return str(Path(program).absolute()), *command[1:]
 
 
 def _quoted(word: str) -> str:
@@ -86,7 +94,8 @@ def _compose(plan: FleetPlan, folder: Path) -> str:
         )
     services = {server.name: _service(plan, server, folder) for server in plan.servers}
     header = "# Written by `forebay fleet up --compose`; the next one overwrites it.\n"
-    return header + yaml.safe_dump({"services": services}, sort_keys=False, width=120)
+    text = yaml.safe_dump({"services": services}, sort_keys=False, width=120)
+    return header + text.replace("$", "$$")  # Compose fills in variables
 
 
 def _service(plan: FleetPlan, server: ServerPlan, folder: Path) -> dict[str, Any]:
