@@ -209,7 +209,7 @@ def play_neutral(workload: Workload, seen: Counter[str]) -> None:
     """With an unbounded pause and the order of arrival, the class decides as vLLM."""
     clock = Clock()
     ahead = workload.config.asynchronous
-    chosen = bounded_class(ahead, clock, pause_s=inf, by_due=False, step_tokens=1 << 30)
+    chosen = bounded_class(ahead, clock, pause_s=inf, by_due=False)
     engines = [Engine(workload, None), Engine(workload, chosen)]
     theirs, ours = engines
 
