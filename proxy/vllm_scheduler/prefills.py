@@ -18,14 +18,19 @@ STARTABLE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 def step_cost(vllm_config: Any) -> StepCost:
     """Return the cost of steps to begin with: the slope follows from the model's dimensions."""
     text = vllm_config.model_config.hf_text_config
-    heads = getattr(text, "num_attention_heads", 0)
-    hidden, experts = getattr(text, "hidden_size", 0), getattr(text, "num_experts_per_tok", 1)
-    wide = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", 0)
-    head = getattr(text, "head_dim", None) or (hidden // heads if heads else 0)
-    if not (heads and hidden and wide and head):
+
+    def size(*names: str) -> int:
+        """Return the first of these fields that is a number. Some models have a list."""
+        values = (getattr(text, name, None) for name in names)
+        return next((value for value in values if isinstance(value, int) and value > 0), 0)
+
+    heads, hidden = size("num_attention_heads"), size("hidden_size")
+    wide = size("moe_intermediate_size", "intermediate_size")
+    if not (heads and hidden and wide):
         return StepCost()
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    weights = 2 * hidden * head * (heads + kv_heads) + 3 * hidden * wide * (experts or 1)
+    head = size("head_dim") or max(1, hidden // heads)
+    kv_heads, experts = size("num_key_value_heads") or heads, size("num_experts_per_tok") or 1
+    weights = 2 * hidden * head * (heads + kv_heads) + 3 * hidden * wide * experts
     return StepCost(slope=weights / (2.0 * heads * head))
 
 
