@@ -20,11 +20,12 @@ from forebay.replay.sim.stream import stream_case
 from forebay.replay.sim.sweep import SweepCase, run_all, simulate_case
 from forebay.replay.sim.turns import WaitingTurns
 from forebay.replay.sim.workload import SimWorkload
+from forebay.traces.buckets import DEFAULT_BUCKETS
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
 ENGINE = EngineConfig()
-SLOS = default_slos(["chat", "document"])
+SLOS = default_slos(DEFAULT_BUCKETS)
 # A slow first answer, a turn after it, one that also waits for a sub-agent, and another session.
 ROWS = [
     TraceRequest("a", 0.0, 20_000, 400, session="s"),
