@@ -60,8 +60,8 @@ class BucketConfig(Section):
     up_to: the longest prompt of this bucket, in estimated tokens.
     max_queue: waiting requests of each model; the next request is rejected.
     max_wait: no request waits longer.
-    target: a first token within this time of the arrival is in time; by default max_wait, at most
-    15s. A request that is expected to be late is rejected, unless what delays it is no overload.
+    target: a first token within this time of the arrival is in time; null: max_wait, at most 15s. A
+    request that is expected to be late is rejected, unless what delays it is no overload.
     prefills_per_backend: prefills of this bucket that may run at once on one backend.
     backends: names of the backends that it may use; empty: all.
     """
@@ -70,11 +70,13 @@ class BucketConfig(Section):
     up_to: int = Field(ge=1)
     max_queue: int = Field(1024, ge=0)
     max_wait: Seconds = 30.0
-    target: Seconds = Field(
-        default_factory=lambda fields: min(DOCUMENT.target_s, fields.get("max_wait", inf))
-    )
+    target: Seconds | None = None
     prefills_per_backend: int | None = Field(None, ge=1)
     backends: tuple[str, ...] = ()
+
+    @property
+    def target_s(self) -> float:
+        return min(DOCUMENT.target_s, self.max_wait) if self.target is None else self.target
 
 
 class AffinityConfig(Section):
@@ -156,7 +158,12 @@ class Config(Section):
     backends: tuple[BackendConfig, ...] = ()
     buckets: tuple[BucketConfig, ...] = (
         BucketConfig(name=CHAT.name, up_to=CHAT.up_to, target=CHAT.target_s),
-        BucketConfig(name=DOCUMENT.name, up_to=DOCUMENT.up_to, prefills_per_backend=1),
+        BucketConfig(
+            name=DOCUMENT.name,
+            up_to=DOCUMENT.up_to,
+            target=DOCUMENT.target_s,
+            prefills_per_backend=1,
+        ),
     )
     affinity: AffinityConfig = AffinityConfig()
     admission: Admission = Admission()
@@ -259,7 +266,7 @@ class Config(Section):
                 b.max_wait,
                 b.prefills_per_backend or inf,
                 b.backends,
-                b.target,
+                b.target_s,
             )
             for b in self.buckets
         ]

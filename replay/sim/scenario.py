@@ -112,7 +112,7 @@ class Scenario:
             )
 
     def buckets(self) -> tuple[LengthBucket, ...]:
-        return tuple(LengthBucket(b.name, b.up_to, b.target) for b in self.proxy.buckets)
+        return tuple(LengthBucket(b.name, b.up_to, b.target_s) for b in self.proxy.buckets)
 
     @property
     def slots(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 from kv_models import CONFIGS
 
 from forebay.analysis.sizing.floor import alone, check_floor
-from forebay.analysis.sizing.targets import NotMet, default_targets
+from forebay.analysis.sizing.targets import NotMet, parse_targets
 from forebay.analysis.sizing.workload import Users
 from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig
@@ -63,7 +63,7 @@ def test_a_14b_with_100_000_tokens(ranks: int, about_s: float) -> None:
     assert took == pytest.approx(about_s, abs=0.1)
     # elementwise kernels, admission and the API server are the rest
     assert expected_s < took < 1.12 * expected_s
-    targets = default_targets(users(100_000))
+    targets = parse_targets("document.ttft_p95=10s")
     if ranks == 1:
         with pytest.raises(NotMet, match=r"compute-bound.* --tensor-parallel-size 2 \(6\.7 s\)"):
             check_floor(config, users(100_000), targets)
@@ -81,7 +81,7 @@ def test_a_70b_in_fp8_on_two_gpus(tmp_path: Path) -> None:
     expected_s = by_hand(32_064, weights=weights, pair_flops=80 * 4 * 64 * 128, layers=80,
                          hidden=8192, ranks=2, rate=1979e12 * FP8_PRODUCTS)  # fmt: skip
     assert expected_s < alone(config, 32_064).ttft_s < 1.12 * expected_s
-    check_floor(config, users(32_000), default_targets(users(32_000)))
+    check_floor(config, users(32_000), parse_targets("document.ttft_p95=10s"))
 
 
 def test_a_mixture_on_eight_gpus(tmp_path: Path) -> None:
