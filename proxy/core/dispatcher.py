@@ -263,7 +263,8 @@ class Dispatcher:
         if waiting.deadline == inf:
             left_s = request.timeout_s - (now - waiting.arrived_at)  # shorter after a retry
             left_s = max(0.0, left_s - option.prefill_s)
-            waiting.deadline = waiting.leaves_at = now + min(bucket.patience_s, left_s)
+            waiting.deadline = now + min(bucket.deadline_s, left_s)
+            waiting.leaves_at = now + min(bucket.patience_s, left_s)
             waiting.gives_up_at = now + min(bucket.max_wait_s, left_s)
         self._take_place(waiting, backend, option.prefill_s)
         if self.fairness.on:

@@ -92,6 +92,14 @@ class Bucket:
         """Longest wait of a request that is in time. Buckets with less patience are more urgent."""
         return min(self.target_s, self.max_wait_s)
 
+    @property
+    def deadline_s(self) -> float:
+        """When a request should have been sent, for the order of queues.
+
+        A request has waited long from half of that time on, which is when it is no longer in time.
+        """
+        return self.patience_s / MAJORITY
+
 
 @dataclass(frozen=True, slots=True)
 class BackendSpec:

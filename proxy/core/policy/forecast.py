@@ -216,7 +216,7 @@ class Forecast:
         # The wait, and its margin, behind the requests that go first.
         before = NOTHING_BEFORE
         if backend.queued:
-            deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].patience_s)
+            deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].deadline_s)
             worth_s = cold_s if must_follow(backend, request) else prefill_s
             due = due_at(waiting.arrived_at, deadline, worth_s)
             before = self._precedence.before(backend, waiting, deadline, due, now)

@@ -164,7 +164,7 @@ class LongPrefills:
         count = self._clear_count(backend, waiting.bucket, up, now)
         if not count:
             return 0.0
-        deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].patience_s)
+        deadline = min(waiting.deadline, now + self._buckets[waiting.bucket].deadline_s)
         due = due_at(waiting.arrived_at, deadline, prefill_s)
         ahead_s = fsum(
             b.prefill_queue.backlog_s(now) for b in up if b.prefill_queue.has_longer(long_s)
