@@ -151,10 +151,10 @@ class BoundedScheduler(Scheduler):
             caps[prompt.handle.request_id] = count
         for prompt, count in plan.admit:
             request: Any = prompt.handle
-            # A cached prefix may be lost within the step. Only a bound limits what has to be
-            # computed then.
-            is_whole = plan.bound_s == inf and count == prompt.tokens - prompt.computed
-            caps[request.request_id] = prompt.tokens if is_whole else count
+            # A cached prefix may be lost within the step, and a last token may come after a
+            # preemption. Only a bound limits what has to be computed then.
+            is_whole = plan.bound_s == inf and count >= prompt.tokens - prompt.computed
+            caps[request.request_id] = request.num_tokens if is_whole else count
             startable.append(request)
         return True
 
