@@ -165,7 +165,7 @@ class TestShaper:
 
 @pytest.mark.parametrize("chunk", [0, CHUNK])
 def test_chats_beside_documents_that_no_engine_can_be_kept_clear_of(chunk: int) -> None:
-    """Two fully loaded engines; no document is asked about twice. vLLM's flag alone helps."""
+    """Two fully loaded engines; no document is asked about twice. No chat is late all the same."""
     engine = replace(EngineConfig(), long_prefill_token_threshold=chunk)
     names = ["a", "b"]
     rows = list(chat_beside_documents(ChatBesideDocuments(
@@ -175,7 +175,7 @@ def test_chats_beside_documents_that_no_engine_can_be_kept_clear_of(chunk: int) 
     outcomes = Fleet(Scenario(engine=engine).new_policy(names), engines).run(rows)
     chats = [o for o in outcomes if o.request.input_tokens <= 5_000]
     late = [one for one in chats if _ttft_s(one) > 2.0]
-    assert bool(late) == (chunk == 0)
+    assert not late
 
 
 def test_the_wait_beside_a_document_is_as_predicted() -> None:

@@ -96,7 +96,7 @@ def test_a_kv_pool_that_is_too_small() -> None:
     assert_first(told, "room for KV cache", "s for room in the KV cache", "has 16,000 tokens")
     assert_named(
         told,
-        explain="its limit because the KV cache had no room for it",
+        explain="in the queue, its limit because it was behind earlier requests",
         log="s for room in the KV cache",
     )
 
