@@ -25,6 +25,7 @@ def contradictions(config: Config, tenants: Collection[str] | None) -> Iterator[
         yield from _tenants(config, tenants)
     yield from _names_of_models(config)
     yield from _limits(config)
+    yield from _targets(config)
     if config.mode == "observe" and config.hold.max_requests:
         yield (
             "hold: mode observe sends each request at once, but hold keeps requests back",
@@ -69,6 +70,17 @@ def _limits(config: Config) -> Iterator[Contradiction]:
             yield (
                 f"timeouts.{key}: {seconds_text(limit_s)} ends nearly every request",
                 f"give at least {seconds_text(LEAST_FIRST_TOKEN_S)}",
+            )
+
+
+def _targets(config: Config) -> Iterator[Contradiction]:
+    for bucket in config.buckets:
+        at, target, wait = f"buckets.{bucket.name}", bucket.target_s, bucket.max_wait
+        if target > wait:
+            yield (
+                f"{at}: no request waits for its target of {seconds_text(target)}, as max_wait is "
+                f"{seconds_text(wait)}",
+                f"raise max_wait to {seconds_text(target)}, or lower target",
             )
 
 

@@ -159,7 +159,9 @@ class StartGate:
             if backend.starving is not None:
                 break
             half_s = MAJORITY * (head.late_at - head.arrived_at)
-            late = now - head.arrived_at >= half_s or backend.holdings.below_share(head.request.tenant)
+            late = now - head.arrived_at >= half_s or backend.holdings.below_share(
+                head.request.tenant
+            )
             if late and lacks(backend, head) and not self._takes_last(backend, head, now):
                 backend.starving = head
         return False

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from forebay.analysis.demo.processes import proxy_config
 from forebay.proxy.config.schema import Config
@@ -59,6 +60,26 @@ def test_what_is_measured_is_the_default_configuration(tmp_path: Path) -> None:
         assert measured.model_dump()[key] == value, key
     (theirs,), (ours,) = measured.backends, default.backends
     assert theirs.model_copy(update={"name": ours.name}) == ours
+
+
+def test_a_target_follows_max_wait() -> None:
+    """At most 15 s, so that files from before there were targets mean what they meant."""
+    buckets = [
+        {"name": "chat", "up_to": 100, "max_wait": "2s"},
+        {"name": "document", "up_to": 200, "max_wait": "30s"},
+        {"name": "long", "up_to": 300, "max_wait": "5s", "target": "40s"},
+    ]
+    config = Config.model_validate({**ONE, "buckets": buckets})
+    assert [bucket.target_s for bucket in config.core_buckets()] == [2.0, 15.0, 40.0]
+    assert [bucket.patience_s for bucket in config.core_buckets()] == [2.0, 15.0, 5.0]
+    chat, document = Config.model_validate(ONE).core_buckets()
+    assert (chat.target_s, document.target_s, chat.max_wait_s) == (2.0, 15.0, 30.0)
+
+
+@pytest.mark.parametrize("target", [0, -1, "0s", "soon", True])
+def test_a_target_is_a_time_above_zero(target: object) -> None:
+    with pytest.raises(ValidationError, match="target"):
+        Config.model_validate({"buckets": [{"name": "a", "up_to": 9, "target": target}]})
 
 
 def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:
