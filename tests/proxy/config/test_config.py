@@ -76,7 +76,7 @@ def test_a_target_follows_max_wait() -> None:
     assert (chat.target_s, document.target_s, chat.max_wait_s) == (2.0, 15.0, 30.0)
 
 
-@pytest.mark.parametrize("target", [0, -1, "0s", "soon", True])
+@pytest.mark.parametrize("target", [0, -1, "0s", "soon"])
 def test_a_target_is_a_time_above_zero(target: object) -> None:
     with pytest.raises(ValidationError, match="target"):
         Config.model_validate({"buckets": [{"name": "a", "up_to": 9, "target": target}]})
