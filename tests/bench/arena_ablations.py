@@ -13,21 +13,28 @@ from unittest.mock import patch
 
 from forebay.proxy.config.backends import BackendConfig
 from forebay.proxy.config.schema import BucketConfig, Config
+from forebay.proxy.core.arrival import NewRequests, Placement
 from forebay.proxy.core.dispatcher import Dispatcher
 from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.learn.decay import LOAD_TIME_S
-from forebay.proxy.core.model import Action, Request
-from forebay.proxy.core.policy.admission import refuse
+from forebay.proxy.core.model import Action, Bucket, RejectReason, Request
+from forebay.proxy.core.policy.admission import in_time_wait_s, refuse
+from forebay.proxy.core.policy.forecast import Forecast, error_margin_s
+from forebay.proxy.core.policy.kv_wait import kv_wait_s
 from forebay.proxy.core.policy.long_prefills import LongPrefills
+from forebay.proxy.core.policy.precedence import Precedence
+from forebay.proxy.core.policy.routing import Option
+from forebay.proxy.core.policy.start import StartGate, below
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.core.state.fleet import FleetQueues
 from forebay.proxy.core.state.queue import Leaders, QueuedRequest
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Policy
 from forebay.replay.sim.scenario import Scenario
 
 CORE = "forebay.proxy.core"
-FOLLOWING = ("dispatcher", "policy.coalesce", "policy.forecast")  # import `must_follow`
+FOLLOWING = ("dispatcher", "policy.coalesce", "policy.forecast", "policy.start")  # must_follow
 CHAT = BucketConfig(name="chat", up_to=5_000, max_wait=2.0)
 DOCUMENT = BucketConfig(name="document", up_to=131_072, max_wait=30.0)
 
@@ -68,11 +75,56 @@ def _nothing(self: Dispatcher, backend: Backend) -> None:
     backend.review = False
 
 
+def _no_reading(options: Sequence[Option], spreads: bool) -> list[float]:
+    return [0.0] * len(options)
+
+
+def _own_reading(options: Sequence[Option], spreads: bool) -> list[float]:
+    return [spreads * option.decode_s for option in options]
+
+
+def _no_cancelling(backend: Backend, wait_s: float, before_s: float, alike: float = 1) -> float:
+    return error_margin_s(backend, wait_s, before_s)
+
+
+def _no_spread(
+    backend: Backend, waiting: QueuedRequest, before_tokens: float, now: float
+) -> tuple[float, float]:
+    return kv_wait_s(backend, waiting, before_tokens, now)[0], 0.0
+
+
+def _with_late_copies(self: Forecast, options: list[Option], *_: Any) -> list[Option]:
+    return options
+
+
+def _no_room_beside(
+    self: StartGate,
+    backend: Backend,
+    uncached_tokens: float,
+    priority: float | None,
+    ahead_s: float,
+    now: float,
+) -> bool:
+    return below(backend.prefill_queue.drain_s(uncached_tokens, now, priority), ahead_s)
+
+
+def _as_if_busy(
+    self: NewRequests, waiting: QueuedRequest, bucket: Bucket, place: Placement, now: float
+) -> RejectReason | None:
+    return self._admit(waiting.request, place.limits, place.option, place.queued, False)
+
+
+def _in_time_wait_s(request: Request, bucket: Bucket, option: Option) -> float:
+    return in_time_wait_s(request, bucket, option.prefill_s)
+
+
 def _returns(value: Any) -> Any:
     return lambda *_, **__: value
 
 
+NOISE = "nothing (chance: STRETCH 4.99 instead of 5)"
 KNOWING = "knowing the flag (with --chunk)"
+STANDS = ("arrival", "dispatcher")  # import `stands`
 Patches = Sequence[tuple[Any, str, Any]]
 # By part: another configuration, and what is replaced where.
 WITHOUT: dict[str, tuple[Config, str, Patches]] = {
@@ -136,7 +188,7 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
         Config(), "warm_or_least_work",
         (
             (f"{CORE}.policy.start", "lacks", _returns("")),
-            (f"{CORE}.policy.forecast", "kv_wait_s", _returns(0.0)),
+            (f"{CORE}.policy.forecast", "kv_wait_s", _returns((0.0, 0.0))),
         ),
     ),
     "who waits keeps its hit": (
@@ -157,19 +209,105 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
         Config(backends=(BackendConfig(url="http://h:1", max_concurrency=64),)),
         "warm_or_least_work", (),
     ),
+    NOISE: (
+        Config(), "warm_or_least_work", ((f"{CORE}.policy.order", "STRETCH", 4.99),),
+    ),
+    "long prompts rejected (crowd_s)": (
+        Config(), "warm_or_least_work", ((LongPrefills, "crowd_s", _returns(0.0)),),
+    ),
+    "nearly clear is clear (OVERLAP_SHARE)": (
+        Config(), "warm_or_least_work", ((f"{CORE}.policy.long_prefills", "OVERLAP_SHARE", 0.0),),
+    ),
+    "a bucket's debt (owed_prefill_s)": (
+        Config(), "warm_or_least_work", ((Precedence, "owed_prefill_s", _returns(0.0)),),
+    ),
+    "chunks of longer prefills (beside_s)": (
+        Config(), "warm_or_least_work", ((Precedence, "beside_s", _returns(0.0)),),
+    ),
+    "overtaking": (
+        Config(), "warm_or_least_work", ((Precedence, "overtaken", _returns(0.0)),),
+    ),
+    "shares in predictions": (
+        Config(), "warm_or_least_work", ((Precedence, "_owed_s", _returns(0.0)),),
+    ),
+    "errors that cancel": (
+        Config(), "warm_or_least_work",
+        ((f"{CORE}.policy.forecast", "error_margin_s", _no_cancelling),),
+    ),
+    "errors by length": (
+        Config(), "warm_or_least_work", ((f"{CORE}.learn.cost", "EDGES_S", ()),),
+    ),
+    "at least this share of all errors (OF_ALL)": (
+        Config(), "warm_or_least_work", ((f"{CORE}.learn.cost", "OF_ALL", 1.5),),
+    ),
+    "prefills disturb (DISTURBS)": (
+        Config(), "warm_or_least_work", ((f"{CORE}.policy.routing", "DISTURBS", 0.0),),
+    ),
+    "decoding (spreads)": (
+        Config(), "warm_or_least_work", ((f"{CORE}.policy.routing", "_delays_s", _no_reading),),
+    ),
+    "a busy server decodes most": (
+        Config(), "warm_or_least_work", ((f"{CORE}.policy.routing", "_delays_s", _own_reading),),
+    ),
+    "no late copies": (
+        Config(), "warm_or_least_work", ((Forecast, "without_late_copies", _with_late_copies),),
+    ),
+    "no copies while caches fill": (
+        Config(), "warm_or_least_work", ((f"{CORE}.arrival", "without_copies", list),),
+    ),
+    "followers sent ahead (takes_followers)": (
+        Config(), "warm_or_least_work",
+        ((f"{CORE}.policy.start", "takes_followers", _returns(False)),),
+    ),
+    "prefills that share a step": (
+        Config(), "warm_or_least_work", ((StartGate, "_passes", _no_room_beside),),
+    ),
+    "a queue that stands": (
+        Config(), "warm_or_least_work",
+        tuple((f"{CORE}.{where}", "stands", _returns(False)) for where in STANDS),
+    ),
+    "half of a queue that stands": (
+        Config(), "warm_or_least_work", ((FleetQueues, "has_overflowed", _returns(False)),),
+    ),
+    "half only after a rejection (overflow)": (
+        Config(), "warm_or_least_work", ((FleetQueues, "has_overflowed", _returns(True)),),
+    ),
+    "a burst waits beyond its deadline": (
+        Config(), "warm_or_least_work", ((Dispatcher, "waits_on", _returns(False)),),
+    ),
+    "sent prefills reject none (sent_s)": (
+        Config(), "warm_or_least_work",
+        ((f"{CORE}.policy.admission", "longest_wait_s", _in_time_wait_s),),
+    ),
+    "spread of the wait for KV cache": (
+        Config(), "warm_or_least_work", ((f"{CORE}.policy.forecast", "kv_wait_s", _no_spread),),
+    ),
+    "the next answer's end (_left_s)": (
+        Config(), "warm_or_least_work", ((f"{CORE}.policy.kv_wait", "_left_s", _returns(0.0)),),
+    ),
+    "an idle server rejects none": (
+        Config(), "warm_or_least_work", ((NewRequests, "_reason", _as_if_busy),),
+    ),
 }  # fmt: skip
 
 
 @contextmanager
-def switched_off(part: str, engine: EngineConfig, names: Sequence[str]) -> Iterator[Policy]:
-    """Forebay without the part, while the context lasts."""
-    config, policy, patches = WITHOUT[part]
+def replaced(patches: Patches) -> Iterator[None]:
+    """Replace functions and constants of the policy, while the context lasts."""
     with ExitStack() as stack:
         for where, name, instead in patches:
             if isinstance(where, str):
                 stack.enter_context(patch(f"{where}.{name}", instead))
             else:
                 stack.enter_context(patch.object(where, name, instead))
+        yield
+
+
+@contextmanager
+def switched_off(part: str, engine: EngineConfig, names: Sequence[str]) -> Iterator[Policy]:
+    """Forebay without the part, while the context lasts."""
+    config, policy, patches = WITHOUT[part]
+    with replaced(patches):
         if part == KNOWING:
             engine = replace(engine, long_prefill_token_threshold=0)
         admit = _returns(None) if part == "admission" else refuse
