@@ -36,7 +36,7 @@
     overload; waiting hits that need no KV cache, a third of the load of popular
     documents with vLLM's flag.
     kv_wait.py has the wait for KV cache, and copies of prefixes.
-    Constants: in model.py ENOUGH, FULL, MAJORITY.
+    Constants: ENOUGH, FULL, MAJORITY of model.py.
     Worth: three in four rejections of llm-d's b2b-saas come at once at 1.5 times load, instead of
     none; without copies, 5 points more of it are in time at .95 times load.
  8. precedence.py: which work goes before a request?

@@ -60,7 +60,7 @@ def kv_wait_s(
 def _left_s(backend: Backend, place: int, answer_s: float, now: float) -> float:
     """Return the time until an answer ends that was begun after `place` others.
 
-    After a burst all answers are young, and none ends for a while.
+    After a burst all answers are young, so the first of them ends much later.
     """
     sent = next(islice(backend.in_flight.values(), place, None), None)
     if sent is None or sent.first_token_at is None:
