@@ -96,9 +96,10 @@ class Bucket:
     def deadline_s(self) -> float:
         """When a request should have been sent, for the order of queues.
 
-        A request has waited long from half of that time on, which is when it is no longer in time.
+        A request has waited long after half of that time, which is three quarters of its patience.
+        So the share of its bucket helps it before it is late.
         """
-        return self.patience_s / MAJORITY
+        return (1.0 + MAJORITY) * self.patience_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,4 +113,4 @@ class TestWhatMadeThemFalse:
             return count
 
         assert taken(3, 0.0) == taken(1, 0.0)
-        assert taken(3, 16.0) < taken(1, 16.0)
+        assert taken(3, 23.0) < taken(1, 23.0)
