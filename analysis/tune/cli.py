@@ -138,6 +138,7 @@ def _show(result: "Tuned", slos: "tuple[Slo, ...]", requests: int, *, as_json: b
             "requests": requests,
             "slos": [str(slo) for slo in slos],
             "servers": result.servers,
+            "servers_before": result.servers_before,
             "start": asdict(result.start),
             "best": asdict(result.best),
             "gains": [asdict(gain) for gain in result.gains],
@@ -150,6 +151,11 @@ def _show(result: "Tuned", slos: "tuple[Slo, ...]", requests: int, *, as_json: b
     # Print the gains first, then the flags to change.
     _print(result, slos, requests)
     print(f"\n{result.servers} server{'s' * (result.servers > 1)}, each:\n  {line}")
+    if result.servers < result.servers_before:
+        print(
+            f"--tensor-parallel-size {result.engine.tensor_parallel_size} costs servers: you have "
+            f"{result.servers_before} on these GPUs now. When one fails, more is lost."
+        )
     if result.engine.long_prefill_token_threshold:
         print(
             "In the proxy's file, give each backend long_prefill_token_threshold: "
@@ -165,7 +171,7 @@ def _print(result: "Tuned", slos: "tuple[Slo, ...]", requests: int) -> None:
     # Each changed flag has a row with its part of the gain.
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("flag", no_wrap=True)
-    for name in ("now", "best", "met without", "gain"):
+    for name in ("now", "best", "met\nwithout", "gain,\npoints"):
         table.add_column(name, justify="right")
     for slo in slos:
         table.add_column(f"{str(slo).partition('=')[0]}\np95 without", justify="right")
@@ -173,13 +179,13 @@ def _print(result: "Tuned", slos: "tuple[Slo, ...]", requests: int) -> None:
         table.add_row(
             "--" + gain.flag.replace("_", "-"), str(gain.before), str(gain.value),
             f"{gain.without.attainment:.1%}",
-            f"{(result.best.attainment - gain.without.attainment) * 100:+.1f} points",
+            f"{(result.best.attainment - gain.without.attainment) * 100:+.1f}",
             *_seconds(gain.without),
         )  # fmt: skip
     # The last two rows show the gain of all flags together.
     for name, figures in (("none of them", result.start), ("all of them", result.best)):
         points = (result.best.attainment - figures.attainment) * 100
-        difference = f"{points:+.1f} points" if figures is result.start else ""
+        difference = f"{points:+.1f}" if figures is result.start else ""
         table.add_row(name, "", "", f"{figures.attainment:.1%}", difference, *_seconds(figures))
     console = Console(highlight=False)
     console.print(table)

@@ -1,15 +1,17 @@
 """Search vLLM's flags in turn, and report the gain of each on one trace.
 
-One flag is changed at a time, all of its values are simulated, and the best value stays. This
-repeats until no flag gains anything. Then each changed flag is taken back alone. A flag without an
-effect is left out. For the others the loss is their gain.
+First each value of each flag is tried alone. From the best of these, all values of one flag after
+another are tried, and the best stays, until no flag gains anything. Then each changed flag is taken
+back alone. The result is the best of all settings tried, since a step that gains something can lead
+away from a better single flag. For each flag of the result, the loss without it is its gain.
 
 A setting is better if more requests meet their targets. Settings with equally many are compared by
 how near the 95th percentiles are to their limits. Small differences do not count, because a
-simulated fleet is as chaotic as a real one.
+simulated fleet is as chaotic as a real fleet. A server is given up for requests in time only, not
+for percentiles. Among equals the setting with the fewest changed flags wins.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -36,6 +38,8 @@ LEAST_SHARE = 0.002
 LEAST_NEARER = 0.03
 """Least relative difference of the distance to the limits that counts."""
 
+Values = tuple[int, ...]
+"""A setting: the value of each flag, in the order of `AXES`."""
 Run = Callable[[Sequence[SweepCase]], Sequence[dict[str, Any]]]
 
 
@@ -54,11 +58,26 @@ class TuneFigures:
     p95_s: tuple[float | None, ...]
     strain: float
 
-    def beats(self, other: "TuneFigures") -> bool:
-        """True if this is better by more than chance."""
-        if abs(self.attainment - other.attainment) > LEAST_SHARE:
-            return self.attainment > other.attainment
-        return self.strain < other.strain * (1 - LEAST_NEARER)
+
+def best_of(
+    figures: Mapping[Values, TuneFigures], changes: Mapping[Values, tuple[int, int]]
+) -> Values:
+    """Return the least change among the settings that are as good as the best, up to chance.
+
+    The share in time of all is compared with the best share. Of the settings that pass and lose the
+    fewest servers, the strain is compared with the least strain. In pairs, many small losses would
+    add up to a loss that counts.
+
+    Args:
+        changes: number of servers lost, and number of flags changed.
+    """
+    most = max(figures[values].attainment for values in figures)
+    level = [v for v in figures if figures[v].attainment >= most - LEAST_SHARE]
+    fewest = min(changes[v][0] for v in level)
+    level = [v for v in level if changes[v][0] == fewest]
+    least = min(figures[v].strain for v in level)
+    level = [v for v in level if figures[v].strain * (1 - LEAST_NEARER) <= least]
+    return min(level, key=lambda v: (changes[v][1], -figures[v].attainment, figures[v].strain))
 
 
 def served(summary: Mapping[str, Any], slos: Sequence[Slo]) -> TuneFigures:
@@ -90,6 +109,7 @@ class Tuned:
     """The result of a search.
 
     Attributes:
+        servers_before: number of servers at the start, on the same GPUs.
         impossible: values that this model and GPU cannot have, with the reason, by "flag value".
         simulated: number of simulated settings.
     """
@@ -98,6 +118,7 @@ class Tuned:
     best: TuneFigures
     engine: EngineConfig
     servers: int
+    servers_before: int
     gains: list[Gain] = field(default_factory=list)
     impossible: dict[str, str] = field(default_factory=dict)
     simulated: int = 0
@@ -116,63 +137,73 @@ class Tuner:
     ) -> None:
         self._base, self._workload, self._slos, self._run = base, workload, slos, run
         self._gpus = base.gpus * base.engine.tensor_parallel_size
-        self._figures: dict[tuple[int, ...], TuneFigures] = {}
+        self._figures: dict[Values, TuneFigures] = {}
         self._impossible: dict[str, str] = {}
 
     def tune(self) -> Tuned:
-        start = now = self._values(self._base.engine)
-        self._serve([start])
+        start = self._values(self._base.engine)
+        alone = [values for at in range(len(AXES)) for values in self._changed(at, start)]
+        self._serve([start, *alone])
+        now = self._best_of(self._figures, start)
         for _ in range(MOST_ROUNDS):
             before = now
             for at in range(len(AXES)):
-                now = self._best_of(at, now)
+                tried = [now, *self._changed(at, now)]
+                self._serve(tried)
+                now = self._best_of(tried, start)
             if now == before:
                 break
-        now, gains = self._without_idle(start, now)
+        now, gains = self._without_idle(start)
         scenario = self._scenario(now)
         return Tuned(
             self._figures[start], self._figures[now], scenario.engine, scenario.gpus,
-            gains, self._impossible, len(self._figures),
+            self._base.gpus, gains, self._impossible, len(self._figures),
         )  # fmt: skip
 
-    def _best_of(self, at: int, now: tuple[int, ...]) -> tuple[int, ...]:
+    def _changed(self, at: int, now: Values) -> list[Values]:
+        """Return the possible settings with another value of one flag."""
         flag = list(AXES)[at]
         tried = [(*now[:at], value, *now[at + 1 :]) for value in AXES[flag]]
-        possible = [
+        return [
             values
             for values in tried
             if values != now and self._is_possible(flag, values[at], values)
         ]
-        self._serve(possible)
-        best = now
-        for values in possible:
-            if self._figures[values].beats(self._figures[best]):
-                best = values
-        return best
 
-    def _without_idle(
-        self, start: tuple[int, ...], now: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], list[Gain]]:
-        """Take each changed flag back alone. Returns the values without flags of no effect."""
+    def _best_of(self, settings: Iterable[Values], start: Values) -> Values:
+        figures = {values: self._figures[values] for values in settings}
+        changes = {
+            values: (
+                max(0, self._base.gpus - self._scenario(values).gpus),
+                sum(value != old for value, old in zip(values, start, strict=True)),
+            )
+            for values in figures
+        }
+        return best_of(figures, changes)
+
+    def _without_idle(self, start: Values) -> tuple[Values, list[Gain]]:
+        """Take each changed flag of the best back alone, until that is no better.
+
+        Returns the best of all settings that were tried, and its gains.
+        """
+        names = list(AXES)
         while True:
+            now = self._best_of(self._figures, start)
             changed = [at for at in range(len(AXES)) if now[at] != start[at]]
             back = {at: (*now[:at], start[at], *now[at + 1 :]) for at in changed}
             back = {
                 at: values
                 for at, values in back.items()
-                if self._is_possible(list(AXES)[at], start[at], values)
+                if self._is_possible(names[at], start[at], values)
             }
             self._serve(list(back.values()))
-            idle = [at for at in back if not self._figures[now].beats(self._figures[back[at]])]
-            if not idle:
-                names = list(AXES)
+            if self._best_of(self._figures, start) == now:
                 return now, [
                     Gain(names[at], start[at], now[at], self._figures[values])
                     for at, values in back.items()
                 ]
-            now = back[idle[0]]
 
-    def _values(self, engine: EngineConfig) -> tuple[int, ...]:
+    def _values(self, engine: EngineConfig) -> Values:
         in_effect = {"max_num_batched_tokens": engine.batched_tokens, "max_num_seqs": engine.seqs}
         return tuple(in_effect.get(flag) or getattr(engine, flag) for flag in AXES)
 
@@ -199,7 +230,7 @@ class Tuner:
             return False
         return True
 
-    def _serve(self, settings: Sequence[tuple[int, ...]]) -> None:
+    def _serve(self, settings: Sequence[Values]) -> None:
         new = [values for values in dict.fromkeys(settings) if values not in self._figures]
         cases = [
             SweepCase({}, self._scenario(values), self._workload, self._slos) for values in new

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 from case_list import CASES
 from case_traces import Pieces
 from paths import RESULTS, ROOT
-from play import FOREBAY, POLICIES, SPLIT, Figures, figures, play
+from play import CHUNK, FOREBAY, POLICIES, SPLIT, Figures, figures, play
 
 from forebay.replay.sim.scenario import DIRECT
 
@@ -148,7 +148,7 @@ def main() -> None:
                     continue
                 if not missing(read(), policy, cell, seed, policy_commit):
                     continue
-                found = figures(case, play(case, policy, cell.pieces, seed, flag=cell.flag))
+                found = figures(case, play(case, policy, cell.pieces, seed, flag=CHUNK * cell.flag))
                 by = policy_commit if policy == FOREBAY else all_of
                 with changed() as table:
                     table.setdefault(f"{cell.name} {policy}", {})[str(seed)] = [by, rounded(found)]

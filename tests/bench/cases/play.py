@@ -1,14 +1,14 @@
 """Play one case by which another project measures its router, in virtual time.
 
-    python tests/bench/cases/play.py b2b-saas --load 1.5 --policy forebay --seed 0 [--flag]
+    python tests/bench/cases/play.py b2b-saas --load 1.5 --policy forebay --seed 0 [--flag [4096]]
     python tests/bench/cases/play.py all --load .95 --policy llm_d --seeds 2
     python tests/bench/cases/play.py --quick          the cells that decide most, Forebay alone
 
 A line is a cell. In time: the first token at most 2 s after arrival for prompts of up to 5,000
 tokens, at most 15 s for longer ones. A refused request is not in time; a refusal is late if it
-comes more than .1 s after arrival. Times are of served requests, in seconds. The flag is
---long-prefill-token-threshold 2048. PYTHONPATH=OTHER/.typing plays the policy of another checkout,
-PYTHONPATH=.compiled the compiled one of this checkout.
+comes more than .1 s after arrival. Times are of served requests, in seconds. --flag is
+--long-prefill-token-threshold, 2048 if no number follows. PYTHONPATH=OTHER/.typing plays the policy
+of another checkout, PYTHONPATH=.compiled the compiled one of this checkout.
 """
 
 import argparse
@@ -134,6 +134,15 @@ def figures(case: Case, outcomes: Sequence[SimOutcome]) -> Figures:
     )
 
 
+def tails(outcomes: Sequence[SimOutcome]) -> list[float]:
+    """Return the 99th percentiles of TTFT, seconds, of served chats and of longer prompts."""
+    of: tuple[list[float], list[float]] = ([], [])
+    for outcome in outcomes:
+        if outcome.ttft_s is not None:
+            of[outcome.request.input_tokens > CHAT_MOST].append(outcome.ttft_s)
+    return [quantile(np.array(ttfts_s), 0.99) for ttfts_s in of]
+
+
 def joined(parts: Sequence[Figures]) -> Figures:
     """Return the means over seeds, and the sum of their requests."""
     values = [asdict(part) for part in parts]
@@ -141,8 +150,8 @@ def joined(parts: Sequence[Figures]) -> Figures:
     return Figures(**means | {"requests": sum(part.requests for part in parts)})  # type: ignore[arg-type]
 
 
-def scenario(case: Case, policy: str, flag: bool, max_wait_s: float | None) -> Scenario:
-    engine = replace(case.engine(), long_prefill_token_threshold=CHUNK if flag else 0)
+def scenario(case: Case, policy: str, flag: int, max_wait_s: float | None) -> Scenario:
+    engine = replace(case.engine(), long_prefill_token_threshold=flag)
     if policy != FOREBAY:
         return Scenario(engine=engine, gpus=case.engines, policy=policy)
     proxy = Config()
@@ -153,7 +162,7 @@ def scenario(case: Case, policy: str, flag: bool, max_wait_s: float | None) -> S
     return Scenario(engine=engine, gpus=case.engines, proxy=proxy)
 
 
-def split(case: Case, rows: Rows, flag: bool) -> list[SimOutcome]:
+def split(case: Case, rows: Rows, flag: int) -> list[SimOutcome]:
     """Play two fleets of least connections: engines for prompts of up to 5,000 tokens, and others.
 
     Each has engines by its share of the work, at least one.
@@ -179,7 +188,7 @@ def play(
     pieces: Pieces,
     seed: int,
     *,
-    flag: bool = False,
+    flag: int = 0,
     max_wait_s: float | None = None,
 ) -> list[SimOutcome]:
     """Play one cell and return the outcomes in order of arrival."""
@@ -214,7 +223,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="means of so many seeds")
     parser.add_argument("--seconds", type=float, help="of arrivals; default: the case's own")
-    parser.add_argument("--flag", action="store_true", help="long_prefill_token_threshold 2048")
+    parser.add_argument(
+        "--flag", type=int, nargs="?", const=CHUNK, default=0, metavar="TOKENS",
+        help=f"long_prefill_token_threshold; without a number {CHUNK}",
+    )  # fmt: skip
     parser.add_argument("--max-wait", type=float, metavar="S", help="of documents, in Forebay")
     parser.add_argument("--quick", action="store_true", help="some cells of all cases")
     parser.add_argument("--json", action="store_true", dest="as_json")
@@ -225,13 +237,15 @@ def main() -> None:
         if case.missing:
             print(f"{name}: skipped, there is no {case.needs}", file=sys.stderr)
             continue
-        started, parts = time.process_time(), list[Figures]()
+        started, parts, p99s = time.process_time(), list[Figures](), list[list[float]]()
         pieces = [(options.seconds or (QUICK_S if options.quick else case.seconds), rate)]
         for seed in range(options.seed, options.seed + options.seeds):
             outcomes = play(
                 case, options.policy, pieces, seed, flag=options.flag, max_wait_s=options.max_wait
             )
             parts.append(figures(case, outcomes))
+            p99s.append(tails(outcomes))
+        chats_s, longer_s = (mean(np.array(column)) for column in zip(*p99s, strict=True))
         found = joined(parts)
         share = rate / case.capacity
         if options.as_json:
@@ -240,7 +254,11 @@ def main() -> None:
             )
         else:
             took_s = time.process_time() - started
-            print(f"{name:12} {share:4.2f} {found.line()}  {took_s:.0f} s", flush=True)
+            print(
+                f"{name:12} {share:4.2f} {found.line()} "
+                f"p99 of chats {chats_s:.2f}, of longer {longer_s:.2f}  {took_s:.0f} s",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
