@@ -20,7 +20,10 @@ from proxy_stage import (
 
 from forebay.replay.clock.virtual_loop import run
 
-HOLD: dict[str, Any] = {"hold": {"max_requests": 3}}
+HOLD: dict[str, Any] = {
+    "hold": {"max_requests": 3},
+    "buckets": [{"name": "chat", "up_to": 5_000, "max_wait": 2.0}],
+}
 
 
 async def status(on: Stage, model: str = "") -> int:

@@ -44,7 +44,7 @@ CASES = [
     for name, load, points in (
         ("documents", 0.8, 3),
         ("documents", 1.5, 3),
-        ("sessions", 0.8, 3),
+        ("sessions", 0.8, 4),
         ("sessions", 1.2, 6),
     )
     for chunk in (0, 2_048)
