@@ -20,10 +20,7 @@ from proxy_stage import (
 
 from forebay.replay.clock.virtual_loop import run
 
-HOLD: dict[str, Any] = {
-    "hold": {"max_requests": 3},
-    "buckets": [{"name": "chat", "up_to": 5_000, "max_wait": 2.0}],
-}
+HOLD: dict[str, Any] = {"hold": {"max_requests": 3}}
 
 
 async def status(on: Stage, model: str = "") -> int:
@@ -100,7 +97,8 @@ def test_for_no_longer_than_they_would_queue() -> None:
         assert 0.4 < loop.time() - began < 0.9
         assert held(on) == 0
 
-    on_stage(scene, None, **HOLD)
+    short = [{"name": "chat", "up_to": 5_000, "max_wait": 2.0}]
+    on_stage(scene, None, **HOLD, buckets=short)
 
 
 def test_a_client_that_leaves_gives_its_place_back() -> None:
