@@ -208,7 +208,7 @@ class Precedence:
                 if backend.holdings.holds_less(waiting.request.tenant, key[1]):
                     work.kv_tokens = kv_tokens
         # A part of a request counts as a whole request.
-        work.count = max(1, round(work.count)) if work.seconds > 0.0 else 0
+        work.count = float(max(1, round(work.count))) if work.seconds > 0.0 else 0.0
 
     def _of_flow(
         self,
