@@ -46,7 +46,7 @@ def config_with(max_wait_s: Mapping[str, float]) -> Config:
 
 def patient_config() -> Config:
     """The default configuration without limits: every request waits, none is rejected."""
-    limits = {"max_queue": UNBOUNDED, "max_wait": FOREVER_S}
+    limits = {"max_queue": UNBOUNDED, "max_wait": FOREVER_S, "target": FOREVER_S}
     return _with_buckets({bucket.name: limits for bucket in Config().buckets})
 
 
