@@ -85,12 +85,12 @@ def played(scene: Scene, **keys: Any) -> None:
 
 @pytest.mark.parametrize("heartbeats", [True, False])
 def test_no_turn_is_lost_to_silence_in_overload(heartbeats: bool) -> None:
-    """Documents wait for longer than that. A turn that is rejected has an answer."""
+    """No document waits as long as that, as its target is 15 s. A rejected turn has an answer."""
 
     async def scene(on: Stage, engines: list[RunningEngine]) -> None:
         ends = Counter(end for end, _ in await turns(on, 1.5))
         assert ends["done"] > TURNS * 0.6
-        assert (ends["silence"] == 0) == heartbeats, ends
+        assert ends["silence"] == 0, ends
         assert ends["done"] + ends["429"] + ends["rejected"] + ends["silence"] == TURNS, ends
 
     played(scene, **({} if heartbeats else {"timeouts": {"keep_alive": "0s"}}))
