@@ -215,9 +215,7 @@ class NewRequests:
         """Route a new request."""
         dispatcher, request = self._dispatcher, waiting.request
         # Prefer backends that can meet the limits, then an idle backend that was not priced.
-        queued_s = dispatcher.queues.queued_s(bucket.name, request.model, now)
-        standing = queued_s > 0.0 and self._stands(bucket, request.model, options, queued_s, now)
-        limits = dispatcher.return_times.limits(bucket, request, now, stands=standing)
+        limits = self._limits(request, bucket, options, now)
         allowed = without_copies(options)
         hopeful = [
             o
@@ -246,21 +244,24 @@ class NewRequests:
             option.margin_s = 0.0
         return place
 
-    def _stands(
-        self, bucket: Bucket, model: str, options: Sequence[Option], queued_s: float, now: float
-    ) -> bool:
-        """True if the queue of a bucket stands. Then no wait in it is due to a burst.
+    def _limits(
+        self, request: Request, bucket: Bucket, options: Sequence[Option], now: float
+    ) -> Bucket:
+        """Return the bucket with the limits that apply to a new request.
 
-        Several active tenants need the whole queue for their fair shares.
+        Behind a queue that stands, wherever it would go, no wait in `options` is due to a burst.
+        Once such a queue has rejected a request, new requests fill only half of it. Several active
+        tenants need all of it for their fair shares.
         """
-        backends = self._dispatcher.backends
-        if not all(stands(bucket, backends[o.backend], queued_s, now) for o in options):
-            return False
-        for option in options:
-            option.sent_s = 0.0
-        return self._dispatcher.queues.has_overflowed(
-            bucket.name, model
-        ) and not self._dispatcher.forecast.gate.beside_others(now)
+        dispatcher, halved = self._dispatcher, False
+        queued_s = dispatcher.queues.queued_s(bucket.name, request.model, now)
+        backends = [dispatcher.backends[o.backend] for o in options] if queued_s > 0.0 else []
+        if backends and all(stands(bucket, b, queued_s, now) for b in backends):
+            for option in options:
+                option.sent_s = 0.0
+            halved = dispatcher.queues.has_overflowed(bucket.name, request.model)
+            halved = halved and not dispatcher.forecast.gate.beside_others(now)
+        return dispatcher.return_times.limits(bucket, request, now, halved=halved)
 
     def _decide(
         self, waiting: QueuedRequest, bucket: Bucket, place: Placement, now: float

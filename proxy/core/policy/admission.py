@@ -239,16 +239,16 @@ class ReturnTimes:
         at = self._due_back.get((request.tenant, request.identity), inf)
         return at <= now < at + RETRY_MOST_S
 
-    def limits(self, bucket: Bucket, request: Request, now: float, *, stands: bool) -> Bucket:
+    def limits(self, bucket: Bucket, request: Request, now: float, *, halved: bool) -> Bucket:
         """Return the bucket with the limits that apply to a request when it arrives.
 
         Args:
-            stands: the queue of its bucket and model is no burst.
+            halved: new requests may fill only half of the queue of its bucket and model.
         """
         back_lately = now < self._came_back_at.get(request.model, -inf) + RETRY_MOST_S
-        if not (stands or back_lately) or self.is_back(request, now):
+        if not (halved or back_lately) or self.is_back(request, now):
             return bucket
-        return self._limited[bucket.name, MAJORITY if stands else 1.0 - RETURN_SHARE]
+        return self._limited[bucket.name, MAJORITY if halved else 1.0 - RETURN_SHARE]
 
     def arrived(self, request: Request, now: float) -> None:
         """Note an arrival. Call it after `limits`."""

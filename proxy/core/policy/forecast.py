@@ -16,7 +16,7 @@ from forebay.proxy.core.policy.coalesce import (
     must_follow,
     others_want,
 )
-from forebay.proxy.core.policy.kv_wait import kv_used, kv_wait_s
+from forebay.proxy.core.policy.kv_wait import kv_use, kv_wait_s
 from forebay.proxy.core.policy.long_prefills import LongPrefills
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.precedence import Before, Precedence
@@ -241,12 +241,13 @@ class Forecast:
         sent_s = 0.0 if backend.prefill_queue.chunked else backend.prefill_queue.backlog_s(now)
         if sent_s > 0.0:
             sent_s += error_margin_s(backend, sent_s, 0.0)
+        used, kv_tokens = kv_use(backend, request)
         answer_tokens = waiting.output_tokens / request.sequences
         decode_s = answer_tokens * backend.cost.read_s(backend.context_tokens)
         return Option(
             backend.name, wait_s, margin_s, prefill_s, cold_s, matched, load, proven, requests,
             wanted=in_demand, decode_s=decode_s, step_s=backend.cost.predict_s(0, 0),
-            sent_s=sent_s, kv_tokens=backend.kv.need(request, 0), kv_used=kv_used(backend),
+            sent_s=sent_s, kv_tokens=kv_tokens, kv_used=used,
         )  # fmt: skip
 
     def _wait_s(

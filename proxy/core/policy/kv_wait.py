@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import islice
 from math import fsum, sqrt
 
-from forebay.proxy.core.model import ENOUGH, FULL, MAJORITY
+from forebay.proxy.core.model import ENOUGH, FULL, MAJORITY, Request
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.in_flight import STEP_TOKENS
@@ -80,12 +80,17 @@ def _answer_s(backend: Backend, now: float) -> float:
     return max(ended.value, 2.0 * (now - sent_at / len(backend.in_flight)))
 
 
-def kv_used(backend: Backend) -> float:
-    """Return the share of the KV cache that running and waiting requests take."""
+def kv_use(backend: Backend, request: Request) -> tuple[float, int]:
+    """Return the share of the KV cache that running and waiting requests take, and the tokens that
+    this prompt would add.
+
+    These are not counted, and 0, while at most half of the cache is used: they decide nothing then.
+    """
     tokens = backend.kv.held
     if backend.queued:
         tokens += fsum([queue.kv_tokens for queue in backend.queues.values()])
-    return tokens / backend.kv_tokens
+    used = tokens / backend.kv_tokens
+    return used, backend.kv.need(request, 0) if used > MAJORITY else 0
 
 
 def without_copies(options: Sequence[Option]) -> list[Option]:

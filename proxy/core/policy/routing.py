@@ -33,7 +33,8 @@ class Option:
         decode_s: seconds by which the contexts that are decoded there make its answer longer.
         wanted: another request waits there for the matched prefix, or computes it.
         step_s: the part of a prefill's seconds that any step takes.
-        kv_tokens: KV cache that its prompt would take there, without prefixes that are in use.
+        kv_tokens: KV cache that its prompt would take there, without prefixes that are in use; 0
+            while at most half of the cache is used.
         kv_used: share of the KV cache there that running and waiting requests take.
         sent_s: the part of the wait, with its margin, for prefills that the engine was sent
             before; 0 where it chunks them, and behind a queue that stands.

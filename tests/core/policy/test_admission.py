@@ -42,10 +42,10 @@ class TestReturnTimes:
         return Request(str(number), 1_000, identity=number, tenant=tenant)
 
     def most_s(
-        self, times: ReturnTimes, bucket: Bucket, now: float, *, stands: bool = False
+        self, times: ReturnTimes, bucket: Bucket, now: float, *, halved: bool = False
     ) -> float:
         """Return the longest wait of a new request."""
-        return times.limits(bucket, self.one(2), now, stands=stands).max_wait_s
+        return times.limits(bucket, self.one(2), now, halved=halved).max_wait_s
 
     def test_new_requests_leave_a_fifth_of_the_wait_once_a_client_has_come_back(self) -> None:
         times = self.times()
@@ -57,9 +57,9 @@ class TestReturnTimes:
 
     def test_new_requests_fill_half_of_a_queue_that_stands(self) -> None:
         times, new = self.times(), self.one(2)
-        assert self.most_s(times, DOCUMENT, 20.0, stands=True) == 0.5 * DOCUMENT.patience_s
+        assert self.most_s(times, DOCUMENT, 20.0, halved=True) == 0.5 * DOCUMENT.patience_s
         times.note(new, 4.0, 0.0)
-        assert times.limits(DOCUMENT, new, 4.9, stands=True) == DOCUMENT  # is back
+        assert times.limits(DOCUMENT, new, 4.9, halved=True) == DOCUMENT  # is back
 
     @pytest.mark.parametrize(
         ("at", "tenant", "known"),
@@ -79,7 +79,7 @@ class TestReturnTimes:
         times.arrived(self.one(9), at)  # places are kept from now on
         times.note(self.one(1, "a"), 5.0, 0.0)
         assert times.is_back(self.one(1, tenant), at) == known
-        assert (times.limits(CHAT, self.one(1, tenant), at, stands=False) == CHAT) == known
+        assert (times.limits(CHAT, self.one(1, tenant), at, halved=False) == CHAT) == known
 
     def test_a_place_is_used_once(self) -> None:
         times = self.times()

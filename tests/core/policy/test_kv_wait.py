@@ -3,7 +3,7 @@
 import pytest
 
 from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send
-from forebay.proxy.core.policy.kv_wait import kv_need, kv_used, kv_wait_s, without_copies
+from forebay.proxy.core.policy.kv_wait import kv_need, kv_use, kv_wait_s, without_copies
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
@@ -75,7 +75,7 @@ class TestWhatCounts:
         (backend,) = running(20, 44_000.0).backends.values()
         backend.finished("r0", 30.0)
         assert backend.kv.freed.value <= 2_100 / 2  # its own part, averaged with the first guess
-        assert kv_used(backend) > 0.5
+        assert kv_use(backend, question("x", 900))[0] > 0.5
 
     def test_an_empty_backend_and_an_unknown_size_make_no_wait(self) -> None:
         (backend,) = running(0, 40_000.0).backends.values()
