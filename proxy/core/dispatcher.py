@@ -32,7 +32,7 @@ from forebay.proxy.core.policy.routing import Affinity, Option, Route
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.elsewhere import RecentUse
 from forebay.proxy.core.state.fleet import FleetQueues, heads_of
-from forebay.proxy.core.state.in_flight import InFlight, counts
+from forebay.proxy.core.state.in_flight import InFlight
 from forebay.proxy.core.state.kv_budget import OutputLengths
 from forebay.proxy.core.state.queue import QueuedRequest
 from forebay.proxy.core.state.tenants import Fairness, Quotas
@@ -291,7 +291,6 @@ class Dispatcher:
         expected, leader = expected_tokens(backend, waiting)
         waiting.leader = leader
         waiting.kv_tokens = kv_need(backend, waiting, expected if leader else 0)
-        waiting.cold = counts(request, request.prompt_tokens - expected)
         waiting.follows = leader is not None or must_follow(backend, request)
         # A follower is ordered as if it were cold: as a hit it would be in front of its leader.
         worth_s = backend.prefill_s(request, 0) if waiting.follows else prefill_s

@@ -20,7 +20,6 @@ class BucketQueue:
     Attributes:
         flows: exist while a request waits in them.
         count: waiting requests.
-        cold: waiting requests that are no cache hits.
         kv_tokens: KV cache that they will take.
         of_class: waiting requests by the rank of their class within their tenant.
         crowd: exists once more than LOOK_AT_MOST flows wait, until half as many are left.
@@ -35,7 +34,7 @@ class BucketQueue:
         self._by_turn: dict[int, tuple[First[FlowKey], First[FlowKey]]] = {}
         self._by_deadline = First(self._deadline_place)
         self.crowd: Crowd | None = None
-        self.count = self.cold = 0
+        self.count = 0
         self.of_class = [0] * len(CLASSES)
         self._work_s = self.kv_tokens = 0.0
 
@@ -63,7 +62,6 @@ class BucketQueue:
             self.crowd = Crowd(self.flows, self._holdings.fairness)
         self.count += 1
         self.of_class[waiting.own_rank] += 1
-        self.cold += waiting.cold
         self._work_s += waiting.work_s
         self.kv_tokens += waiting.kv_tokens
 
@@ -75,7 +73,6 @@ class BucketQueue:
             self.crowd.remove(waiting)
         self.count -= 1
         self.of_class[waiting.own_rank] -= 1
-        self.cold -= waiting.cold
         self._work_s = self._work_s - waiting.work_s if self.count else 0.0
         self.kv_tokens = self.kv_tokens - waiting.kv_tokens if self.count else 0.0
         if not len(flow):

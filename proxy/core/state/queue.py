@@ -34,7 +34,7 @@ class QueuedRequest:
         output_tokens: expected length of its answer.
         paid: its tokens count against its tenant's quota, and it was not sent yet.
         work_s: predicted seconds of its prefill.
-        cold: its prefill counts (`in_flight.counts`): it is no cache hit.
+        kv_tokens: KV cache that it will take (`policy/kv_wait.py`).
         follows: it waits for a prefill that its backend computes, or will compute for `leader`.
         leader: the waiting request whose prefill it waits for.
         looks_again_at: other backends may take it over from this time on.
@@ -46,7 +46,6 @@ class QueuedRequest:
         "arrived_at",
         "backend",
         "bucket",
-        "cold",
         "deadline",
         "due",
         "excluded",
@@ -91,7 +90,6 @@ class QueuedRequest:
         self.order = order
         self.work_s = work_s
         self.kv_tokens = 0.0
-        self.cold = True
         self.follows = False
         self.leader: QueuedRequest | None = None
         self.backend = ""
