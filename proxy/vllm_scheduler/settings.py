@@ -1,7 +1,7 @@
 """The operator's settings, and the engines that are supported."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 SHORTEST_PAUSE_S: Final = 0.001
 LONGEST_PAUSE_S: Final = 60.0
@@ -33,13 +33,19 @@ def read_settings(additional_config: object) -> Settings:
     if unknown := sorted(set(own) - {"pause"}):
         raise ValueError(f'{where} has no setting "{unknown[0]}"; there is "pause"')
     pause = own.get("pause", Settings().pause)
-    is_number = isinstance(pause, int | float) and not isinstance(pause, bool)
-    if not is_number or not SHORTEST_PAUSE_S <= pause <= LONGEST_PAUSE_S:
+    if not is_pause(pause):
         raise ValueError(
             f"{where}: pause is {pause!r}; give seconds between {SHORTEST_PAUSE_S:g} and"
             f" {LONGEST_PAUSE_S:g}"
         )
     return Settings(float(pause))
+
+
+def is_pause(value: object) -> TypeGuard[float]:
+    """True for a number of seconds that a pause may have."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return SHORTEST_PAUSE_S <= value <= LONGEST_PAUSE_S
 
 
 def check_engine(version: str, vllm_config: Any) -> None:

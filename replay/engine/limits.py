@@ -3,6 +3,12 @@
 import json
 from dataclasses import dataclass
 
+from forebay.proxy.vllm_scheduler.settings import (
+    LONGEST_PAUSE_S,
+    SHORTEST_PAUSE_S,
+    Settings,
+    is_pause,
+)
 from forebay.replay.engine.hardware.kv_layout import WHOLE, KvGroup
 from forebay.traces.errors import InputError
 
@@ -45,7 +51,6 @@ class SchedulerLimits:
 
 FOREBAY_CLASS = "forebay"
 """Short name of Forebay's scheduler class in --scheduler-cls."""
-_PAUSE_S = 0.1
 
 
 def read_pause(scheduler_cls: str | None, additional_config: str | None) -> float:
@@ -65,9 +70,12 @@ def read_pause(scheduler_cls: str | None, additional_config: str | None) -> floa
         raise InputError(
             f'--additional-config {additional_config}: give {{"forebay": {{"pause": SECONDS}}}}'
         )
-    pause = options.get("pause", _PAUSE_S)
-    if isinstance(pause, bool) or not isinstance(pause, int | float) or not 0.001 <= pause <= 60:
-        raise InputError(f"--additional-config: pause {pause}: give seconds between 0.001 and 60")
+    pause = options.get("pause", Settings().pause)
+    if not is_pause(pause):
+        raise InputError(
+            f"--additional-config: pause {pause}: give seconds between {SHORTEST_PAUSE_S:g} and "
+            f"{LONGEST_PAUSE_S:g}"
+        )
     return float(pause)
 
 
