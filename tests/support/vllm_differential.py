@@ -21,10 +21,12 @@ import tempfile
 import time
 import traceback
 from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from inspect import signature
 from math import lcm
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from xxhash import xxh3_64_intdigest
@@ -608,8 +610,24 @@ def play(seed: int, version: str, layers: str, model: Any, seen: Counter[str]) -
     seen["accepted tokens"] += sum(n * count for n, count in enumerate(ours.core.drafted))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def run_workloads(
+    about: str,
+    play_one: Callable[[int, str, str, Any, Counter[str]], None],
+    versions: Mapping[str, str] = MappingProxyType({}),
+    scenes: Sequence[Callable[[Any, str], None]] = (),
+) -> int:
+    """Play the workloads that the command line asks for, and print a line of JSON.
+
+    Args:
+        about: the help's first line.
+        play_one: as `play`. Any exception is a difference.
+        versions: of vLLM, minor, and the version whose options stand for it.
+        scenes: played first, with the model and the version. An exception ends all.
+
+    Returns:
+        The exit status: 1 after a difference.
+    """
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--workloads", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="of the first workload")
     parser.add_argument(
@@ -621,7 +639,8 @@ def main() -> int:
     import vllm
     from vllm.config import ModelConfig
 
-    version = ".".join(vllm.__version__.split(".")[:2])
+    minor = ".".join(vllm.__version__.split(".")[:2])
+    version = versions.get(minor, minor)
     began = time.monotonic()
     seen: Counter[str] = Counter()
     differences = played = 0
@@ -630,14 +649,17 @@ def main() -> int:
         model = ModelConfig(
             model=folder, dtype="bfloat16", skip_tokenizer_init=True, enforce_eager=True
         )
+        for scene in scenes:
+            scene(model, version)
         for seed in range(options.seed, options.seed + options.workloads):
             played += 1
             try:
-                play(seed, version, options.layers, model, seen)
+                play_one(seed, version, options.layers, model, seen)
             except Exception as fault:  # a crash of either side is a difference too
                 differences += 1
                 if differences <= 3:
-                    print(f"seed {seed}: {type(fault).__name__}: {fault}", file=sys.stderr)
+                    name = type(fault).__name__
+                    print(f"seed {seed}: {name}: {fault!s:.2000}", file=sys.stderr)
                 if not isinstance(fault, Difference):
                     traceback.print_exc()
                 if options.stop:
@@ -655,4 +677,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_workloads(str(__doc__).splitlines()[0], play))

@@ -12,25 +12,18 @@ now and then 100 times as long. Prints one line of JSON. Exit status 1 when anyt
 
 # mypy: disable-error-code="import-not-found"
 
-import argparse
-import json
 import random
 import sys
-import tempfile
-import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from vllm_differential import (
     LAYERS,
     MOST_STEPS,
-    TINY,
     Asked,
     Difference,
     Theirs,
@@ -38,6 +31,7 @@ from vllm_differential import (
     draw_model,
     draw_requests,
     draw_states,
+    run_workloads,
     same,
     vllm_config_of,
 )
@@ -361,51 +355,6 @@ def play(seed: int, version: str, layers: str, model: Any, seen: Counter[str]) -
     seen[f"{workload.layers} workloads"] += 1
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--workloads", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0, help="of the first workload")
-    parser.add_argument("--layers", choices=("any", *LAYERS), default="any")
-    parser.add_argument("--stop", action="store_true", help="at the first fault")
-    options = parser.parse_args()
-
-    import vllm
-    from vllm.config import ModelConfig
-
-    minor = ".".join(vllm.__version__.split(".")[:2])
-    version = VERSIONS.get(minor, minor)
-    began = time.monotonic()
-    seen: Counter[str] = Counter()
-    differences = played = 0
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(TINY))
-        model = ModelConfig(
-            model=folder, dtype="bfloat16", skip_tokenizer_init=True, enforce_eager=True
-        )
-        for scene in (play_many_waiting, play_too_long):
-            scene(model, version)
-        for seed in range(options.seed, options.seed + options.workloads):
-            played += 1
-            try:
-                play(seed, version, options.layers, model, seen)
-            except Exception as fault:  # a crash is a difference too
-                differences += 1
-                print(f"seed {seed}: {type(fault).__name__}: {fault!s:.2000}", file=sys.stderr)
-                if not isinstance(fault, Difference):
-                    traceback.print_exc()
-                if options.stop:
-                    break
-    summary = {
-        "vllm": vllm.__version__,
-        "workloads": played,
-        "first_seed": options.seed,
-        "differences": differences,
-        "seconds": round(time.monotonic() - began, 1),
-        **{name.replace(" ", "_"): count for name, count in sorted(seen.items())},
-    }
-    print(json.dumps(summary))
-    return 1 if differences else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    first_scenes = (play_many_waiting, play_too_long)
+    sys.exit(run_workloads(str(__doc__).splitlines()[0], play, VERSIONS, first_scenes))

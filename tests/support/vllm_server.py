@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -61,6 +62,23 @@ def needed_vllm_python() -> str:
     if python is None:
         pytest.skip(MISSING)
     return python
+
+
+def play_workloads(script: str, workloads: int, title: str) -> dict[str, Any]:
+    """Run a script of tests/support with vLLM's interpreter, and return its line of JSON.
+
+    Skips the test without vLLM. The figures also go to stderr, for the log of a run that passed.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".typing")}
+    command = [needed_vllm_python(), str(ROOT / "tests" / "support" / script)]
+    run = subprocess.run(
+        [*command, "--workloads", str(workloads)], env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, f"{run.stdout}\n{run.stderr[-4_000:]}"
+    line = run.stdout.splitlines()[-1]
+    print(f"\n{title}: {line}", file=sys.stderr, flush=True)
+    summary: dict[str, Any] = json.loads(line)
+    return summary
 
 
 def write_model(

@@ -26,7 +26,7 @@ def test_chats_do_not_wait_for_long_prompts(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They get the same answers, and the engine's metrics and log tell of the class."""
-    asks = draw_asks(1, seconds=6.0, chats=12, documents=3, tokens=8_000)
+    asks = draw_asks(1, seconds=6.0, chats=12, documents=3, tokens=14_000)
     answers: dict[str, list[Answer]] = {}
     python, metrics = needed_vllm_python(), ""
     (tmp_path / "metrics").mkdir()

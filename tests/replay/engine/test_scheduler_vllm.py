@@ -1,30 +1,19 @@
 """Our engine against vLLM's own scheduler, step by step, in a subprocess that has vLLM."""
 
-import json
 import os
-import subprocess
-import sys
 
 import pytest
-from paths import ROOT
-from vllm_server import needed_vllm_python
+from vllm_server import play_workloads
 
-WORKLOADS = os.environ.get("FOREBAY_VLLM_WORKLOADS", "100")
+WORKLOADS = int(os.environ.get("FOREBAY_VLLM_WORKLOADS", "100"))
 
 
 @pytest.mark.timeout(900)
 def test_every_step_is_vllms(capfd: pytest.CaptureFixture[str]) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".typing")}
-    command = [needed_vllm_python(), str(ROOT / "tests" / "support" / "vllm_differential.py")]
-    run = subprocess.run(
-        [*command, "--workloads", WORKLOADS], env=environment, capture_output=True, text=True
-    )
-    assert run.returncode == 0, f"{run.stdout}\n{run.stderr[-4_000:]}"
-    told = json.loads(run.stdout.splitlines()[-1])
-    with capfd.disabled():  # the log of a run that passed has the figures too
-        print(f"\nvLLM's scheduler and ours: {json.dumps(told)}", file=sys.stderr, flush=True)
+    with capfd.disabled():
+        told = play_workloads("vllm_differential.py", WORKLOADS, "vLLM's scheduler and ours")
     assert told["differences"] == 0
-    assert told["workloads"] == int(WORKLOADS)
+    assert told["workloads"] == WORKLOADS
     for name in (
         *("async_workloads", "priority_workloads", "interval_workloads", "preemptions"),
         *("hit_tokens", "aborts", "stop", "length", "speculative_workloads", "accepted_tokens"),

@@ -114,17 +114,24 @@ def test_a_server_that_ignores_sigterm_is_killed_at_the_second_signal(
     all_gone(tmp_path / "starts")
 
 
+async def deaf_server(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> ServerProcess:
+    """Start a server that ignores SIGTERM, and wait until it is healthy."""
+    monkeypatch.setenv("FAKE_DEAF", "1")
+    plan = a_plan(tmp_path, model).servers[0]
+    process = await ServerProcess.start(plan)
+    async with aiohttp.ClientSession() as session:
+        while not await healthy(session, plan.url):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return process
+
+
 def test_a_server_that_ignores_sigterm_is_killed_in_the_end(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_DEAF", "1")
-
     async def scenario() -> None:
-        plan = a_plan(tmp_path, model).servers[0]
-        process = await ServerProcess.start(plan)
-        async with aiohttp.ClientSession() as session:
-            while not await healthy(session, plan.url):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        process = await deaf_server(tmp_path, model, monkeypatch)
         assert not await process.stop(0.05, asyncio.Event())
 
     asyncio.run(scenario())
@@ -135,14 +142,9 @@ def test_a_stop_that_is_cancelled_leaves_no_process(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This happens where the other server fails at the same time."""
-    monkeypatch.setenv("FAKE_DEAF", "1")
 
     async def scenario() -> None:
-        plan = a_plan(tmp_path, model).servers[0]
-        process = await ServerProcess.start(plan)
-        async with aiohttp.ClientSession() as session:
-            while not await healthy(session, plan.url):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        process = await deaf_server(tmp_path, model, monkeypatch)
         stopping = asyncio.create_task(process.stop(WAIT_S, asyncio.Event()))
         await asyncio.wait({stopping}, timeout=0.05)
         stopping.cancel()
