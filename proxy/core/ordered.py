@@ -173,7 +173,7 @@ class Ramps(Generic[Key]):
 
     def __init__(self, origin: float) -> None:
         self._origin = origin
-        # A ramp is two bends. The sum at x is that of (x - bend) * change of the slope over all
+        # A ramp is two bends. The sum at x adds up (x - bend) * change of the slope over all
         # bends before x. Columns: both changes, and both times the place of the bend.
         self._bends = SortedSums(4)
         self._ramps: dict[Key, tuple[float, float]] = {}

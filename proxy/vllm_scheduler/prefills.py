@@ -112,7 +112,7 @@ class Prefills:
             if not self._is_stuck(prompt.handle):
                 del self._aside[request_id]
                 self._queue(request_id, prompt)
-        # What runs: a prompt that is half computed, or an answer.
+        # Running requests: prompts that are half computed, and answers.
         prefilling = []
         for request in scheduler.running:
             if request.is_prefill_chunk:

@@ -84,7 +84,7 @@ class BoundedScheduler(Scheduler):
             self._leave_to_vllm()
         output = super().schedule(*args, **kwargs)
         self.waiting.startable.clear()
-        # What the step computes of prompts, to learn from its time.
+        # Remember the prompt tokens of the step, to learn from its time.
         counts = output.num_scheduled_tokens
         if not output.total_num_scheduled_tokens:
             self._empty_steps = self._empty_steps + 1 if len(self.waiting) else 0
@@ -152,7 +152,7 @@ class BoundedScheduler(Scheduler):
         for prompt, count in plan.admit:
             request: Any = prompt.handle
             # A cached prefix may be lost within the step, and a last token may come after a
-            # preemption. Only a bound limits what has to be computed then.
+            # preemption. Only a bound limits the tokens then.
             is_whole = plan.bound_s == inf and count >= prompt.tokens - prompt.computed
             caps[request.request_id] = request.num_tokens if is_whole else count
             startable.append(request)

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeGuard
 SHORTEST_PAUSE_S: Final = 0.001
 LONGEST_PAUSE_S: Final = 60.0
 OLDEST, NEWEST = (0, 26), (0, 33)
-"""Versions whose own scheduler was compared with this one on random workloads."""
+"""Versions whose own scheduler was compared with this class on random workloads."""
 
 
 @dataclass(frozen=True, slots=True)

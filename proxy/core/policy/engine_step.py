@@ -108,7 +108,7 @@ class EngineSteps:
         self._plans = 0
         self._blocked: StepRequest | None = None  # a long prompt that had no room
         self._passed = 0  # tokens admitted before it since
-        # Of the plan that is being made:
+        # The state of the plan in the making.
         self._plan = StepPlan([], [], inf)
         self._tokens_left = self._seats_left = self._owed = self._cap = 0
         self._has_given = False
@@ -235,7 +235,7 @@ class EngineSteps:
                 if request.given:
                     plan.running.append((request, request.given))
         if not decoding and not plan.running:
-            # The engine may find no room for those that it was to admit. Something has to run.
+            # The engine may find no room for admitted requests. A running request must have tokens.
             for group in groups:
                 if group.running:
                     request = group.running[0][1]
@@ -356,7 +356,7 @@ class EngineSteps:
         if blocked is not None and blocked.due <= self._now:
             self._passed += request.tokens
             self.passed_over += 1
-        # It starts in this step.
+        # The request starts in this step.
         request.computed = computed
         request.given = 0
         request.is_short = self._is_short(request)

@@ -108,7 +108,7 @@ def test_the_least_change_wins_among_equals() -> None:
 
 
 def trap(values: Values) -> tuple[float, float]:
-    """Two ranks gain 2 points, and then no threshold gains more than 7; alone 2,048 gains 10."""
+    """Two ranks gain 2 points, a threshold at most 7 more. The threshold 2,048 alone gains 10."""
     ranks, _, threshold, *_ = values
     if ranks == 1:
         return (1.0 if threshold == 2048 else 0.9), 1.0

@@ -27,7 +27,7 @@ Draw = Callable[[Random], float]
 
 
 def lognormal(mean: float, sigma: float, least: int = 1, most: float = 10**9) -> Draw:
-    """Return a lognormal distribution of this mean; `sigma` is that of the logarithm."""
+    """Return a lognormal distribution of this mean. `sigma` belongs to the logarithm."""
     middle = log(mean) - sigma**2 / 2
     return lambda dice: min(max(exp(dice.gauss(middle, sigma)), least), most)
 
@@ -58,7 +58,7 @@ def geometric(mean: float) -> Draw:
 
 
 def arrivals(pieces: Pieces, dice: Random, before_s: float = 0.0) -> Iterator[float]:
-    """Yield the times of Poisson streams one after the other, the first from -before_s on."""
+    """Yield the times of Poisson streams in turn, the first from -before_s on."""
     start_s, end_s = -before_s, 0.0
     for seconds, rate in pieces:
         end_s += seconds

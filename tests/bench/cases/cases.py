@@ -1,6 +1,6 @@
 """Play all cases at all loads, and keep each result at once (make cases).
 
-    python tests/bench/cases/cases.py                    what is missing, of all policies
+    python tests/bench/cases/cases.py                    all missing cells of all policies
     python tests/bench/cases/cases.py --only forebay     one policy, or those that begin with this
     python tests/bench/cases/cases.py --case b2b-saas --load 0.95
 

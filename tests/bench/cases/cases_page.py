@@ -65,7 +65,7 @@ class CellResults:
     @property
     def best(self) -> Result:
         """Return the other policy that is most often in time, of equal ones the faster."""
-        return max(self.others, key=lambda one: (round(one["in_time"], 1), -one["ttft_p90_s"]))
+        return max(self.others, key=lambda row: (round(row["in_time"], 1), -row["ttft_p90_s"]))
 
     @property
     def ahead(self) -> float:
@@ -73,9 +73,9 @@ class CellResults:
 
     def least(self, figure: str) -> float:
         """Return the least figure of all policies that are about as often in time as the best."""
-        most = max(one["in_time"] for one in self.results.values())
-        near = (one for one in self.results.values() if one["in_time"] >= most - NEAR_BEST)
-        return min(one[figure] for one in near)
+        most = max(row["in_time"] for row in self.results.values())
+        near = (row for row in self.results.values() if row["in_time"] >= most - NEAR_BEST)
+        return min(row[figure] for row in near)
 
 
 def read() -> list[CellResults]:
@@ -198,7 +198,7 @@ def _table(cells: list[CellResults]) -> Iterator[str]:
             _pair(ours[name], best[name])
             for name in ("ttft_p90_s", "ttft_p99_s", "e2e_p50_s", "e2e_p99_s")
         ]
-        refused = [f"{one['refused']:.3g} ({one['refused_late']:.3g})" for one in (ours, best)]
+        refused = [f"{row['refused']:.3g} ({row['refused_late']:.3g})" for row in (ours, best)]
         plain = [
             f"{cell.results[name]['in_time']:.1f}" if name in cell.results else "-"
             for name in (ROUND_ROBIN, SPLIT)

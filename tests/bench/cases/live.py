@@ -52,11 +52,11 @@ WHOLE = CASES["b2b-saas"]
 
 
 def row(rows: Rows, *columns: Floats) -> dict[str, float]:
-    """Make what a side shows: % of all requests, seconds of served ones, hits in % of their tokens.
+    """Make the figures of a side: % of all requests, seconds of served requests, hits in %.
 
     Columns are in the order of `rows`, whose prompts are all of one length; NaN: no value.
     """
-    prompt = np.array([float(one.input_tokens) for one in rows])
+    prompt = np.array([float(request.input_tokens) for request in rows])
     ttft_s, rejected_s, cached = columns
     served, rejected = ~np.isnan(ttft_s), ~np.isnan(rejected_s)
     shown = {
@@ -82,8 +82,8 @@ def virtual(case: Case, rows: Rows, tokens: int) -> dict[str, float]:
     plays = list[dict[str, float]]()
     for seed in range(PLAYS):
         dice = Random(seed)
-        moved = [replace(one, arrival_s=one.arrival_s + dice.uniform(0, LATE_S)) for one in rows]
-        outcomes = play_in_blocks(case, sorted(moved, key=lambda one: one.arrival_s), tokens)
+        moved = [replace(r, arrival_s=r.arrival_s + dice.uniform(0, LATE_S)) for r in rows]
+        outcomes = play_in_blocks(case, sorted(moved, key=lambda r: r.arrival_s), tokens)
         rejected_s = [o.reject and o.reject.queued_s for o in outcomes]
         columns = [o.ttft_s for o in outcomes], rejected_s, [o.cached_tokens for o in outcomes]
         plays.append(row(rows, *(np.array(column, np.float64) for column in columns)))
@@ -95,7 +95,7 @@ def virtual(case: Case, rows: Rows, tokens: int) -> dict[str, float]:
 async def live(
     case: Case, rows: Rows, scale: float, block_bytes: int, folder: Path, stop: Stop
 ) -> tuple[dict[str, float], str]:
-    """Play the requests over sockets. Returns what is shown, and why it does not count, if so."""
+    """Play the requests over sockets. Returns the figures, and why the run is invalid, if it is."""
     engine, slos = case.engine(), default_slos(DEFAULT_BUCKETS)
     model, config = folder / "config.json", folder / "proxy.yaml"
     model.write_text(json.dumps(CONFIGS["Qwen/Qwen3-32B"]), encoding="utf-8")

@@ -53,7 +53,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a cell shows; NaN where nothing was served.
+    """The figures of a cell. NaN: no request was served.
 
     Attributes:
         in_time, own_in_time: % of all requests, by the target of this page and by the vendor's.
@@ -167,18 +167,20 @@ def split(case: Case, rows: Rows, flag: int) -> list[SimOutcome]:
 
     Each has engines by its share of the work, at least one.
     """
-    one = scenario(case, "least_connections", flag, None)
+    fleet = scenario(case, "least_connections", flag, None)
     parts = [
         [row for row in rows if (row.input_tokens <= CHAT_MOST) == short] for short in (True, False)
     ]
-    work_s = [drain_s(part[:: len(rows) // 400 + 1], one.engine) if part else 0.0 for part in parts]
+    work_s = [
+        drain_s(part[:: len(rows) // 400 + 1], fleet.engine) if part else 0.0 for part in parts
+    ]
     chats = round(case.engines * work_s[0] / sum(work_s))
     if all(parts):
         chats = min(max(1, chats), case.engines - 1)
     outcomes: list[SimOutcome] = []
     for part, engines in zip(parts, (chats, case.engines - chats), strict=True):
         if part:
-            outcomes += simulate(part, replace(one, gpus=engines)).outcomes
+            outcomes += simulate(part, replace(fleet, gpus=engines)).outcomes
     return sorted(outcomes, key=lambda outcome: outcome.request.arrival_s)
 
 

@@ -12,7 +12,7 @@ from forebay.traces.schema import TraceRequest
 
 
 class InBlocks(Fleet):
-    """A fleet whose policy knows prefixes in blocks of `tokens`; its engines know the trace's."""
+    """A fleet whose policy sees prefixes in blocks of `tokens`, its engines the trace's blocks."""
 
     tokens = BLOCK
 
@@ -25,7 +25,7 @@ class InBlocks(Fleet):
 
 
 def play_in_blocks(case: Case, rows: Rows, tokens: int) -> list[SimOutcome]:
-    """Play Forebay with its defaults; prefixes are known in blocks of `tokens`, at least BLOCK."""
+    """Play Forebay with its defaults, and prefixes in blocks of `tokens`, at least BLOCK."""
     simulated = scenario(case, FOREBAY, False, None)
     engines = simulated.new_engines()
     fleet = InBlocks(simulated.new_policy(list(engines)), engines)

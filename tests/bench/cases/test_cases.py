@@ -25,7 +25,7 @@ def test_requests_are_those_of_the_seed_and_fit_the_model(name: str) -> None:
     rows = case.make([(60.0, 3.0)], 1)
     assert rows == case.make([(60.0, 3.0)], 1) != case.make([(60.0, 3.0)], 2)
     assert len({row.id for row in rows}) == len(rows) > 20
-    assert all(one.arrival_s <= other.arrival_s for one, other in pairwise(rows))
+    assert all(row.arrival_s <= later.arrival_s for row, later in pairwise(rows))
     context = case.engine().context
     for row in rows:
         assert row.input_tokens + row.output_tokens <= context

@@ -1,4 +1,4 @@
-"""The live run beside the simulator: what it shows, and prefixes in the proxy's blocks."""
+"""The live run beside the simulator: its figures, and prefixes in the proxy's blocks."""
 
 from math import nan
 
