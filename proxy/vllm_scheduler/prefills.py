@@ -113,18 +113,19 @@ class Prefills:
                 del self._aside[request_id]
                 self._queue(request_id, prompt)
         # Running requests: prompts that are half computed, and answers.
-        prefilling = []
+        decoding, prefilling = 0, []
         for request in scheduler.running:
             if request.is_prefill_chunk:
                 prompt = self._prompt(request)
                 prompt.tokens, prompt.computed = request.num_tokens, request.num_computed_tokens
                 prefilling.append(prompt)
-        decoding = len(scheduler.running) - len(prefilling)
+            else:
+                decoding += self._decoded(request)
         sessions = scheduler.num_waiting_for_streaming_input
         seats = getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs)
         plan = self.steps.plan(
             scheduler.clock(),
-            decoding * (1 + scheduler.num_spec_tokens),
+            decoding,
             prefilling,
             self._look,
             max(0, seats - len(scheduler.running) - sessions),
@@ -140,6 +141,18 @@ class Prefills:
             self._aside[request_id] = prompt
         self._stuck.clear()
         return plan
+
+    def _decoded(self, request: Any) -> int:
+        """Return the tokens that a running request takes that only decodes, drafts included."""
+        coming, computed = request.num_output_placeholders, request.num_computed_tokens
+        # Tokens on their way may be the last ones.
+        if coming and computed + 2 - coming >= request.num_prompt_tokens + request.max_tokens:
+            return 0
+        if not self._scheduler.num_spec_tokens:
+            return 1
+        # Drafts end where the context does.
+        end = min(request.num_tokens_with_spec + coming, self._scheduler.max_model_len - 1)
+        return max(0, int(end - computed))
 
     def _queue(self, request_id: str, prompt: StepRequest) -> None:
         self._waiting[request_id] = prompt

@@ -22,7 +22,7 @@ from forebay.proxy.core.learn.step_cost import Chunk
 from forebay.proxy.core.policy.engine_step import StepLimits
 from forebay.proxy.vllm_scheduler.prefills import Prefills, step_cost
 from forebay.proxy.vllm_scheduler.reports import Reports
-from forebay.proxy.vllm_scheduler.settings import check_engine, read_settings
+from forebay.proxy.vllm_scheduler.settings import check_engine, read_pause
 from forebay.proxy.vllm_scheduler.waiting import Waiting
 
 EMPTY_STEPS: Final = 3
@@ -49,16 +49,14 @@ class BoundedScheduler(Scheduler):
         Raises:
             ValueError: a bad setting, or an engine that is not supported.
         """
-        settings = read_settings(vllm_config.additional_config)
+        pause_s = read_pause(vllm_config.additional_config)
         check_engine(vllm.__version__, vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
         # From now on vLLM asks for the end of each chunk.
         self._is_aligned: bool = self.need_mamba_block_aligned_split
         self.need_mamba_block_aligned_split: bool = True
-        self.reports = Reports(
-            getattr(self.parallel_config, "data_parallel_index", 0), settings.pause
-        )
-        self.prefills = Prefills(self, self.limits(settings.pause), step_cost(vllm_config))
+        self.reports = Reports(getattr(self.parallel_config, "data_parallel_index", 0), pause_s)
+        self.prefills = Prefills(self, self.limits(pause_s), step_cost(vllm_config))
         self.waiting = Waiting(self.prefills.came, self.prefills.went)
         self._caps: dict[str, int] = {}  # tokens of prefills in this step; of others, no limit
         self._empty_steps = 0

@@ -1,7 +1,6 @@
 """The operator's settings, and the engines that are supported."""
 
-from dataclasses import dataclass
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 SHORTEST_PAUSE_S: Final = 0.001
 LONGEST_PAUSE_S: Final = 60.0
@@ -9,19 +8,11 @@ OLDEST, NEWEST = (0, 26), (0, 33)
 """Versions whose own scheduler was compared with this class on random workloads."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The value of "forebay" in vLLM's `--additional-config`.
+def read_pause(additional_config: object) -> float:
+    """Return the longest pause inside an answer, seconds. Other keys belong to others.
 
-    Attributes:
-        pause: longest pause inside an answer, seconds.
-    """
-
-    pause: float = 0.1
-
-
-def read_settings(additional_config: object) -> Settings:
-    """Return the settings. Other keys belong to others.
+    Args:
+        additional_config: the value of vLLM's `--additional-config`.
 
     Raises:
         ValueError: a setting is unknown or has no usable value.
@@ -32,20 +23,14 @@ def read_settings(additional_config: object) -> Settings:
         raise ValueError(f'{where} is {own!r}; give an object, such as {{"pause": 0.1}}')
     if unknown := sorted(set(own) - {"pause"}):
         raise ValueError(f'{where} has no setting "{unknown[0]}"; there is "pause"')
-    pause = own.get("pause", Settings().pause)
-    if not is_pause(pause):
+    pause = own.get("pause", 0.1)
+    is_number = isinstance(pause, int | float) and not isinstance(pause, bool)
+    if not is_number or not SHORTEST_PAUSE_S <= pause <= LONGEST_PAUSE_S:
         raise ValueError(
             f"{where}: pause is {pause!r}; give seconds between {SHORTEST_PAUSE_S:g} and"
             f" {LONGEST_PAUSE_S:g}"
         )
-    return Settings(float(pause))
-
-
-def is_pause(value: object) -> TypeGuard[float]:
-    """True for a number of seconds that a pause may have."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return SHORTEST_PAUSE_S <= value <= LONGEST_PAUSE_S
+    return float(pause)
 
 
 def check_engine(version: str, vllm_config: Any) -> None:

@@ -27,8 +27,7 @@ class Waiting(RequestQueue):
         self._requests[request.request_id] = request
         self._came(request)
 
-    def prepend_request(self, request: Any) -> None:
-        self.add_request(request)
+    prepend_request = add_request
 
     def prepend_requests(self, requests: Iterable[Any]) -> None:
         # vLLM iterates from the last to the first, since each goes to the front.
@@ -40,20 +39,16 @@ class Waiting(RequestQueue):
 
     def pop_request(self) -> Any:
         request = self.startable.popleft()
-        self._remove(request)
+        self.remove_request(request)
         return request
 
     def remove_request(self, request: Any) -> None:
-        self.remove_requests((request,))
+        if self._requests.pop(request.request_id, None) is not None:
+            self._went(request)
 
     def remove_requests(self, requests: Iterable[Any]) -> None:
         for request in requests:
-            if request.request_id in self._requests:
-                self._remove(request)
-
-    def _remove(self, request: Any) -> None:
-        del self._requests[request.request_id]
-        self._went(request)
+            self.remove_request(request)
 
     def __bool__(self) -> bool:
         return bool(self.startable)

@@ -3,12 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from forebay.proxy.vllm_scheduler.settings import (
-    LONGEST_PAUSE_S,
-    SHORTEST_PAUSE_S,
-    Settings,
-    is_pause,
-)
+from forebay.proxy.vllm_scheduler import settings
 from forebay.replay.engine.hardware.kv_layout import WHOLE, KvGroup
 from forebay.traces.errors import InputError
 
@@ -59,24 +54,22 @@ def read_pause(scheduler_cls: str | None, additional_config: str | None) -> floa
     Raises:
         InputError: another class, or a pause that is no number of seconds.
     """
-    options = _forebay_options(additional_config)
+    try:
+        options = json.loads(additional_config or "{}")
+    except ValueError as error:
+        raise InputError(f"--additional-config {additional_config}: {error}") from None
+    if not isinstance(options, dict):
+        raise InputError(f"--additional-config {additional_config}: give a JSON object")
     if scheduler_cls is None or scheduler_cls.partition(".")[0] == "vllm":
         return 0.0
     if scheduler_cls != FOREBAY_CLASS and not scheduler_cls.startswith("forebay."):
         raise InputError(
             f"--scheduler-cls {scheduler_cls}: of all classes only forebay can be simulated"
         )
-    if not isinstance(options, dict) or set(options) - {"pause"}:
-        raise InputError(
-            f'--additional-config {additional_config}: give {{"forebay": {{"pause": SECONDS}}}}'
-        )
-    pause = options.get("pause", Settings().pause)
-    if not is_pause(pause):
-        raise InputError(
-            f"--additional-config: pause {pause}: give seconds between {SHORTEST_PAUSE_S:g} and "
-            f"{LONGEST_PAUSE_S:g}"
-        )
-    return float(pause)
+    try:
+        return settings.read_pause(options)
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
 def check_chunks(limits: SchedulerLimits) -> None:
@@ -88,16 +81,3 @@ def check_chunks(limits: SchedulerLimits) -> None:
             "--scheduler-cls forebay divides prompts among steps itself: leave out "
             "--no-enable-chunked-prefill and --prefill-schedule-interval"
         )
-
-
-def _forebay_options(additional_config: str | None) -> object:
-    """Return the part of --additional-config that is Forebay's (InputError: no JSON object)."""
-    if additional_config is None:
-        return {}
-    try:
-        options = json.loads(additional_config)
-    except ValueError as error:
-        raise InputError(f"--additional-config {additional_config}: {error}") from None
-    if not isinstance(options, dict):
-        raise InputError(f"--additional-config {additional_config}: give a JSON object")
-    return options.get("forebay", {})

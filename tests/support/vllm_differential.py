@@ -616,7 +616,7 @@ def run_workloads(
     versions: Mapping[str, str] = MappingProxyType({}),
     scenes: Sequence[Callable[[Any, str], None]] = (),
 ) -> int:
-    """Play the workloads that the command line asks for, and print a line of JSON.
+    """Play the workloads that the command line asks for, and print a line of JSON as the last.
 
     Args:
         about: the help's first line.
@@ -659,7 +659,7 @@ def run_workloads(
                 differences += 1
                 if differences <= 3:
                     name = type(fault).__name__
-                    print(f"seed {seed}: {name}: {fault!s:.2000}", file=sys.stderr)
+                    print(f"seed {seed}: {name}: {fault!s:.2000}")
                 if not isinstance(fault, Difference):
                     traceback.print_exc()
                 if options.stop:
