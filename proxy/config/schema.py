@@ -88,7 +88,7 @@ class AffinityConfig(Section):
     kv_tokens: size of each backend's KV cache in tokens; auto asks the backend.
     """
 
-    block_bytes: int = Field(2048, ge=256, le=65536)
+    block_bytes: int = Field(512, ge=256, le=65536)
     min_match: float = Field(0.25, ge=0, le=1)
     max_imbalance: float = Field(1.25, ge=1)
     kv_tokens: Literal["auto"] | PositiveInt = "auto"

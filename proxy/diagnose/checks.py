@@ -213,15 +213,16 @@ def backend_errors(scene: Scene) -> Found:
 
 def late(scene: Scene) -> Found:
     """Admitted requests meet their target."""
-    outcomes = scene.by("forebay_admitted_total", "outcome")
-    missed = outcomes.get("missed", 0.0)
-    seen = missed + outcomes.get("met", 0.0)
-    if seen >= FEW and missed > MANY * seen:
-        yield (
-            "warning",
-            f"{missed:.0f} of {seen:.0f} admitted requests got their first token too late",
-            "read `forebay explain --slowest 10`: it says what took the time",
-        )
+    for bucket in scene.by("forebay_admitted_total", "bucket"):
+        outcomes = scene.by("forebay_admitted_total", "outcome", bucket=bucket)
+        missed = outcomes.get("missed", 0.0)
+        seen = missed + outcomes.get("met", 0.0)
+        if seen >= FEW and missed > MANY * seen:
+            yield (
+                "warning",
+                f"{missed:.0f} of {seen:.0f} first tokens of bucket {bucket} came after its target",
+                "read `forebay explain --slowest 10`: it says what took the time",
+            )
 
 
 def event_loop(scene: Scene) -> Found:

@@ -326,9 +326,10 @@ CASES: list[Case] = [
         sample("refusals_in_hindsight_total", 4.0, verdict="false"),
         sample("refusals_in_hindsight_total", 6.0, verdict="right"),
         sample("refusals_in_hindsight_total", 99.0, verdict="unjudged")]),
-    ("10 of 100 admitted requests got their first token too late", status(), (), [
-        sample("admitted_total", 10.0, outcome="missed"),
-        sample("admitted_total", 90.0, outcome="met")]),
+    ("10 of 100 first tokens of bucket document came after its target", status(), (), [
+        sample("admitted_total", 900.0, bucket="chat", outcome="met"),
+        sample("admitted_total", 10.0, bucket="document", outcome="missed"),
+        sample("admitted_total", 90.0, bucket="document", outcome="met")]),
     ("late by more than 20 ms in 5% of 200 measurements", status(), (), [
         sample("event_loop_lag_seconds_count", 200.0),
         sample("event_loop_lag_seconds_bucket", 190.0, le="0.02")]),
