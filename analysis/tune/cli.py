@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 EXAMPLE = """Find the vLLM flags that serve a trace best.
 
 It simulates tensor parallelism against replicas, the step budget, the long-prefill threshold, the
-prefill interval, the batch and the API servers, on the same GPUs. It prints the gain of each flag
-and the `vllm serve` line. The search starts with the given engine options.
+prefill interval, the batch, the API servers and Forebay's scheduler class, on the same GPUs. It
+prints the gain of each flag and the `vllm serve` line. The search starts with the given engine
+options.
 
 Example:
 
@@ -130,6 +131,7 @@ def _show(result: "Tuned", slos: "tuple[Slo, ...]", requests: int, *, as_json: b
     import shlex
 
     from forebay.analysis.tune.tune import serve_words
+    from forebay.replay.engine.limits import FOREBAY_CLASS
 
     # The command that starts such a server, for both forms.
     line = shlex.join(serve_words(result.engine))
@@ -156,6 +158,8 @@ def _show(result: "Tuned", slos: "tuple[Slo, ...]", requests: int, *, as_json: b
             f"--tensor-parallel-size {result.engine.tensor_parallel_size} costs servers: you have "
             f"{result.servers_before} on these GPUs now. When one fails, more is lost."
         )
+    if result.engine.scheduler_cls == FOREBAY_CLASS:
+        print("In the proxy's file, give each backend scheduler: forebay.")
     if result.engine.long_prefill_token_threshold:
         print(
             "In the proxy's file, give each backend long_prefill_token_threshold: "

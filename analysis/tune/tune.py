@@ -17,19 +17,22 @@ from typing import Any
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.flags import EngineFlags
+from forebay.replay.engine.limits import FOREBAY_CLASS
 from forebay.replay.plan.slo import Slo
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.sweep import SweepCase
 from forebay.replay.sim.workload import SimWorkload
 from forebay.traces.errors import InputError
 
-AXES: dict[str, tuple[int, ...]] = {
+FlagValue = int | str | None
+AXES: dict[str, tuple[FlagValue, ...]] = {
     "tensor_parallel_size": (1, 2, 4, 8),
     "max_num_batched_tokens": (1024, 2048, 4096, 8192, 16384),
     "long_prefill_token_threshold": (0, 512, 1024, 2048, 4096),
     "prefill_schedule_interval": (1, 2, 4),
     "max_num_seqs": (32, 64, 128, 256, 512, 1024),
     "api_server_count": (1, 2, 4),
+    "scheduler_cls": (None, FOREBAY_CLASS),
 }
 """Values of each flag, in the order in which the flags are tried."""
 MOST_ROUNDS = 3
@@ -38,7 +41,7 @@ LEAST_SHARE = 0.002
 LEAST_NEARER = 0.03
 """Least relative difference of the distance to the limits that counts."""
 
-Values = tuple[int, ...]
+Values = tuple[FlagValue, ...]
 """A setting: the value of each flag, in the order of `AXES`."""
 Run = Callable[[Sequence[SweepCase]], Sequence[dict[str, Any]]]
 
@@ -99,8 +102,8 @@ class Gain:
     """
 
     flag: str
-    before: int
-    value: int
+    before: FlagValue
+    value: FlagValue
     without: TuneFigures
 
 
@@ -207,9 +210,9 @@ class Tuner:
         in_effect = {"max_num_batched_tokens": engine.batched_tokens, "max_num_seqs": engine.seqs}
         return tuple(in_effect.get(flag) or getattr(engine, flag) for flag in AXES)
 
-    def _scenario(self, values: Sequence[int]) -> Scenario:
+    def _scenario(self, values: Values) -> Scenario:
         """Return the scenario with these values. Raises InputError if it is impossible."""
-        flags = dict(zip(AXES, values, strict=True))
+        flags: dict[str, Any] = dict(zip(AXES, values, strict=True))
         ranks = flags["tensor_parallel_size"]
         if self._gpus % ranks:
             raise InputError(f"--gpus {self._gpus}: not a multiple of {ranks}")
@@ -219,10 +222,10 @@ class Tuner:
             for (flag, value), default in zip(flags.items(), defaults, strict=True)
             if value != default
         }
-        engine = replace(self._base.engine, **changed)  # type: ignore[arg-type]
+        engine = replace(self._base.engine, **changed)
         return replace(self._base, engine=engine, gpus=self._gpus // ranks)
 
-    def _is_possible(self, flag: str, value: int, values: Sequence[int]) -> bool:
+    def _is_possible(self, flag: str, value: FlagValue, values: Values) -> bool:
         try:
             self._scenario(values)
         except InputError as error:
@@ -253,5 +256,7 @@ def serve_words(engine: EngineConfig) -> Iterator[str]:
             continue
         if isinstance(value, bool):
             yield f"--{word}" if value else f"--no-{word}"
+        elif value == FOREBAY_CLASS:
+            yield from (f"--{word}", "forebay.proxy.vllm_scheduler.ForebayScheduler")
         else:
             yield from (f"--{word}", str(value))
