@@ -98,10 +98,6 @@ class ReplayArguments(PacedTrafficOptions):
     processes: Annotated[
         int, typer.Option(help="processes that send, each a part of the sessions")
     ] = 1
-    ray: Annotated[
-        str | None,
-        typer.Option(help="address of a Ray cluster, each machine of which runs --processes"),
-    ] = None
     buckets: Buckets = BUCKETS
     salt: Annotated[
         str,
@@ -155,7 +151,7 @@ class ReplayArguments(PacedTrafficOptions):
 HEADINGS = {
     "Target": "target model endpoint api-key keys",
     "Traffic": "rate arrivals speed duration think turns seed warmup time-scale max-in-flight "
-    "processes ray print-schedule",
+    "processes print-schedule",
     "Trace": "format skip-bad too-long max-model-len salt history lengths",
     "Measurement": "buckets slo first-token-timeout stall-timeout drain-timeout",
     "Output": "out keep-answers metrics force json quiet",

@@ -137,7 +137,7 @@ async def _run_into_folder(
             report = None if plan.part is None else plan.part.report
             plan = replace(plan, watch=watching(options, report, sampler, folder))
             totals = RunTotals([bucket.name for bucket in options.buckets], plan.slos)
-            divided = plan.part is None and (options.processes > 1 or options.ray is not None)
+            divided = plan.part is None and options.processes > 1
             run = _run_divided if divided else _run_here
             measured = await run(plan, client, clock, folder, totals, stop)
             await sampler.sample(clock, folder.metrics)
@@ -273,7 +273,6 @@ def _commit(plan: _Plan, folder: RunFolder, totals: RunTotals, measured: Measure
     started_s = measured.started_unix_s
     provenance = Provenance(plan.targets, plan.served, plan.slos, plan.run_id, started_s)
     record = run_record(options, plan.source, plan.scan, schedule, provenance, ended)
-    record["nodes"] = list(measured.nodes)
     folder.commit(record, summary)
     return Summary(summary, folder.path, ended)
 

@@ -41,7 +41,6 @@ class ReplayOptions:
         metrics: URLs of /metrics pages to sample each second into metrics.parquet.
         think_s: time from an answer (or session) to the next request of a closed loop.
         processes: number of sending processes, each with a part of the sessions.
-        ray: address of a Ray cluster, on which each machine runs `processes` processes.
     """
 
     trace: Path | Sequence[TraceRequest]
@@ -78,7 +77,6 @@ class ReplayOptions:
     think_s: float = 0.0
     keep_answers: bool = False
     processes: int = 1
-    ray: str | None = None
     metrics: tuple[str, ...] = ()
 
     def check(self) -> None:

@@ -80,7 +80,6 @@ def run_record(
         "too_long": options.too_long,
         "max_in_flight": arrivals.closed or options.max_in_flight,
         "processes": options.processes,
-        "ray": options.ray,
         "warmup": options.warmup,
         "timeouts_s": {
             "connect_wall": CONNECT_TIMEOUT_S,
