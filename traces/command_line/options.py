@@ -123,6 +123,8 @@ def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
     """Give `command` one option for each field of every dataclass among its parameters.
 
     A field is annotated as Typer wants a parameter: `Annotated[int, typer.Option(help="...")]`.
+    A field without that is no option and keeps its default. A name in several dataclasses is one
+    option, at its last place.
     """
     signature = inspect.signature(command, eval_str=True)
     kinds: dict[str, Any] = {
@@ -133,21 +135,31 @@ def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
 
     @wraps(command)
     def called(**arguments: Any) -> Result:
-        for name, kind in kinds.items():
-            arguments[name] = kind(
-                **{field.name: arguments.pop(field.name) for field in fields(kind)}
+        objects = {
+            name: kind(
+                **{
+                    field.name: arguments[field.name]
+                    for field in fields(kind)
+                    if field.name in arguments
+                }
             )
-        return command(**arguments)
+            for name, kind in kinds.items()
+        }
+        others = {name: arguments[name] for name in signature.parameters if name not in kinds}
+        return command(**objects, **others)
 
-    shown: list[inspect.Parameter] = []
+    shown: dict[str, inspect.Parameter] = {}
     for name, parameter in signature.parameters.items():
         kind = kinds.get(name)
         group = [parameter]
         if kind is not None:
-            group = [*inspect.signature(kind, eval_str=True).parameters.values()]
+            options = inspect.signature(kind, eval_str=True).parameters.values()
+            group = [option for option in options if hasattr(option.annotation, "__metadata__")]
             # A command's own options come before those that it shares.
             group.sort(key=lambda option: option.name not in kind.__annotations__)
-        shown += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in group]
-    called.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+        for option in group:
+            shown.pop(option.name, None)
+            shown[option.name] = option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+    called.__signature__ = inspect.Signature([*shown.values()])  # type: ignore[attr-defined]
+    called.__annotations__ = {name: option.annotation for name, option in shown.items()}
     return called

@@ -20,13 +20,16 @@ from heapq import heappop, heappush
 from itertools import count
 from math import exp, log
 from random import Random
-from typing import Final
+from typing import Annotated, Final
 
+import typer
+
+from forebay.traces.command_line.options import Seed, a_time
 from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.synth.arrivals import check_rate
-from forebay.traces.synth.documents import check_tokens
-from forebay.traces.synth.lengths import Length, Lognormal, Uniform
+from forebay.traces.synth.documents import Instruction, check_tokens
+from forebay.traces.synth.lengths import Length, Lognormal, OutputTokens, Uniform, a_length
 
 PAUSES_S: Final = ((0.865, 0.05, 1.0), (0.951, 1.0, 10.0), (1.0, 10.0, 120.0))
 """Up to this share of pauses, least and most seconds. The logarithm is even between them."""
@@ -38,33 +41,38 @@ TOKEN_S: Final = 0.012  # time for each output token
 class AgentSessions:
     """Settings of a Poisson stream of sessions.
 
-    Attributes:
-        session_rate_per_s: new sessions a second.
-        turns, subagent_turns: requests of a session and of a sub-agent.
-        instruction_tokens: tools and system prompt, which all sessions share. Sub-agents share
-            another instruction of this length.
-        task_tokens, subagent_task_tokens: first input of a session or a sub-agent after that.
-        tool_tokens: new input of each turn after the last answer.
-        subagent_share: probability that a session starts sub-agents, once.
-        subagents: number of sub-agents at once.
-        context_tokens: a longer context is compacted to the instruction and `summary_tokens`.
-        duration_s: no request arrives after it.
+    All sessions share an instruction (tools and system prompt), and sub-agents another of this
+    length. A session or a sub-agent starts with a task after it. A session starts sub-agents at
+    most once. A context that is too long is compacted to the instruction and a summary.
     """
 
-    session_rate_per_s: float = 0.02
+    session_rate_per_s: Annotated[
+        float, typer.Option("--session-rate", help="sessions that begin a second")
+    ] = 0.01
+    task_tokens: Annotated[Length, a_length("--task-tokens", "what a session begins with: ")] = (
+        field(default=Lognormal(96_000.0, 0.5, 1_024, 180_000))
+    )
+    tool_tokens: Annotated[Length, a_length("--tool-tokens", "new input of each turn: ")] = field(
+        default=Lognormal(1_700.0, 1.0, 32, 30_000)
+    )
+    output_tokens: OutputTokens = field(default=Lognormal(444.0, 0.8, 8, 8_000))
+    subagent_share: Annotated[
+        float, typer.Option("--subagent-share", help="share of sessions with sub-agents, 0 to 1")
+    ] = 0.44
+    context_tokens: Annotated[
+        int, typer.Option("--context-tokens", help="a longer context is compacted")
+    ] = 262_144
+    summary_tokens: Annotated[
+        int, typer.Option("--summary-tokens", help="what is left of a compacted context")
+    ] = 49_152
+    instruction_tokens: Instruction = 13_312
+    duration_s: Annotated[float, a_time("length of the trace", "--duration")] = 1_800.0
+    seed: Seed = 0
+    # Requests of a session, sub-agents at once, their tasks and their requests.
     turns: Length = field(default=Lognormal(43, 0.8, 2, 400))
-    instruction_tokens: int = 13_312
-    task_tokens: Length = field(default=Lognormal(96_000, 0.5, 1_024, 180_000))
-    tool_tokens: Length = field(default=Lognormal(1_700, 1.0, 32, 30_000))
-    output_tokens: Length = field(default=Lognormal(444, 0.8, 8, 8_000))
-    subagent_share: float = 0.44
     subagents: Length = field(default=Uniform(1, 3))
     subagent_task_tokens: Length = field(default=Lognormal(4_000, 1.0, 256, 40_000))
     subagent_turns: Length = field(default=Lognormal(10, 0.6, 2, 60))
-    context_tokens: int = 262_144
-    summary_tokens: int = 49_152
-    duration_s: float = 1_800.0
-    seed: int = 0
 
 
 def agent_sessions(spec: AgentSessions) -> Iterator[TraceRequest]:

@@ -11,12 +11,32 @@ from heapq import heappop, heappush, merge
 from itertools import count
 from operator import itemgetter
 from random import Random
+from typing import Annotated
 
+import typer
+
+from forebay.traces.command_line.options import Seed, a_time, same_named
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.arrivals import check_rate
-from forebay.traces.synth.documents import Document, RequestMaker, Workload, check_tokens
-from forebay.traces.synth.lengths import AZURE_CONV_INPUT, AZURE_CONV_OUTPUT, Fixed, Length
+from forebay.traces.synth.documents import (
+    Document,
+    Instruction,
+    RequestMaker,
+    Users,
+    Workload,
+    check_tokens,
+)
+from forebay.traces.synth.lengths import (
+    AZURE_CONV_INPUT,
+    AZURE_CONV_OUTPUT,
+    ChatOutputTokens,
+    ChatTokens,
+    DocumentTokens,
+    Fixed,
+    OutputTokens,
+    QuestionTokens,
+)
 
 # Documents that opened before this many mean life spans have practically no questions left.
 _WARM_LIVES = 5
@@ -26,26 +46,29 @@ _WARM_LIVES = 5
 class ChatBesideDocuments:
     """Settings of two Poisson-like streams: chat, and questions about documents.
 
-    Attributes:
-        chat_rate_per_s: chat requests a second, with lengths like Azure's conversation trace.
-        document_rate_per_s: requests about documents a second (not documents a second).
-        questions: number of questions about each document, by random users.
-        follow_gap_s: mean seconds from one question about a document to the next.
+    Chats have lengths like Azure's conversation trace. Random users ask about a document.
     """
 
-    chat_rate_per_s: float = 4.0
-    document_rate_per_s: float = 0.2
-    questions: int = 5
-    follow_gap_s: float = 20.0
-    document_tokens: Length = field(default=Fixed(120_000))
-    question_tokens: Length = field(default=Fixed(64))
-    output_tokens: Length = field(default=Fixed(128))
-    chat_tokens: Length = AZURE_CONV_INPUT
-    chat_output_tokens: Length = AZURE_CONV_OUTPUT
-    users: int = 50
-    duration_s: float = 180.0
-    instruction_tokens: int = 0
-    seed: int = 0
+    chat_rate_per_s: Annotated[
+        float, typer.Option("--chat-rate", help="chat requests a second")
+    ] = 4.0
+    document_rate_per_s: Annotated[
+        float, typer.Option("--document-rate", help="requests about documents a second")
+    ] = 0.2
+    questions: Annotated[int, typer.Option("--questions", help="questions about each document")] = 5
+    follow_gap_s: Annotated[
+        float,
+        typer.Option("--follow-gap", help="mean seconds between questions about a document"),
+    ] = 20.0
+    document_tokens: DocumentTokens = field(default=Fixed(120_000))
+    question_tokens: QuestionTokens = field(default=Fixed(64))
+    output_tokens: OutputTokens = field(default=Fixed(128))
+    chat_tokens: ChatTokens = AZURE_CONV_INPUT
+    chat_output_tokens: ChatOutputTokens = AZURE_CONV_OUTPUT
+    users: Users = 50
+    duration_s: Annotated[float, a_time("length of the trace", "--duration")] = 180.0
+    instruction_tokens: Instruction = 0
+    seed: Seed = 0
 
 
 def chat_beside_documents(spec: ChatBesideDocuments) -> Iterator[TraceRequest]:
@@ -68,16 +91,7 @@ def chat_beside_documents(spec: ChatBesideDocuments) -> Iterator[TraceRequest]:
 
 
 def _requests(spec: ChatBesideDocuments) -> Iterator[TraceRequest]:
-    maker = RequestMaker(
-        Workload(
-            question_tokens=spec.question_tokens,
-            output_tokens=spec.output_tokens,
-            chat_tokens=spec.chat_tokens,
-            chat_output_tokens=spec.chat_output_tokens,
-            instruction_tokens=spec.instruction_tokens,
-            seed=spec.seed,
-        )
-    )
+    maker = RequestMaker(Workload(**same_named(spec, Workload)))
     # Each aspect has its own random numbers, so that a setting changes only its own aspect.
     users = Random(f"{spec.seed}:choices")
     sizes = Random(f"{spec.seed}:documents")

@@ -14,93 +14,117 @@ from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 from itertools import count
 from random import Random
+from typing import Annotated
 
+import typer
+
+from forebay.traces.command_line.options import Arrivals, Rate, Seed, a_time, same_named
 from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.synth.arrivals import arrival_times, check_rate
 from forebay.traces.synth.lengths import (
     AZURE_CONV_INPUT,
     AZURE_CONV_OUTPUT,
+    ChatOutputTokens,
+    ChatTokens,
+    DocumentTokens,
     Fixed,
-    Length,
     Lognormal,
+    OutputTokens,
+    QuestionTokens,
 )
 from forebay.traces.synth.popularity import Zipf
+
+Users = Annotated[int, typer.Option("--users", help="number of users")]
+Instruction = Annotated[
+    int, typer.Option("--instruction-tokens", help="length of a prefix that all prompts share")
+]
+MostRequests = Annotated[int | None, typer.Option("--requests", help="most requests of the trace")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Settings: N users ask about D documents, and perhaps chat.
 
-    Attributes:
-        users: number of users. User u is session `user-u` of tenant `tenant-(u mod tenants)`.
-        documents: number of documents. Only users of tenant d mod tenants ask about document d.
-        zipf_s: exponent of the popularity of a tenant's documents. 0 is even.
-        chat_share: probability that a request is chat instead.
-        arrivals: burst, constant or poisson at `rate_per_s`. Ignored with `think_s`.
-        think_s: instead of a rate, each user's mean (exponential) time between arrivals.
-        duration_s: no request arrives after it.
-        requests: most requests. A burst needs this limit.
-        instruction_tokens: length of the prefix that all prompts share, 0 for no prefix.
+    User u is session `user-u` of tenant `tenant-(u mod tenants)`. Only users of tenant d mod
+    tenants ask about document d. Popularity is among a tenant's documents.
     """
 
-    users: int = 50
-    documents: int = 20
-    zipf_s: float = 0.8
-    document_tokens: Length = field(default=Lognormal(12_000, 0.7, 4_096, 100_000))
-    question_tokens: Length = field(default=Fixed(64))
-    output_tokens: Length = field(default=Fixed(128))
-    chat_share: float = 0.0
-    chat_tokens: Length = AZURE_CONV_INPUT
-    chat_output_tokens: Length = AZURE_CONV_OUTPUT
-    arrivals: str = "poisson"
-    rate_per_s: float = 2.0
-    think_s: float | None = None
-    duration_s: float | None = 600.0
-    requests: int | None = None
-    instruction_tokens: int = 0
-    tenants: int = 1
+    users: Users = 50
+    documents: Annotated[int, typer.Option("--documents", help="documents they share")] = 20
+    zipf_s: Annotated[
+        float, typer.Option("--zipf", help="exponent of the documents' popularity; 0 is even")
+    ] = 0.8
+    document_tokens: DocumentTokens = field(default=Lognormal(12_000.0, 0.7, 4_096, 100_000))
+    question_tokens: QuestionTokens = field(default=Fixed(64))
+    output_tokens: OutputTokens = field(default=Fixed(128))
+    chat_share: Annotated[
+        float, typer.Option("--chat-share", help="share of requests that are chat, 0 to 1")
+    ] = 0.0
+    chat_tokens: ChatTokens = AZURE_CONV_INPUT
+    chat_output_tokens: ChatOutputTokens = AZURE_CONV_OUTPUT
+    arrivals: Arrivals = "poisson"
+    rate_per_s: Rate = 2.0
+    think_s: Annotated[
+        float | None,
+        typer.Option("--think", help="instead of --rate: mean seconds between a user's requests"),
+    ] = None
+    duration_s: Annotated[
+        float | None,
+        a_time("length of the trace; default: 10m, or no limit with --requests", "--duration"),
+    ] = None
+    requests: MostRequests = None
+    instruction_tokens: Instruction = 0
+    tenants: Annotated[
+        int, typer.Option("--tenants", help="tenants that divide users and documents")
+    ] = 1
     block_tokens: int = BLOCK_TOKENS
-    seed: int = 0
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        if self.duration_s is None and self.requests is None:
+            object.__setattr__(self, "duration_s", 600.0)
 
 
-def shared_document(
-    *,
-    users: int = 50,
-    document_tokens: int = 32_000,
-    question_tokens: int = 64,
-    output_tokens: int = 128,
-    arrivals: str = "burst",
-    rate_per_s: float = 2.0,
-    instruction_tokens: int = 0,
-    seed: int = 0,
-) -> Iterator[TraceRequest]:
-    """Make a trace in which each user asks one question about one document, at once or at a rate.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedDocument:
+    """Settings: each user asks one question about one document, at once or at a rate."""
+
+    seed: Seed = 0
+    users: Users = 50
+    document_tokens: Annotated[
+        int, typer.Option("--document-tokens", help="tokens of the document")
+    ] = 32_000
+    question_tokens: Annotated[
+        int, typer.Option("--question-tokens", help="tokens of each question")
+    ] = 64
+    output_tokens: Annotated[int, typer.Option("--output-tokens", help="tokens of each answer")] = (
+        128
+    )
+    arrivals: Annotated[
+        str, typer.Option("--arrivals", help="burst (all at once), poisson or constant")
+    ] = "burst"
+    rate_per_s: Rate = 2.0
+    instruction_tokens: Instruction = 0
+
+
+def shared_document(spec: SharedDocument) -> Iterator[TraceRequest]:
+    """Make the requests of `spec`, in order of arrival.
 
     Raises:
         InputError: a setting that makes no traffic, named as the option of `traces synth`.
     """
     # `parse_length` checks the other distributions of lengths.
-    check_tokens("--document-tokens", document_tokens, least=1)
-    check_tokens("--question-tokens", question_tokens, least=1)
-    check_tokens("--output-tokens", output_tokens, least=0)
-    people = iter(range(users))  # each user once, not at random
-    return workload(
-        Workload(
-            users=users,
-            documents=1,
-            document_tokens=Fixed(document_tokens),
-            question_tokens=Fixed(question_tokens),
-            output_tokens=Fixed(output_tokens),
-            arrivals=arrivals,
-            rate_per_s=rate_per_s,
-            duration_s=None,
-            requests=users,
-            instruction_tokens=instruction_tokens,
-            seed=seed,
-        ),
-        people,
-    )
+    check_tokens("--document-tokens", spec.document_tokens, least=1)
+    check_tokens("--question-tokens", spec.question_tokens, least=1)
+    check_tokens("--output-tokens", spec.output_tokens, least=0)
+    lengths = {
+        name: Fixed(getattr(spec, name))
+        for name in ("document_tokens", "question_tokens", "output_tokens")
+    }
+    settings = same_named(spec, Workload) | lengths
+    people = iter(range(spec.users))  # each user once, not at random
+    return workload(Workload(**settings, documents=1, requests=spec.users), people)
 
 
 def workload(spec: Workload, people: Iterator[int] | None = None) -> Iterator[TraceRequest]:
@@ -275,7 +299,5 @@ def _check_pace(spec: Workload) -> None:
         check_rate(spec.rate_per_s, "--rate")
     if spec.duration_s is not None and not 0 < spec.duration_s < float("inf"):
         raise InputError(f"--duration {spec.duration_s:g}: give more than 0 seconds")
-    if spec.requests is None and (
-        spec.duration_s is None or (spec.arrivals == "burst" and spec.think_s is None)
-    ):
+    if spec.requests is None and spec.arrivals == "burst" and spec.think_s is None:
         raise InputError("--requests: a burst never ends by itself; give a number of requests")

@@ -5,14 +5,19 @@ from dataclasses import dataclass
 from math import exp, log
 from random import Random
 from statistics import NormalDist
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, cast
+
+import typer
 
 from forebay.traces.command_line.options import same_named
 from forebay.traces.errors import InputError
 
 
 class Length(Protocol):
-    """A distribution of tokens, 1 or more, that makes exactly one draw from `dice`."""
+    """A distribution of tokens, 1 or more, that makes exactly one draw from `dice`.
+
+    Its text is the option that makes it.
+    """
 
     def draw(self, dice: Random) -> int: ...
 
@@ -20,6 +25,9 @@ class Length(Protocol):
 @dataclass(frozen=True, slots=True)
 class Fixed:
     tokens: int
+
+    def __str__(self) -> str:
+        return str(self.tokens)
 
     def draw(self, dice: Random) -> int:
         dice.random()  # every kind makes one draw, so that a change of kind moves no later draw
@@ -30,6 +38,9 @@ class Fixed:
 class Uniform:
     least: int
     most: int
+
+    def __str__(self) -> str:
+        return f"uniform:{self.least},{self.most}"
 
     def draw(self, dice: Random) -> int:
         return self.least + int(dice.random() * (self.most - self.least + 1))
@@ -43,6 +54,9 @@ class Lognormal:
     sigma: float
     least: int
     most: int
+
+    def __str__(self) -> str:
+        return f"lognormal:{self.median:g},{self.sigma:g},{self.least},{self.most}"
 
     def draw(self, dice: Random) -> int:
         normal = NormalDist(log(self.median), self.sigma)
@@ -58,6 +72,9 @@ class Quantiles:
 
     points: tuple[tuple[float, int], ...]
 
+    def __str__(self) -> str:
+        return next((name for name, length in NAMED.items() if length is self), repr(self.points))
+
     def draw(self, dice: Random) -> int:
         share = dice.random()
         right = bisect_right(self.points, share, key=lambda point: point[0])
@@ -69,42 +86,21 @@ class Quantiles:
 # al., Splitwise, ISCA 2024). The input leaves out the 0.1 % of prompts beyond 5,000 tokens, which
 # would count as documents.
 AZURE_CONV_INPUT = Quantiles(
-    (
-        (0.0, 2),
-        (0.01, 40),
-        (0.05, 181),
-        (0.1, 247),
-        (0.2, 390),
-        (0.3, 407),
-        (0.4, 972),
-        (0.5, 1035),
-        (0.6, 1081),
-        (0.7, 1140),
-        (0.8, 1317),
-        (0.9, 4075),
-        (0.95, 4086),
-        (0.99, 4122),
-        (1.0, 5000),
+    tuple(
+        zip(
+            (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0),
+            (2, 40, 181, 247, 390, 407, 972, 1035, 1081, 1140, 1317, 4075, 4086, 4122, 5000),
+            strict=True,
+        )
     )
 )
 AZURE_CONV_OUTPUT = Quantiles(
-    (
-        (0.0, 7),
-        (0.01, 16),
-        (0.05, 38),
-        (0.1, 50),
-        (0.2, 71),
-        (0.3, 88),
-        (0.4, 102),
-        (0.5, 141),
-        (0.6, 213),
-        (0.7, 393),
-        (0.8, 405),
-        (0.9, 428),
-        (0.95, 463),
-        (0.99, 613),
-        (0.999, 939),
-        (1.0, 1000),
+    tuple(
+        zip(
+            (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0),
+            (7, 16, 38, 50, 71, 88, 102, 141, 213, 393, 405, 428, 463, 613, 939, 1000),
+            strict=True,
+        )
     )
 )
 NAMED: dict[str, Length] = {
@@ -133,6 +129,24 @@ def parse_length(text: str, option: str) -> Length:
     except ValueError:
         pass
     raise InputError(f"{option}: {text!r} is not a length; write {SYNTAX}")
+
+
+def a_length(option: str, what: str = "") -> Any:
+    """Make the option for a length."""
+
+    def parse(text: Any) -> Length:
+        """Read a typed length. The default is one already."""
+        return parse_length(text, option) if isinstance(text, str) else cast(Length, text)
+
+    help_text = f"{what}tokens, as N, uniform:MIN,MAX or lognormal:MEDIAN,SIGMA,MIN,MAX"
+    return typer.Option(option, parser=parse, metavar="<str>", help=help_text)
+
+
+DocumentTokens = Annotated[Length, a_length("--document-tokens")]
+QuestionTokens = Annotated[Length, a_length("--question-tokens")]
+OutputTokens = Annotated[Length, a_length("--output-tokens")]
+ChatTokens = Annotated[Length, a_length("--chat-tokens")]
+ChatOutputTokens = Annotated[Length, a_length("--chat-output-tokens")]
 
 
 def _tokens(text: str) -> int:

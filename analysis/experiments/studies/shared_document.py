@@ -17,7 +17,7 @@ from forebay.analysis.experiments.systems import PROXY, PlayedLoad, Way
 from forebay.analysis.statistics.units import duration, ratio
 from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
-from forebay.traces.synth.documents import shared_document
+from forebay.traces.synth.documents import SharedDocument, shared_document
 
 HELP = """Many users, one document: TTFT cold and cached, hit ratio, and KV use.
 
@@ -123,11 +123,13 @@ def requests(
     """The requests of each phase. The last phase is about another document."""
     rows = list(
         shared_document(
-            users=users + 1,
-            document_tokens=document_tokens,
-            question_tokens=question_tokens,
-            output_tokens=output_tokens,
-            seed=seed,
+            SharedDocument(
+                users=users + 1,
+                document_tokens=document_tokens,
+                question_tokens=question_tokens,
+                output_tokens=output_tokens,
+                seed=seed,
+            )
         )
     )
     others = [

@@ -13,9 +13,10 @@ from forebay.replay.sim.routers.models import ROUTER_MODELS, LeastConnectionsQue
 from forebay.replay.sim.scenario import ALL_KNOWING, DIRECT, Scenario, simulate
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth.documents import shared_document
+from forebay.traces.synth.documents import SharedDocument, shared_document
 
 WINDOWS = replace(LLAMA_3_8B, sliding_layers=16, sliding_window=1_024)
+SPEC = SharedDocument(users=30, document_tokens=8_192, rate_per_s=5.0, arrivals="poisson")
 
 
 def started(name: str, engines: int = 2) -> RouterModel:
@@ -159,9 +160,7 @@ def test_a_queue_in_front_sends_no_more_than_its_limit_and_gives_up_after_30_s()
 
 @pytest.mark.parametrize("policy", [DIRECT, *ROUTER_MODELS, ALL_KNOWING])
 def test_everybody_serves_a_trace_to_the_end_and_leaves_nothing_behind(policy: str) -> None:
-    rows = list(
-        shared_document(users=30, document_tokens=8_192, rate_per_s=5.0, arrivals="poisson")
-    )
+    rows = list(shared_document(SPEC))
     done = simulate(rows, Scenario(policy=policy))
     assert all(o.finished_s is not None for o in done.outcomes)
     again = simulate(rows, Scenario(policy=policy))
@@ -169,9 +168,7 @@ def test_everybody_serves_a_trace_to_the_end_and_leaves_nothing_behind(policy: s
 
 
 def test_who_looks_into_the_engines_pays_for_a_document_once() -> None:
-    rows = list(
-        shared_document(users=30, document_tokens=8_192, rate_per_s=5.0, arrivals="poisson")
-    )
+    rows = list(shared_document(SPEC))
     rows += [
         TraceRequest("cold", rows[-1].arrival_s + 9.0, 8_192, 8, tuple(range(10**6, 10**6 + 16)))
     ]
