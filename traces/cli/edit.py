@@ -150,7 +150,7 @@ def _spread(rows: Rows, text: str, seed: int) -> Rows:
         tick_s = 0.0
     if not tick_s > TICK_ERROR_S:
         raise InputError(f"--spread {text}: give a time of more than {TICK_ERROR_S:g} seconds")
-    return spread_ticks(rows, seed=seed, tick_s=tick_s, option="--spread")
+    return spread_ticks(rows, seed=seed, tick_s=tick_s)
 
 
 def _anonymise(rows: Rows) -> Rows:

@@ -72,12 +72,6 @@ class ImportArguments:
         bool, typer.Option("--sort", help="sort all rows by arrival (keeps them in memory)")
     ] = False
     skip_bad: SkipBad = False
-    spread_ticks: Annotated[
-        bool,
-        typer.Option(
-            "--spread-ticks", help="mooncake: spread arrivals at random inside ticks of 3 s"
-        ),
-    ] = False
     input_tokens: Annotated[
         int | None, typer.Option("--input-tokens", help="prompt tokens of such a row")
     ] = None
@@ -131,11 +125,7 @@ def import_trace(arguments: ImportArguments) -> None:
 
     example:  forebay traces import auto log.csv --map arrival=ts:ms,input=prompt_tokens,output==128
     """
-    from forebay.traces.synth.ticks import spread_ticks
-
     # Check all options before a file is opened.
-    if arguments.spread_ticks and arguments.format_name != "mooncake":
-        raise InputError(f"--spread-ticks: {arguments.format_name} has no ticks; leave it out")
     if not arguments.dry_run:
         beside = meta_path(arguments.output)
         check_output(arguments.output, beside, force=arguments.force, as_json=arguments.as_json)
@@ -148,12 +138,6 @@ def import_trace(arguments: ImportArguments) -> None:
     if guessed:
         talk(f"guessed:  --map {mapping}")
     # Convert as a stream. The facts are read after the last row.
-    rows = (
-        spread_ticks(reader, seed=arguments.seed, name=arguments.file)
-        if arguments.spread_ticks
-        else reader
-    )
-    drawn = arguments.spread_ticks or name in ("servegen", "kv-cache-tester")
 
     def facts() -> dict[str, Any]:
         return {
@@ -161,14 +145,13 @@ def import_trace(arguments: ImportArguments) -> None:
             "format": name,
             "map": mapping,
             "file": arguments.file,
-            "spread_ticks": arguments.spread_ticks,
-            "seed": arguments.seed if drawn else None,
+            "seed": arguments.seed if name in ("servegen", "kv-cache-tester") else None,
             "skipped": reader.skipped,
             "ignored": dict(reader.ignored),
             "notes": dict(reader.notes),
         }
 
-    stream = _first_told(rows) if guessed else rows
+    stream = _first_told(reader) if guessed else reader
     report(
         write_whole(arguments.output, Totals(stream), facts), arguments.output, arguments.as_json
     )

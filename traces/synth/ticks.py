@@ -15,20 +15,12 @@ TICK_ERROR_S = 0.01
 
 
 def spread_ticks(
-    requests: Iterable[TraceRequest],
-    *,
-    seed: int,
-    tick_s: float = TICK_S,
-    name: str = "this trace",
-    option: str = "--spread-ticks",
+    requests: Iterable[TraceRequest], *, seed: int, tick_s: float = TICK_S
 ) -> Iterator[TraceRequest]:
     """Spread the requests of one tick uniformly at random over the `tick_s` seconds after it.
 
     The ticks of the conversation trace make its inter-arrival CV 3.03. Spread, it is 1.01. The
     order and so the prefix sharing stay. Memory: the requests of one tick.
-
-    Args:
-        name, option: name of the trace and the option, for the error.
 
     Raises:
         InputError: two ticks are less than `tick_s` apart, so they would overlap.
@@ -40,8 +32,8 @@ def spread_ticks(
             gap_s = request.arrival_s - tick[0].arrival_s
             if gap_s < tick_s - TICK_ERROR_S:
                 raise InputError(
-                    f"{option}: {name} has no {tick_s:g} s ticks ({request.id} comes "
-                    f"{gap_s:g} s after the instant before it); leave out {option}"
+                    f"--spread: this trace has no {tick_s:g} s ticks ({request.id} comes "
+                    f"{gap_s:g} s after the instant before it); leave out --spread"
                 )
             yield from _spread(tick, tick_s, dice, request.arrival_s)
             tick = []

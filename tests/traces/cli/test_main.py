@@ -95,27 +95,11 @@ def test_a_bad_row_stops_the_import_and_leaves_nothing_behind(
     assert "1 bad rows skipped" in Run(capfd, "describe", raw, "--skip-bad", "--json").err
 
 
-def test_ticks_that_are_not_there_are_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    raw, out = tmp_path / "raw.jsonl", tmp_path / "t.jsonl"
-    row = '{{"timestamp": {}, "input_length": 9, "output_length": 1, "hash_ids": [0]}}\n'
-    raw.write_text("".join(row.format(at_ms) for at_ms in (0, 0, 40, 85)))
-    run = Run(capfd, "import", "mooncake", raw, "-o", out, "--spread-ticks")
-    assert (run.status, run.err) == (
-        2,
-        f"forebay traces: --spread-ticks: {raw} has no 3 s ticks (mooncake-3 comes 0.04 s after "
-        "the instant before it); leave out --spread-ticks\n",
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["raw.jsonl"]
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["import", "csv", "x", "-o", "y"], "no trace format 'csv'; one of: azure, burstgpt"),
         (["import", "azure", "/none", "-o", "y"], "/none: no such file"),
-        (["import", "azure", "/none", "-o", "y", "--spread-ticks"], "--spread-ticks: azure has no"),
         (["import", "azure", "/none", "-o", "/no/where/y"], "/no/where/y: no such folder"),
         (["describe", "/none"], "/none: no such file"),
         (["describe", "/"], "/: is a directory"),

@@ -246,8 +246,10 @@ def _at(*times_s: float) -> list[TraceRequest]:
 
 def test_a_trace_without_ticks_is_not_spread() -> None:
     """A spread of such a trace would have times that go back, which no reader accepts."""
-    with pytest.raises(InputError, match=r"x\.jsonl has no 3 s ticks \(r3 comes 0\.04 s"):
-        list(spread_ticks(_at(0.0, 3.0, 3.0, 3.04), seed=0, name="x.jsonl"))
+    with pytest.raises(
+        InputError, match=r"--spread: this trace has no 3 s ticks \(r3 comes 0\.04 s"
+    ):
+        list(spread_ticks(_at(0.0, 3.0, 3.0, 3.04), seed=0))
 
 
 @pytest.mark.parametrize("seed", range(20))
