@@ -13,7 +13,6 @@ from forebay.replay.plan.keys import read_keys
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.schedule import parse_arrivals
 from forebay.replay.plan.slo import parse_slos
-from forebay.replay.results.server_metrics import metrics_urls
 from forebay.replay.results.verdict import FAILED
 from forebay.replay.runner import Summary, replay
 from forebay.replay.send.fast_loop import run_on_fast_loop
@@ -84,13 +83,6 @@ class ReplayArguments(PacedTrafficOptions):
     keep_answers: Annotated[
         bool, typer.Option("--keep-answers", help="keep the text of answers in answers.jsonl")
     ] = False
-    metrics: Annotated[
-        list[str] | None,
-        typer.Option(help="URL of a /metrics page to sample each second; may be repeated"),
-    ] = None
-    print_schedule: Annotated[
-        bool, typer.Option("--print-schedule", help="print when each request is due; send nothing")
-    ] = False
     time_scale: TimeScale = 1.0
     max_in_flight: Annotated[
         int, typer.Option(help="most requests in flight; waits for this limit are measured")
@@ -126,24 +118,22 @@ class ReplayArguments(PacedTrafficOptions):
 
     def options(self) -> ReplayOptions:
         """Parse the options that have a syntax (InputError: a wrong value)."""
-        # Only a printed schedule needs no server and no folder.
-        if not self.target and not self.print_schedule:
+        if not self.target:
             raise InputError("Missing option '--target': give the URL of a server")
-        if not self.out and not self.print_schedule:
+        if not self.out:
             raise InputError("Missing option '--out': name a folder for the run")
         # Targets may name the buckets, so buckets are parsed first.
         buckets = parse_buckets(self.buckets)
         names = [bucket.name for bucket in buckets]
         values = {
-            "targets": tuple(self.target or ()),
-            "out": self.out or Path(),
+            "targets": tuple(self.target),
+            "out": self.out,
             "rate_per_s": self.rate,
             "arrivals": parse_arrivals(self.arrivals),
             "duration_s": self.duration,
             "buckets": buckets,
             "slos": None if self.slo is None else parse_slos(self.slo, names),
             "keys": {} if self.keys is None else read_keys(self.keys),
-            "metrics": metrics_urls(self.metrics or ()),
         }
         return ReplayOptions(**same_named(self, ReplayOptions) | values)
 
@@ -151,10 +141,10 @@ class ReplayArguments(PacedTrafficOptions):
 HEADINGS = {
     "Target": "target model endpoint api-key keys",
     "Traffic": "rate arrivals speed duration think turns seed warmup time-scale max-in-flight "
-    "processes print-schedule",
+    "processes",
     "Trace": "format skip-bad too-long max-model-len salt history lengths",
     "Measurement": "buckets slo first-token-timeout stall-timeout drain-timeout",
-    "Output": "out keep-answers metrics force json quiet",
+    "Output": "out keep-answers force json quiet",
 }
 
 
@@ -162,12 +152,6 @@ HEADINGS = {
 @takes_options
 def replay_command(arguments: ReplayArguments) -> None:
     options = arguments.options()
-    if arguments.print_schedule:
-        from forebay.replay.plan.schedule_text import csv_lines, json_lines, schedule_of
-
-        lines = json_lines if arguments.as_json else csv_lines
-        sys.stdout.writelines(lines(schedule_of(options)))
-        return
     summary = run_on_fast_loop(partial(replay, options))
     show(summary, as_json=arguments.as_json)
     for warning in summary.values["warnings"]:

@@ -29,11 +29,10 @@ from forebay.replay.plan.tasks import other_tasks
 from forebay.replay.results.cache_warnings import cache_warnings
 from forebay.replay.results.folder import RunFolder, check_folder
 from forebay.replay.results.merge import Measured
+from forebay.replay.results.progress import Progress, progress_for
 from forebay.replay.results.provenance import Provenance, run_record
 from forebay.replay.results.recorder import Recorder, flush_every_interval
-from forebay.replay.results.server_metrics import MetricsSampler
 from forebay.replay.results.summary import RunTotals
-from forebay.replay.results.watching import Progress, watching
 from forebay.replay.send.bodies import PreparedQueue, RequestStyle, body_slices, render
 from forebay.replay.send.dispatch import Dispatch
 from forebay.replay.send.drain import Stop, drain
@@ -119,28 +118,19 @@ async def replay(
             plan = _narrow(plan, part)
         if options.warmup:
             await _warm_up(client, plan)
-        async with MetricsSampler(options.metrics) as sampler:
-            return await _run_into_folder(plan, client, clock, sampler, stop or Stop())
+        return await _run_into_folder(plan, client, clock, stop or Stop())
 
 
-async def _run_into_folder(
-    plan: _Plan, client: Client, clock: Clock, sampler: MetricsSampler, stop: Stop
-) -> Summary:
+async def _run_into_folder(plan: _Plan, client: Client, clock: Clock, stop: Stop) -> Summary:
     options = plan.options
-    with RunFolder(
-        options.out,
-        force=options.force,
-        answers=options.keep_answers,
-        metrics=bool(options.metrics),
-    ) as folder:
+    with RunFolder(options.out, force=options.force, answers=options.keep_answers) as folder:
         try:
             report = None if plan.part is None else plan.part.report
-            plan = replace(plan, watch=watching(options, report, sampler, folder))
+            plan = replace(plan, watch=progress_for(options, report))
             totals = RunTotals([bucket.name for bucket in options.buckets], plan.slos)
             divided = plan.part is None and options.processes > 1
             run = _run_divided if divided else _run_here
             measured = await run(plan, client, clock, folder, totals, stop)
-            await sampler.sample(clock, folder.metrics)
             return _commit(plan, folder, totals, measured)
         except* (InputError, OSError) as group:
             raise _first(group) from None

@@ -25,9 +25,9 @@ from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.target import Served
 from forebay.replay.results.folder import RunFolder
 from forebay.replay.results.merge import Measured, merge_parts
+from forebay.replay.results.progress import Progress
 from forebay.replay.results.recorder import LIVE_COUNTS, Live, interval_s
 from forebay.replay.results.summary import RunTotals
-from forebay.replay.results.watching import Progress
 from forebay.replay.send.drain import Stop
 from forebay.traces.errors import InputError
 
@@ -62,7 +62,7 @@ async def replay_in_processes(
             # Each part has a folder of its own, and no part writes to the terminal.
             for number, place in enumerate(places):
                 job = PartJob(
-                    replace(options, out=place, quiet=True, warmup=0, metrics=()),
+                    replace(options, out=place, quiet=True, warmup=0),
                     number,
                     count,
                     served,

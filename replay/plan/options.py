@@ -38,7 +38,6 @@ class ReplayOptions:
         turns: "wait": a turn is due after the answers it waits for. "trace": at its time.
         history: later turns have the answers of the trace ("trace") or of the server ("answers").
         keep_answers: write the text of each complete answer to answers.jsonl.
-        metrics: URLs of /metrics pages to sample each second into metrics.parquet.
         think_s: time from an answer (or session) to the next request of a closed loop.
         processes: number of sending processes, each with a part of the sessions.
     """
@@ -77,7 +76,6 @@ class ReplayOptions:
     think_s: float = 0.0
     keep_answers: bool = False
     processes: int = 1
-    metrics: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise InputError for a value that cannot be used."""

@@ -2,7 +2,7 @@
 
 In reading order: `row` defines the facts about one request, `recorder` collects rows during a run,
 `folder` writes them. `summary` sums up, `verdict` judges the client itself, `cache_warnings` the
-prefix cache, `provenance` records how the run was made. `server_metrics` samples the servers,
-`progress` shows how the run goes and `watching` starts both. `merge` makes one run of several,
+prefix cache, `provenance` records how the run was made. `progress`
+shows how the run goes. `merge` makes one run of several,
 `printed_table` prints the summary. The room imports `send`, `plan` and `clock`.
 """

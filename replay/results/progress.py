@@ -7,17 +7,33 @@ unpredictable moments.
 
 import asyncio
 import sys
-
-from rich.console import Console
-from rich.live import Live as Display
-from rich.text import Text
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from forebay.replay.clock.clock import Clock
+from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.results.recorder import Live
-from forebay.traces.command_line.messages import talk
+from forebay.traces.command_line.messages import is_quiet, talk
 
+Progress = Callable[[Live, int, Clock], Coroutine[Any, Any, None]]
 EVERY_S = 0.5  # on a terminal
 PRINTED_EVERY_S = 10.0
+
+
+def progress_for(options: ReplayOptions, report: Progress | None) -> Progress | None:
+    """Return the coroutine function to run during the replay, or None.
+
+    `report` replaces the progress line in a part of a replay.
+    """
+    if report is not None:
+        return report
+    if options.quiet or is_quiet():
+        return None
+    if not sys.stderr.isatty():
+        return print_progress
+    import rich.live  # noqa: F401 - `show_progress` uses it: import it now, not during the run
+
+    return show_progress
 
 
 def describe(live: Live, total: int, now_s: float) -> str:
@@ -38,6 +54,10 @@ def describe(live: Live, total: int, now_s: float) -> str:
 
 async def show_progress(live: Live, total: int, clock: Clock) -> None:
     """Update the line until cancelled, then leave it on the screen."""
+    from rich.console import Console
+    from rich.live import Live as Display
+    from rich.text import Text
+
     console = Console(file=sys.stderr)
     with Display(console=console, auto_refresh=False, transient=False) as display:
         while True:

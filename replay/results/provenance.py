@@ -72,7 +72,6 @@ def run_record(
         },
         "targets": [{"name": target.name, "url": target.base} for target in provenance.targets],
         "model": provenance.served.model,
-        "metrics": list(options.metrics),
         "random_weights": provenance.served.random_weights,
         "max_model_len": source.limit,
         "endpoint": options.endpoint,
