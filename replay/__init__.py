@@ -10,5 +10,5 @@ one process of a replay that has several. The rooms, each of which may import th
 - `plan`: which request is due when, and where it goes.
 - `send`: requests at their times, and their answers.
 - `results`: measurements, the run folder, and the summary.
-- `parts`: a replay over several processes or machines.
+- `parts`: a run of the plan, from one process or several.
 """

@@ -1,6 +1,7 @@
-"""A replay over several processes.
+"""Send a plan, from one process or several.
 
-In reading order: `divide` gives each part its rows, `run_parts` starts the parts and merges their
-measurements, `ray_part` runs a part on another machine, over `ray_cluster`. `pool` is for other
-work in several processes. The room imports `results` and the rooms below it.
+In reading order: `sender` sends a plan and measures the answers, `divide` gives each part of
+several its rows, `run_parts` starts the parts and merges their measurements. `pool` and
+`ray_cluster` are for other work in several processes. The room imports `results` and the rooms
+below it.
 """

@@ -13,10 +13,9 @@ from hashlib import blake2b
 from typing import Any
 
 from forebay.replay.clock.clock import Clock
-from forebay.replay.plan.agenda import Agenda, link
+from forebay.replay.plan.agenda import link
 from forebay.replay.plan.options import ReplayOptions
-from forebay.replay.plan.schedule import Schedule
-from forebay.replay.plan.source import TraceSource
+from forebay.replay.plan.plan import Plan
 from forebay.replay.plan.target import Served
 from forebay.replay.results.recorder import Live
 from forebay.traces.schema import TraceRequest
@@ -41,14 +40,9 @@ class Part:
     start: Callable[[Clock], Awaitable[None]]
     report: Callable[[Live, int, Clock], Coroutine[Any, Any, None]]
 
-    def narrow(
-        self,
-        options: ReplayOptions,
-        source: TraceSource,
-        schedule: Schedule,
-        agenda: Agenda | None,
-    ) -> tuple[ReplayOptions, Schedule, Agenda | None]:
-        """Return this process's part of the whole. `source` then reads only its rows."""
+    def narrow(self, plan: Plan) -> Plan:
+        """Return this process's part of the whole. Its source then reads only its rows."""
+        options, source, schedule, agenda = plan.options, plan.source, plan.schedule, plan.agenda
         parts = divide(source.requests(), self.count)
         source.keep(parts, self.number)
         rows = range(len(parts)) if agenda is None else agenda.roots
@@ -64,11 +58,11 @@ class Part:
             times_s=array("d", (at_s for at_s, own in due if own)),
         )
         if agenda is not None:
-            whole = agenda
+            pace = agenda.pace
             agenda = link(list(source.requests()), source.name, lenient=source.may_lack_rows)
-            agenda.pace = whole.pace
+            agenda.pace = pace
         options = replace(options, max_in_flight=self._share(options.max_in_flight))
-        return options, narrowed, agenda
+        return replace(plan, options=options, schedule=narrowed, agenda=agenda, run_id=self.run_id)
 
     def _share(self, whole: int) -> int:
         return whole // self.count + (self.number < whole % self.count)

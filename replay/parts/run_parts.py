@@ -21,8 +21,7 @@ from hdrh.histogram import HdrHistogram
 from forebay.proxy.telemetry.hlog import HIGHEST_US
 from forebay.replay.clock.clock import Clock
 from forebay.replay.parts.divide import PartJob
-from forebay.replay.plan.options import ReplayOptions
-from forebay.replay.plan.target import Served
+from forebay.replay.plan.plan import Plan
 from forebay.replay.results.folder import RunFolder
 from forebay.replay.results.merge import Measured, merge_parts
 from forebay.replay.results.progress import Progress
@@ -36,22 +35,15 @@ MOST_LINE_BYTES = 1 << 20
 
 
 async def replay_in_processes(
-    options: ReplayOptions,
-    served: Served,
-    run_id: str,
-    requests: int,
+    plan: Plan,
     clock: Clock,
     folder: RunFolder,
     totals: RunTotals,
-    comments: Sequence[str],
     progress: Progress | None,
     stop: Stop,
 ) -> Measured:
-    """Run all parts and merge them (InputError: a part fails).
-
-    Args:
-        requests: number of requests of the whole, for the progress line.
-    """
+    """Run all parts of a plan and merge them (InputError: a part fails)."""
+    options = replace(plan.options, trace=plan.source.rereadable, quiet=True, warmup=0)
     with TemporaryDirectory(dir=folder.path, prefix=".parts-") as parts:
         count = options.processes
         places = [Path(parts, str(number)) for number in range(count)]
@@ -62,11 +54,11 @@ async def replay_in_processes(
             # Each part has a folder of its own, and no part writes to the terminal.
             for number, place in enumerate(places):
                 job = PartJob(
-                    replace(options, out=place, quiet=True, warmup=0),
+                    replace(options, out=place),
                     number,
                     count,
-                    served,
-                    f"{run_id}-{number}",
+                    plan.served,
+                    f"{plan.run_id}-{number}",
                     progress is not None,
                 )
                 running.append(await _Child.begin(job, live))
@@ -78,7 +70,7 @@ async def replay_in_processes(
             for child in running:
                 child.order(repr(started_s))
             if progress is not None:
-                shown = asyncio.create_task(progress(live.total, requests, clock))
+                shown = asyncio.create_task(progress(live.total, plan.count, clock))
             ended = await _until_ended(running, stop)
         finally:
             if shown is not None:
@@ -88,7 +80,7 @@ async def replay_in_processes(
                 await child.kill()
         # Their rows and histograms become one run.
         return await merge_parts(
-            places, ended, started_unix_s, interval_s(clock.scale), folder, totals, comments
+            places, ended, started_unix_s, interval_s(clock.scale), folder, totals, plan.comments()
         )
 
 

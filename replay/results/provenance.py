@@ -3,48 +3,31 @@
 import asyncio
 import os
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from forebay.replay.plan.options import ReplayOptions
-from forebay.replay.plan.schedule import Schedule
-from forebay.replay.plan.slo import Slo
-from forebay.replay.plan.source import Scan, TraceSource
-from forebay.replay.plan.target import Served, Target
+from forebay.replay.plan.plan import Plan
 from forebay.replay.send.http.connection import CONNECT_TIMEOUT_S, KEEP_ALIVE_S
 from forebay.replay.send.http.measure import DEFINITIONS
 
 _PACKAGES = ("forebay", "aiohttp", "uvloop", "hdrhistogram", "orjson", "pyarrow")
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """Facts that a run collects on its way. `started_unix_s` is the wall clock at second 0."""
+def run_record(plan: Plan, started_unix_s: float, ended: str) -> dict[str, Any]:
+    """Make the content of `run.json`, inside the run's event loop.
 
-    targets: tuple[Target, ...]
-    served: Served
-    slos: tuple[Slo, ...]
-    run_id: str
-    started_unix_s: float
-
-
-def run_record(
-    options: ReplayOptions,
-    source: TraceSource,
-    scan: Scan,
-    schedule: Schedule,
-    provenance: Provenance,
-    ended: str,
-) -> dict[str, Any]:
-    """Make the content of `run.json`, inside the run's event loop."""
+    Args:
+        started_unix_s: the wall clock at second 0.
+    """
+    options, source, scan, schedule = plan.options, plan.source, plan.scan, plan.schedule
     arrivals = schedule.arrivals
-    started = datetime.fromtimestamp(provenance.started_unix_s, UTC)
+    started = datetime.fromtimestamp(started_unix_s, UTC)
     return {
-        "run_id": provenance.run_id,
+        "run_id": plan.run_id,
         "started_at": started.isoformat(),
-        "started_unix_s": provenance.started_unix_s,
+        "started_unix_s": started_unix_s,
         "ended": ended,
         "trace": {
             "path": source.name,
@@ -70,9 +53,9 @@ def run_record(
             "window_s": schedule.window_s,
             "sha256": schedule.sha256,
         },
-        "targets": [{"name": target.name, "url": target.base} for target in provenance.targets],
-        "model": provenance.served.model,
-        "random_weights": provenance.served.random_weights,
+        "targets": [{"name": target.name, "url": target.base} for target in plan.targets],
+        "model": plan.served.model,
+        "random_weights": plan.served.random_weights,
         "max_model_len": source.limit,
         "endpoint": options.endpoint,
         "salt": options.salt,
@@ -88,7 +71,7 @@ def run_record(
             "keep_alive_wall": KEEP_ALIVE_S,
         },
         "buckets": [asdict(bucket) for bucket in options.buckets],
-        "slos": [asdict(slo) for slo in provenance.slos],
+        "slos": [asdict(slo) for slo in plan.slos],
         "versions": {
             "python": platform.python_version(),
             **{name: _version(name) for name in _PACKAGES},

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from replay_server import rows, run_one, table
 
-from forebay.replay import runner
 from forebay.replay.clock.spare_time import SpareTime
 from forebay.replay.clock.virtual_loop import run
+from forebay.replay.parts import sender
 from forebay.replay.plan.schedule import Arrivals
 from forebay.replay.plan.target import parse_targets
 from forebay.replay.send.bodies import PreparedQueue, PreparedRequest
@@ -35,7 +35,7 @@ def test_a_closed_loop_that_waits_for_its_bodies_is_client_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two slots, answers of 25 ms, a body every 50 ms: a slot is free for 75 ms before its next."""
-    monkeypatch.setattr(runner, "PreparedQueue", SlowWindow)
+    monkeypatch.setattr(sender, "PreparedQueue", SlowWindow)
     summary, _ = run_one(tmp_path / "run", rows(20), arrivals=Arrivals("closed", 2))
     told, kept = summary.values, table(summary.folder)
     assert (told["completed"], told["verdict"]) == (20, "client-limited")

@@ -1,0 +1,210 @@
+"""Send the requests of a plan, from this process or from several, and measure the answers."""
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any, Self
+
+from forebay.proxy.runtime.event_loop import short_collections
+from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
+from forebay.replay.clock.clock import Clock
+from forebay.replay.parts.divide import Part
+from forebay.replay.parts.run_parts import replay_in_processes
+from forebay.replay.plan.agenda import Agenda
+from forebay.replay.plan.history import History
+from forebay.replay.plan.options import PATHS
+from forebay.replay.plan.plan import Plan, say
+from forebay.replay.plan.tasks import other_tasks
+from forebay.replay.results.folder import RunFolder
+from forebay.replay.results.merge import Measured
+from forebay.replay.results.progress import Progress, progress_for
+from forebay.replay.results.recorder import Recorder, flush_every_interval
+from forebay.replay.results.summary import RunTotals
+from forebay.replay.send.bodies import PreparedQueue, RequestStyle, body_slices, render
+from forebay.replay.send.dispatch import Dispatch
+from forebay.replay.send.drain import Stop, drain
+from forebay.replay.send.http.client import Client
+from forebay.replay.send.http.exchange import ClientExchange
+from forebay.replay.send.session_loop import SessionLoop
+from forebay.traces.errors import InputError
+from forebay.traces.schema import TraceRequest
+
+
+class Sender:
+    """Sends a plan, or the `part` of it that this process has. For `async with`, which warms up."""
+
+    def __init__(self, plan: Plan, part: Part | None = None) -> None:
+        options = plan.options
+        self._plan = plan
+        self._part = part
+        self._style = RequestStyle(
+            plan.served.model,
+            options.endpoint,
+            options.salt,
+            plan.served.own_models,
+            options.lengths,
+            options.keys,
+            options.time_scale,
+        )
+        self._clock = Clock(options.time_scale)
+        self._client = Client(
+            self._clock,
+            first_token_timeout_s=options.first_token_timeout_s,
+            stall_timeout_s=options.stall_timeout_s,
+            api_key=options.api_key,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._warm_up()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.__aexit__()
+
+    async def run(self, folder: RunFolder, totals: RunTotals, stop: Stop) -> Measured:
+        """Send everything, and wait for the last answers.
+
+        Raises:
+            InputError: a process of several fails.
+        """
+        plan, part = self._plan, self._part
+        progress = progress_for(plan.options, None if part is None else part.report)
+        try:
+            if part is None and plan.options.processes > 1:
+                return await replay_in_processes(plan, self._clock, folder, totals, progress, stop)
+            return await self._run_here(folder, totals, progress, stop)
+        except* (InputError, OSError) as group:
+            raise _first(group) from None
+
+    async def _run_here(
+        self, folder: RunFolder, totals: RunTotals, progress: Progress | None, stop: Stop
+    ) -> Measured:
+        # Prepare the first bodies before the clock starts.
+        plan, clock, spare = self._plan, self._clock, self._client.spare
+        prepared = PreparedQueue()
+        async with asyncio.TaskGroup() as tasks:
+            background: list[asyncio.Task[None]] = []
+            if plan.agenda is None:
+                rows = plan.source.requests()
+                rendering = render(rows, plan.schedule.count, prepared, self._style, spare)
+                background.append(tasks.create_task(rendering))
+                await prepared.wait_filled()
+            with short_collections():
+                # Start the clock, the records and the sender.
+                clock.restart()
+                started_unix_s = time.time()
+                log = IntervalLog(HlogWriter(folder.hlog, started_unix_s, plan.comments()))
+                recorder = Recorder(
+                    log,
+                    folder.table,
+                    totals,
+                    plan.options.buckets,
+                    folder.answers,
+                    {} if plan.agenda is None else other_tasks(plan.agenda.rows),
+                )
+                dispatch = self._dispatch(prepared, recorder, tasks)
+                sessions = None
+                if plan.agenda is not None:
+                    sessions = self._session_loop(plan.agenda, dispatch)
+                    await sessions.fill()
+                    clock.restart()
+                # Wait for the other parts of the run, then start its background tasks.
+                if self._part is not None:
+                    await self._part.start(clock)
+                background.append(tasks.create_task(flush_every_interval(recorder, clock, spare)))
+                if progress is not None:
+                    shown = progress(recorder.live, plan.count, clock)
+                    background.append(tasks.create_task(shown))
+                # Send everything, and wait for the last answers.
+                ended = await self._send_all(dispatch, sessions, stop)
+                stopped_s = clock.now()
+                ended = await self._drain(dispatch, stop, ended)
+            for task in background:
+                task.cancel()
+        # Record the requests that were never sent.
+        if ended == "interrupted":
+            sent = range(dispatch.sent) if sessions is None else sessions.sent
+            for request, due_s in plan.unsent(sent.__contains__):
+                recorder.never_sent(request, due_s)
+        recorder.close(clock.now())
+        return Measured(log.totals, ended, stopped_s, dispatch.sent, started_unix_s)
+
+    def _dispatch(
+        self, prepared: PreparedQueue, recorder: Recorder, tasks: asyncio.TaskGroup
+    ) -> Dispatch:
+        options = self._plan.options
+        return Dispatch(
+            self._clock,
+            self._client,
+            prepared,
+            self._plan.targets,
+            max_in_flight=self._plan.most_in_flight,
+            run_id=self._plan.run_id,
+            tasks=tasks,
+            on_sent=recorder.count_sent,
+            on_ended=recorder.finished,
+            keep_answers=options.keep_answers or options.history == "answers",
+        )
+
+    def _session_loop(self, agenda: Agenda, dispatch: Dispatch) -> SessionLoop:
+        options, schedule = self._plan.options, self._plan.schedule
+        return SessionLoop(
+            agenda,
+            dispatch,
+            self._style,
+            times_s=schedule.times_s,
+            sessions=schedule.arrivals.closed,
+            think_s=options.think_s,
+            until_s=options.duration_s,
+            history=History(agenda, options.salt) if options.history == "answers" else None,
+        )
+
+    async def _send_all(self, dispatch: Dispatch, sessions: SessionLoop | None, stop: Stop) -> str:
+        options, schedule = self._plan.options, self._plan.schedule
+        if sessions is not None:
+            sending = asyncio.ensure_future(sessions.run())
+        elif schedule.arrivals.closed:
+            loop = dispatch.closed_loop(options.duration_s, options.think_s)
+            sending = asyncio.ensure_future(loop)
+        else:
+            sending = asyncio.ensure_future(dispatch.open_loop(schedule.times_s))
+        stopping = asyncio.ensure_future(stop.sending.wait())
+        try:
+            await asyncio.wait({sending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+                return "complete"
+            return "interrupted"
+        finally:
+            for task in (sending, stopping):
+                task.cancel()
+            await asyncio.gather(sending, stopping, return_exceptions=True)
+
+    async def _drain(self, dispatch: Dispatch, stop: Stop, ended: str) -> str:
+        first = self._part is None or self._part.number == 0  # the others print nothing
+        timeout_s = self._plan.options.drain_timeout_s
+        return await drain(
+            dispatch, self._clock, stop, ended, timeout_s, say if first else lambda _: None
+        )
+
+    async def _warm_up(self) -> None:
+        """Open connections, and warm up the servers with prompts of no row of the trace."""
+        plan, client = self._plan, self._client
+        style = replace(self._style, salt=f"warm-up {plan.run_id}")
+        failed = 0
+        for number in range(plan.options.warmup):
+            body = b"".join(body_slices(TraceRequest(f"warmup-{number}", 0.0, 64, 4), style))
+            for target in dict.fromkeys(plan.targets):
+                exchange = ClientExchange(f"{plan.run_id}-warmup-{number}", 0.0)
+                url = target.url(PATHS[plan.options.endpoint])
+                await client.send(url, body, exchange, client.watch())
+                failed += exchange.outcome != "ok"
+        if failed:
+            say(f"{failed} warm-up requests were not answered")
+
+
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
