@@ -3,9 +3,9 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
@@ -119,34 +119,45 @@ def same_named(options: Any, kind: type) -> dict[str, Any]:
     }
 
 
+def given_options(context: typer.Context, options: Any) -> dict[str, Any]:
+    """Return the options that the user gave, even those with the value of their default."""
+    return {
+        field.name: getattr(options, field.name)
+        for field in fields(options)
+        if getattr(context.get_parameter_source(field.name), "name", "DEFAULT") != "DEFAULT"
+    }
+
+
 def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
     """Give `command` one option for each field of every dataclass among its parameters.
 
     A field is annotated as Typer wants a parameter: `Annotated[int, typer.Option(help="...")]`.
-    A field without that is no option and keeps its default. A name in several dataclasses is one
-    option, at its last place.
+    A parameter of type `Callable[..., Kind]` gets a function that makes the object, for a command
+    that may not need it. Of equal names, the first parameter's option is shown. A field without an
+    annotation for Typer is no option, and keeps its default unless an option has its name.
     """
     signature = inspect.signature(command, eval_str=True)
-    kinds: dict[str, Any] = {
-        name: parameter.annotation
-        for name, parameter in signature.parameters.items()
-        if is_dataclass(parameter.annotation)
-    }
+    kinds: dict[str, Any] = {}
+    deferred = set()
+    for name, parameter in signature.parameters.items():
+        kind = parameter.annotation
+        if get_origin(kind) is Callable:
+            kind = get_args(kind)[1]
+            deferred.add(name)
+        if is_dataclass(kind):
+            kinds[name] = kind
 
     @wraps(command)
     def called(**arguments: Any) -> Result:
-        objects = {
-            name: kind(
-                **{
-                    field.name: arguments[field.name]
-                    for field in fields(kind)
-                    if field.name in arguments
-                }
-            )
-            for name, kind in kinds.items()
-        }
-        others = {name: arguments[name] for name in signature.parameters if name not in kinds}
-        return command(**objects, **others)
+        makers: dict[str, Any] = {}
+        for name, kind in kinds.items():
+            names = [field.name for field in fields(kind) if field.name in arguments]
+            values = {name: arguments[name] for name in names}
+            makers[name] = partial(kind, **values)
+        own = {name: arguments[name] for name in signature.parameters if name not in kinds}
+        for name in makers.keys() - deferred:
+            makers[name] = makers[name]()
+        return command(**own, **makers)
 
     shown: dict[str, inspect.Parameter] = {}
     for name, parameter in signature.parameters.items():
@@ -157,9 +168,8 @@ def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
             group = [option for option in options if hasattr(option.annotation, "__metadata__")]
             # A command's own options come before those that it shares.
             group.sort(key=lambda option: option.name not in kind.__annotations__)
-        for option in group:
-            shown.pop(option.name, None)
-            shown[option.name] = option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for each in group:
+            shown.setdefault(each.name, each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
     called.__signature__ = inspect.Signature([*shown.values()])  # type: ignore[attr-defined]
-    called.__annotations__ = {name: option.annotation for name, option in shown.items()}
+    called.__annotations__ = {name: parameter.annotation for name, parameter in shown.items()}
     return called

@@ -24,7 +24,7 @@ from typing import Annotated, Final
 
 import typer
 
-from forebay.traces.command_line.options import Seed, a_time
+from forebay.traces.command_line.options import a_time
 from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.synth.arrivals import check_rate
@@ -67,7 +67,7 @@ class AgentSessions:
     ] = 49_152
     instruction_tokens: Instruction = 13_312
     duration_s: Annotated[float, a_time("length of the trace", "--duration")] = 1_800.0
-    seed: Seed = 0
+    seed: int = 0
     # Requests of a session, sub-agents at once, their tasks and their requests.
     turns: Length = field(default=Lognormal(43, 0.8, 2, 400))
     subagents: Length = field(default=Uniform(1, 3))

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from forebay.traces.command_line.options import Seed, a_time, same_named
+from forebay.traces.command_line.options import a_time, same_named
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.arrivals import check_rate
@@ -68,7 +68,7 @@ class ChatBesideDocuments:
     users: Users = 50
     duration_s: Annotated[float, a_time("length of the trace", "--duration")] = 180.0
     instruction_tokens: Instruction = 0
-    seed: Seed = 0
+    seed: int = 0
 
 
 def chat_beside_documents(spec: ChatBesideDocuments) -> Iterator[TraceRequest]:

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from forebay.traces.command_line.options import Arrivals, Rate, Seed, a_time, same_named
+from forebay.traces.command_line.options import Arrivals, Rate, a_time, same_named
 from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.synth.arrivals import arrival_times, check_rate
@@ -79,7 +79,7 @@ class Workload:
         int, typer.Option("--tenants", help="tenants that divide users and documents")
     ] = 1
     block_tokens: int = BLOCK_TOKENS
-    seed: Seed = 0
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.duration_s is None and self.requests is None:
@@ -90,7 +90,7 @@ class Workload:
 class SharedDocument:
     """Settings: each user asks one question about one document, at once or at a rate."""
 
-    seed: Seed = 0
+    seed: int = 0
     users: Users = 50
     document_tokens: Annotated[
         int, typer.Option("--document-tokens", help="tokens of the document")

@@ -47,3 +47,22 @@ def test_fields_are_checked_and_listed(capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr().out
     for word in ("Recipe.", "--minutes", "Time in the oven.", "--[no-]crust", "--oven", "40"):
         assert word in shown
+
+
+@dataclass(frozen=True, slots=True)
+class Oven:
+    kind: str = "stone"
+    minutes: int = 5
+
+
+def test_a_field_without_an_option_keeps_its_default_or_takes_a_value_by_name() -> None:
+    app, calls = new_app(), list[Oven]()
+
+    @app.command()
+    @takes_options
+    def bake(oven: Oven, baking: Baking) -> None:
+        calls.append(oven)
+
+    assert run_command(app, "bake", ["rye", "--minutes", "60"]) == 0
+    assert calls == [Oven("stone", 60)]
+    assert run_command(app, "bake", ["rye", "--kind", "gas"]) == 2
