@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,16 +22,21 @@ from forebay.traces.command_line.options import (
     Force,
     Output,
     Seed,
-    SkipBad,
-    a_time,
     one_or_more,
-    same_named,
     takes_options,
 )
 from forebay.traces.errors import InputError, escaped
+from forebay.traces.formats import (
+    FOREBAY,
+    ReadOptions,
+    detect,
+    formats,
+    open_trace,
+    trace_format,
+)
+from forebay.traces.formats.columns import Mapping
 from forebay.traces.reading.reader import TraceReader
 from forebay.traces.schema import TraceRequest
-from forebay.traces.tokens import DEFAULT_ENCODING
 from forebay.traces.whole_file import meta_path, whole_file
 
 SHOWN_ROWS = 3
@@ -44,18 +48,17 @@ HEADINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportArguments:
-    """The options of `traces import` as they are typed."""
-
+@takes_options
+def import_trace(
+    *,
     format_name: Annotated[
         str,
         typer.Argument(metavar="FORMAT", help="a name that forebay traces formats lists, or auto"),
-    ]
+    ],
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="file or, for some formats, folder; - is stdin")
-    ]
-    output: Output = "-"
+    ],
+    output: Output = "-",
     columns: Annotated[
         str | None,
         typer.Option(
@@ -63,57 +66,15 @@ class ImportArguments:
             metavar="TARGET=COLUMN[:UNIT],...",
             help="columns of any other CSV, JSON or Parquet file",
         ),
-    ] = None
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="show format, mapping and first rows; write nothing"),
-    ] = False
-    sort: Annotated[
-        bool, typer.Option("--sort", help="sort all rows by arrival (keeps them in memory)")
-    ] = False
-    skip_bad: SkipBad = False
-    input_tokens: Annotated[
-        int | None, typer.Option("--input-tokens", help="prompt tokens of such a row")
-    ] = None
-    output_tokens: Annotated[
-        int | None, typer.Option("--output-tokens", help="answer tokens of such a row")
-    ] = None
-    block_tokens: Annotated[
-        int | None,
-        typer.Option("--block-tokens", help="tokens of a block of hash_ids; default: the format's"),
-    ] = None
-    tokens: Annotated[
-        str,
-        typer.Option(
-            "--tokens", "--tokenizer", help="encoding, model or tokenizer.json, or estimate"
-        ),
-    ] = DEFAULT_ENCODING
-    mode: Annotated[
-        str, typer.Option("--mode", help="a turn holds the history: auto, cumulative or delta")
-    ] = "auto"
-    session_gap_s: Annotated[
-        float,
-        a_time("mean time between starts of sessions", "--session-gap"),
-    ] = 30.0
-    longest_pause_s: Annotated[
-        float,
-        a_time("longer pauses in sessions are cut to this", "--longest-pause"),
-    ] = 120.0
-    start_s: Annotated[
-        float | None,
-        a_time("servegen: time of the files to begin at", "--start"),
-    ] = None
-    duration_s: Annotated[
-        float,
-        a_time("servegen: traffic to make", "--duration"),
-    ] = 600.0
-    seed: Seed = 0
-    force: Force = False
-    as_json: AsJson = False
-
-
-@takes_options
-def import_trace(arguments: ImportArguments) -> None:
+    ] = False,
+    options: ReadOptions,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
     """Convert traffic of any known format, or any table of requests, to a trace.
 
     Each row that cannot be read is an error that names it, unless --skip-bad counts it. Rows that
@@ -126,95 +87,87 @@ def import_trace(arguments: ImportArguments) -> None:
     example:  forebay traces import auto log.csv --map arrival=ts:ms,input=prompt_tokens,output==128
     """
     # Check all options before a file is opened.
-    if not arguments.dry_run:
-        beside = meta_path(arguments.output)
-        check_output(arguments.output, beside, force=arguments.force, as_json=arguments.as_json)
+    if not dry_run:
+        check_output(output, meta_path(output), force=force, as_json=as_json)
     # Open the file, and only show it in a dry run.
-    reader, name, mapping = _open(arguments)
-    if arguments.dry_run:
-        _show(arguments, reader, name, mapping)
+    reader, name, mapping = _open(format_name, file, columns, options)
+    guessed = bool(mapping) and columns is None
+    if dry_run:
+        _show(reader, name, mapping, guessed, as_json)
         return
-    guessed = bool(mapping) and arguments.columns is None
     if guessed:
         talk(f"guessed:  --map {mapping}")
-    # Convert as a stream. The facts are read after the last row.
 
+    # Convert as a stream. The facts are read after the last row.
     def facts() -> dict[str, Any]:
         return {
             "command": "import",
             "format": name,
             "map": mapping,
-            "file": arguments.file,
-            "seed": arguments.seed if name in ("servegen", "kv-cache-tester") else None,
+            "file": file,
+            "seed": options.seed if name in ("servegen", "kv-cache-tester") else None,
             "skipped": reader.skipped,
             "ignored": dict(reader.ignored),
             "notes": dict(reader.notes),
         }
 
     stream = _first_told(reader) if guessed else reader
-    report(
-        write_whole(arguments.output, Totals(stream), facts), arguments.output, arguments.as_json
-    )
+    report(write_whole(output, Totals(stream), facts), output, as_json)
     _tell_losses(reader)
 
 
-def _open(arguments: ImportArguments) -> tuple[TraceReader, str, str | None]:
-    from forebay.traces.formats import (
-        FOREBAY,
-        ReadOptions,
-        detect,
-        formats,
-        open_trace,
-        trace_format,
-    )
+def _open(
+    format_name: str, file: str, columns: str | None, options: ReadOptions
+) -> tuple[TraceReader, str, str | None]:
+    """Return the reader, the name of its format, and the mapping of columns if it has one."""
     from forebay.traces.formats.columns import map_text, mapped_format, parse_map
     from forebay.traces.formats.guess import guess
 
-    # The settings of a reader, as the options give them.
     one_or_more(
         {
-            "--input-tokens": arguments.input_tokens,
-            "--output-tokens": arguments.output_tokens,
-            "--block-tokens": arguments.block_tokens,
+            "--input-tokens": options.input_tokens,
+            "--output-tokens": options.output_tokens,
+            "--block-tokens": options.block_tokens,
         }
     )
-    options = ReadOptions(**same_named(arguments, ReadOptions))
+
+    def mapped(found: Mapping) -> tuple[TraceReader, str, str | None]:
+        return mapped_format(found).open(file, options), "map", map_text(found)
+
     # A given mapping needs no format.
-    if arguments.columns is not None:
-        if arguments.format_name != "auto":
-            raise InputError(
-                f"--map: {arguments.format_name} has set columns; use traces import auto"
-            )
-        columns = parse_map(arguments.columns)
-        return mapped_format(columns).open(arguments.file, options), "map", map_text(columns)
+    if columns is not None:
+        if format_name != "auto":
+            raise InputError(f"--map: {format_name} has set columns; use traces import auto")
+        return mapped(parse_map(columns))
     # Else find the format: by its name, by the first bytes, or by a guess at the columns.
-    name = arguments.format_name
+    name = format_name
     if name == "auto":
-        detected = detect(arguments.file)
+        detected = detect(file)
         if detected is None:
-            if arguments.file == "-":
+            if file == "-":
                 raise InputError("standard input: format not recognised; name it or give --map")
-            if Path(arguments.file).is_dir():
+            if Path(file).is_dir():
                 folders = " or ".join(
                     candidate.name for candidate in formats().values() if candidate.folder
                 )
                 raise InputError(
-                    f"{arguments.file}: no folder that auto knows by its files; give one file of "
-                    f"it, or the name of its format ({folders}) in place of auto"
+                    f"{file}: no folder that auto knows by its files; give one file of it, or the "
+                    f"name of its format ({folders}) in place of auto"
                 )
-            columns = guess(arguments.file)
-            return mapped_format(columns).open(arguments.file, options), "map", map_text(columns)
+            return mapped(guess(file))
         name = detected
     if name != FOREBAY:
         trace_format(name)  # an unknown name is an error even for an empty pipe
-    return open_trace(arguments.file, format_name=name, options=options), name, None
+    return open_trace(file, format_name=name, options=options), name, None
 
 
-def _show(arguments: ImportArguments, reader: TraceReader, name: str, mapping: str | None) -> None:
+def _show(
+    reader: TraceReader, name: str, mapping: str | None, guessed: bool, as_json: bool
+) -> None:
     """Print format, mapping and first rows, which proves that the file can be read."""
     rows = list(islice(reader, SHOWN_ROWS))
     reader.close()
-    if arguments.as_json:
+    if as_json:
         import orjson
 
         from forebay.traces.reading.jsonl import row_bytes
@@ -224,8 +177,8 @@ def _show(arguments: ImportArguments, reader: TraceReader, name: str, mapping: s
         return
     talk(f"format:  {name}")
     if mapping:
-        guessed = "guessed; correct it with" if arguments.columns is None else "given by"
-        talk(f"columns, {guessed} --map:\n  {mapping.replace(',', chr(10) + '  ')}")
+        how = "guessed; correct it with" if guessed else "given by"
+        talk(f"columns, {how} --map:\n  {mapping.replace(',', chr(10) + '  ')}")
     talk(f"first {len(rows)} rows:")
     for row in rows:
         print(_shown_row(row))
@@ -268,7 +221,6 @@ def export_trace(
     example:  forebay traces export aiperf conversation.jsonl -o conversation_aiperf.jsonl
     """
     from forebay.traces.edit.export import export
-    from forebay.traces.formats import open_trace
 
     write = export(format_name)
     check_output(output, force=force, as_json=as_json)
@@ -286,8 +238,6 @@ def list_formats(as_json: AsJson = False) -> None:
 
     example:  forebay traces formats
     """
-    from forebay.traces.formats import formats
-
     all_formats = formats().values()
     if as_json:
         rows = [
@@ -312,7 +262,6 @@ def fit_model(
 
     More traffic like it:  forebay traces synth model model.json --speed 2 -o twice.jsonl
     """
-    from forebay.traces.formats import open_trace
     from forebay.traces.synth.fit_model import fit
     from forebay.traces.synth.model import write_model
 

@@ -11,8 +11,11 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from sys import maxsize
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import typer
+
+from forebay.traces.command_line.options import Seed, SkipBad, a_time
 from forebay.traces.errors import InputError
 from forebay.traces.formats.head import Head, head_of
 from forebay.traces.formats.totals import refuse_totals
@@ -38,29 +41,43 @@ MODES: Final = ("auto", "cumulative", "delta")
 class ReadOptions:
     """Settings of a reader. A format uses some of them.
 
-    Attributes:
-        skip_bad: skip and count bad rows.
-        sort: sort all rows by arrival, in memory.
-        mode: a later turn has the whole history (cumulative) or only its new text (delta).
-        input_tokens, output_tokens: lengths for rows without them.
-        block_tokens: tokens of a block of `hash_ids`. None for the format's own size.
-        tokens: encoding to count the tokens of text, if the file has no counts.
-        session_gap_s, longest_pause_s: gaps for sessions without a start time in the file.
-        start_s, duration_s, seed: span and seed for formats that describe traffic.
+    A format has its own `block_tokens` if it is None. `tokens` counts text without counts.
     """
 
-    skip_bad: bool = False
-    sort: bool = False
-    mode: str = "auto"
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    block_tokens: int | None = None
-    tokens: str = DEFAULT_ENCODING
-    session_gap_s: float = 30.0
-    longest_pause_s: float = 120.0
-    start_s: float | None = None
-    duration_s: float = 600.0
-    seed: int = 0
+    sort: Annotated[
+        bool, typer.Option("--sort", help="sort all rows by arrival (keeps them in memory)")
+    ] = False
+    skip_bad: SkipBad = False
+    input_tokens: Annotated[
+        int | None, typer.Option("--input-tokens", help="prompt tokens of such a row")
+    ] = None
+    output_tokens: Annotated[
+        int | None, typer.Option("--output-tokens", help="answer tokens of such a row")
+    ] = None
+    block_tokens: Annotated[
+        int | None,
+        typer.Option("--block-tokens", help="tokens of a block of hash_ids; default: the format's"),
+    ] = None
+    tokens: Annotated[
+        str,
+        typer.Option(
+            "--tokens", "--tokenizer", help="encoding, model or tokenizer.json, or estimate"
+        ),
+    ] = DEFAULT_ENCODING
+    mode: Annotated[
+        str, typer.Option("--mode", help="a turn holds the history: auto, cumulative or delta")
+    ] = "auto"
+    session_gap_s: Annotated[
+        float, a_time("mean time between starts of sessions", "--session-gap")
+    ] = 30.0
+    longest_pause_s: Annotated[
+        float, a_time("longer pauses in sessions are cut to this", "--longest-pause")
+    ] = 120.0
+    start_s: Annotated[
+        float | None, a_time("servegen: time of the files to begin at", "--start")
+    ] = None
+    duration_s: Annotated[float, a_time("servegen: traffic to make", "--duration")] = 600.0
+    seed: Seed = 0
 
     @property
     def counter(self) -> TokenCounter:
