@@ -4,10 +4,28 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from forebay.replay.plan.schedule import TRACE_ARRIVALS, Arrivals
 from forebay.replay.plan.slo import Slo, default_slos
 from forebay.traces.buckets import DEFAULT_BUCKETS, LengthBucket
+from forebay.traces.command_line.options import (
+    ApiKey,
+    AskedModel,
+    Duration,
+    Endpoint,
+    Force,
+    FormatName,
+    GapSeed,
+    SkipBadRows,
+    Speed,
+    TimeScale,
+    TooLong,
+    Turns,
+    a_time,
+)
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 
@@ -26,56 +44,75 @@ class ReplayOptions:
 
     Attributes:
         trace: a file, or the requests themselves (in order of arrival).
-        targets: base URLs. Several targets get requests in turn.
-        out: folder of the run.
         slos: latency targets. None uses the defaults for these buckets.
         ask_models: ask targets for their models. False accepts `model` unchecked, for routers that
             list it under another name.
-        warmup: small unmeasured requests to each target beforehand.
-        drain_timeout_s: time after the last arrival in which running answers may end.
         keys: API key of each tenant.
-        lengths: "exact": answers have the lengths of the trace. "free": the model ends them.
-        turns: "wait": a turn is due after the answers it waits for. "trace": at its time.
-        history: later turns have the answers of the trace ("trace") or of the server ("answers").
-        keep_answers: write the text of each complete answer to answers.jsonl.
         think_s: time from an answer (or session) to the next request of a closed loop.
-        processes: number of sending processes, each with a part of the sessions.
+        drain_timeout_s: time after the last arrival in which running answers may end.
     """
 
     trace: Path | Sequence[TraceRequest]
     targets: Sequence[str]
     out: Path
-    rate_per_s: float | None = None
     arrivals: Arrivals = TRACE_ARRIVALS
-    speed: float | None = None
-    duration_s: float | None = None
-    model: str | None = None
-    seed: int = 0
-    endpoint: str = "completions"
-    time_scale: float = 1.0
-    max_in_flight: int = 10_000
     buckets: tuple[LengthBucket, ...] = DEFAULT_BUCKETS
     slos: tuple[Slo, ...] | None = None
-    salt: str = ""
-    max_model_len: int | None = None
-    too_long: str = "error"
-    skip_bad: bool = False
-    format_name: str | None = None
-    force: bool = False
-    quiet: bool = False
-    ask_models: bool = True
-    warmup: int = 0
-    api_key: str | None = None
-    first_token_timeout_s: float = 600.0
-    stall_timeout_s: float = 120.0
-    drain_timeout_s: float = 900.0
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)
-    lengths: str = "exact"
-    turns: str = "wait"
-    history: str = "trace"
-    think_s: float = 0.0
-    keep_answers: bool = False
-    processes: int = 1
+    ask_models: bool = True
+    rate_per_s: Annotated[
+        float | None,
+        typer.Option("--rate", help="mean requests a second; changes the gaps, drops no request"),
+    ] = None
+    speed: Speed = None
+    duration_s: Duration = None
+    seed: GapSeed = 0
+    too_long: TooLong = "error"
+    format_name: FormatName = None
+    skip_bad: SkipBadRows = False
+    model: AskedModel = None
+    endpoint: Endpoint = "completions"
+    think_s: Annotated[float, a_time("pause between requests of a closed loop", "--think")] = 0.0
+    turns: Turns = "wait"
+    history: Annotated[
+        str, typer.Option(help="history of later turns: trace, or answers (the server's)")
+    ] = "trace"
+    lengths: Annotated[
+        str, typer.Option(help="length of answers: exact (the trace's), or free (the model's)")
+    ] = "exact"
+    keep_answers: Annotated[
+        bool, typer.Option("--keep-answers", help="keep the text of answers in answers.jsonl")
+    ] = False
+    time_scale: TimeScale = 1.0
+    max_in_flight: Annotated[
+        int, typer.Option(help="most requests in flight; waits for this limit are measured")
+    ] = 10_000
+    processes: Annotated[
+        int, typer.Option(help="processes that send, each a part of the sessions")
+    ] = 1
+    salt: Annotated[
+        str,
+        typer.Option(
+            help="a new salt makes prompts that no cache has seen; an old salt meets the caches "
+            "of its last run"
+        ),
+    ] = ""
+    max_model_len: Annotated[
+        int | None, typer.Option(help="context limit in tokens, if lower than the target's own")
+    ] = None
+    warmup: Annotated[int, typer.Option(help="small unmeasured requests beforehand")] = 0
+    first_token_timeout_s: Annotated[
+        float, a_time("longest time from sending to the first token", "--first-token-timeout")
+    ] = 600.0
+    stall_timeout_s: Annotated[float, a_time("longest time without output", "--stall-timeout")] = (
+        120.0
+    )
+    drain_timeout_s: Annotated[
+        float, a_time("longest wait after the last arrival", "--drain-timeout")
+    ] = 900.0
+    api_key: ApiKey = None
+    force: Force = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress line")] = False
 
     def check(self) -> None:
         """Raise InputError for a value that cannot be used."""

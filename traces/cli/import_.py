@@ -131,8 +131,8 @@ def _open(
         }
     )
 
-    def mapped(found: Mapping) -> tuple[TraceReader, str, str | None]:
-        return mapped_format(found).open(file, options), "map", map_text(found)
+    def mapped(mapping: Mapping) -> tuple[TraceReader, str, str | None]:
+        return mapped_format(mapping).open(file, options), "map", map_text(mapping)
 
     # A given mapping needs no format.
     if columns is not None:

@@ -78,26 +78,31 @@ Turns = Annotated[
 TimeScale = Annotated[
     float, typer.Option(help="simulated seconds in a wall second, as the engine's")
 ]
+TraceArgument = Annotated[Path, typer.Argument(help="trace file; - is standard input")]
+GapSeed = Annotated[int, typer.Option(help="seed of random arrival gaps")]
+TooLong = Annotated[
+    str, typer.Option(help="rows beyond the model's context: error, truncate or drop")
+]
+SkipBadRows = Annotated[bool, typer.Option("--skip-bad", help="skip and count bad rows")]
+SloText = Annotated[
+    str | None,
+    typer.Option(help="targets, e.g. chat.ttft=2s,session.e2e=5m; default: chat 2s, document 15s"),
+]
+Speed = Annotated[float | None, typer.Option(help="pace as a multiple of the trace's own")]
+Duration = Annotated[float | None, a_time("stop arrivals after this time", "--duration")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficOptions:
     """The trace that a command plays, and the targets that its answers must meet."""
 
-    trace: Annotated[Path, typer.Argument(help="trace file; - is standard input")]
+    trace: TraceArgument
     arrivals: Annotated[str, typer.Option(help="trace, constant, poisson or gamma:CV")] = "trace"
-    seed: Annotated[int, typer.Option(help="seed of random arrival gaps")] = 0
-    too_long: Annotated[
-        str, typer.Option(help="rows beyond the model's context: error, truncate or drop")
-    ] = "error"
+    seed: GapSeed = 0
+    too_long: TooLong = "error"
     format_name: FormatName = None
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="skip and count bad rows")] = False
-    slo: Annotated[
-        str | None,
-        typer.Option(
-            help="targets, e.g. chat.ttft=2s,session.e2e=5m; default: chat 2s, document 15s"
-        ),
-    ] = None
+    skip_bad: SkipBadRows = False
+    slo: SloText = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +110,8 @@ class PacedTrafficOptions(TrafficOptions):
     """The same, at a pace and for a time that may differ from the trace's."""
 
     rate: MeanRate = None
-    speed: Annotated[float | None, typer.Option(help="pace as a multiple of the trace's own")] = (
-        None
-    )
-    duration: Annotated[float | None, a_time("stop arrivals after this time")] = None
+    speed: Speed = None
+    duration: Duration = None
 
 
 def same_named(options: Any, kind: type) -> dict[str, Any]:
