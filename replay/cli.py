@@ -1,6 +1,5 @@
 """`forebay replay`: parse the options, run the replay on a fast event loop, print the summary."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ import typer
 from forebay.proxy.command import new_app
 from forebay.replay.plan.keys import read_keys
 from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.plan import say
 from forebay.replay.plan.schedule import parse_arrivals
 from forebay.replay.plan.slo import parse_slos
 from forebay.replay.results.verdict import FAILED
@@ -38,7 +38,6 @@ Example:
 """
 
 app = new_app(help=EXAMPLE)
-
 
 HEADINGS = {
     "Target": "target model endpoint api-key keys",
@@ -88,21 +87,16 @@ def replay_command(
         slos=None if slo is None else parse_slos(slo, [bucket.name for bucket in lengths]),
         keys={} if keys is None else read_keys(keys),
     )
+    # Send the requests, and print the results. The exit status tells how the run ended.
     summary = run_on_fast_loop(partial(replay, options))
     show(summary, as_json=as_json)
     for warning in summary.values["warnings"]:
-        print(f"forebay replay: {warning}", file=sys.stderr)
+        say(warning)
     if summary.interrupted:
-        print(
-            f"forebay replay: interrupted; what was measured is in {summary.folder}",
-            file=sys.stderr,
-        )
+        say(f"interrupted; what was measured is in {summary.folder}")
         raise typer.Exit(130)
     if summary.values["verdict"] == FAILED:
-        print(
-            f"forebay replay: the run measured nothing: {summary.values['verdict_reason']}",
-            file=sys.stderr,
-        )
+        say(f"the run measured nothing: {summary.values['verdict_reason']}")
         raise typer.Exit(1)
 
 

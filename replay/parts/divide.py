@@ -15,7 +15,7 @@ from typing import Any
 from forebay.replay.clock.clock import Clock
 from forebay.replay.plan.agenda import link
 from forebay.replay.plan.options import ReplayOptions
-from forebay.replay.plan.plan import Plan
+from forebay.replay.plan.plan import ReplayPlan
 from forebay.replay.plan.target import Served
 from forebay.replay.results.recorder import Live
 from forebay.traces.schema import TraceRequest
@@ -40,7 +40,7 @@ class Part:
     start: Callable[[Clock], Awaitable[None]]
     report: Callable[[Live, int, Clock], Coroutine[Any, Any, None]]
 
-    def narrow(self, plan: Plan) -> Plan:
+    def narrow(self, plan: ReplayPlan) -> ReplayPlan:
         """Return this process's part of the whole. Its source then reads only its rows."""
         options, source, schedule, agenda = plan.options, plan.source, plan.schedule, plan.agenda
         parts = divide(source.requests(), self.count)

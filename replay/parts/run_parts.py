@@ -21,7 +21,7 @@ from hdrh.histogram import HdrHistogram
 from forebay.proxy.telemetry.hlog import HIGHEST_US
 from forebay.replay.clock.clock import Clock
 from forebay.replay.parts.divide import PartJob
-from forebay.replay.plan.plan import Plan
+from forebay.replay.plan.plan import ReplayPlan
 from forebay.replay.results.folder import RunFolder
 from forebay.replay.results.merge import Measured, merge_parts
 from forebay.replay.results.progress import Progress
@@ -35,7 +35,7 @@ MOST_LINE_BYTES = 1 << 20
 
 
 async def replay_in_processes(
-    plan: Plan,
+    plan: ReplayPlan,
     clock: Clock,
     folder: RunFolder,
     totals: RunTotals,

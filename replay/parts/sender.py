@@ -13,7 +13,7 @@ from forebay.replay.parts.run_parts import replay_in_processes
 from forebay.replay.plan.agenda import Agenda
 from forebay.replay.plan.history import History
 from forebay.replay.plan.options import PATHS
-from forebay.replay.plan.plan import Plan, say
+from forebay.replay.plan.plan import ReplayPlan, say
 from forebay.replay.plan.tasks import other_tasks
 from forebay.replay.results.folder import RunFolder
 from forebay.replay.results.merge import Measured
@@ -33,7 +33,7 @@ from forebay.traces.schema import TraceRequest
 class Sender:
     """Sends a plan, or the `part` of it that this process has. For `async with`, which warms up."""
 
-    def __init__(self, plan: Plan, part: Part | None = None) -> None:
+    def __init__(self, plan: ReplayPlan, part: Part | None = None) -> None:
         options = plan.options
         self._plan = plan
         self._part = part

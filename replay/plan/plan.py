@@ -19,7 +19,7 @@ from forebay.traces.schema import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReplayPlan:
     """A replay, or the part of it that one process sends.
 
     Attributes:
@@ -91,7 +91,7 @@ class Plan:
                 say(f"{self.source.name}: {count} {what}")
 
 
-async def make_plan(options: ReplayOptions, served: Served | None = None) -> Plan:
+async def make_plan(options: ReplayOptions, served: Served | None = None) -> ReplayPlan:
     """Plan a replay, and ask the targets for their models unless `served` describes them.
 
     Raises:
@@ -125,7 +125,7 @@ async def make_plan(options: ReplayOptions, served: Served | None = None) -> Pla
     source.check(scan, len(scan.arrivals_s) if agenda else schedule.count)
     slos = options.stated_slos()
     check_sessions(slos, scan.sessions)
-    return Plan(options, targets, served, slos, source, scan, schedule, agenda, token_hex(4))
+    return ReplayPlan(options, targets, served, slos, source, scan, schedule, agenda, token_hex(4))
 
 
 def say(text: str) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.replay.plan.plan import Plan
+from forebay.replay.plan.plan import ReplayPlan
 from forebay.replay.results.cache_warnings import cache_warnings
 from forebay.replay.results.folder import RunFolder
 from forebay.replay.results.merge import Measured
@@ -28,7 +28,7 @@ class Summary:
         return self.ended == "interrupted"
 
 
-def commit(plan: Plan, folder: RunFolder, totals: RunTotals, measured: Measured) -> Summary:
+def commit(plan: ReplayPlan, folder: RunFolder, totals: RunTotals, measured: Measured) -> Summary:
     """Give the files of `folder` their names, inside the run's event loop."""
     ended = measured.ended
     summary = totals.summary(

@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from forebay.replay.plan.plan import Plan
+from forebay.replay.plan.plan import ReplayPlan
 from forebay.replay.send.http.connection import CONNECT_TIMEOUT_S, KEEP_ALIVE_S
 from forebay.replay.send.http.measure import DEFINITIONS
 
 _PACKAGES = ("forebay", "aiohttp", "uvloop", "hdrhistogram", "orjson", "pyarrow")
 
 
-def run_record(plan: Plan, started_unix_s: float, ended: str) -> dict[str, Any]:
+def run_record(plan: ReplayPlan, started_unix_s: float, ended: str) -> dict[str, Any]:
     """Make the content of `run.json`, inside the run's event loop.
 
     Args:
@@ -23,7 +23,9 @@ def run_record(plan: Plan, started_unix_s: float, ended: str) -> dict[str, Any]:
     """
     options, source, scan, schedule = plan.options, plan.source, plan.scan, plan.schedule
     arrivals = schedule.arrivals
+    # All times of the run count from this moment.
     started = datetime.fromtimestamp(started_unix_s, UTC)
+    # What was planned, and how it was sent.
     return {
         "run_id": plan.run_id,
         "started_at": started.isoformat(),

@@ -143,13 +143,14 @@ def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
     kinds: dict[str, Any] = {}
     deferred = set()
     for name, parameter in signature.parameters.items():
-        kind = parameter.annotation
+        kind = parameter.annotation  # of the object, or of a function that makes it
         if get_origin(kind) is Callable:
             kind = get_args(kind)[1]
             deferred.add(name)
         if is_dataclass(kind):
             kinds[name] = kind
 
+    # The command as Typer calls it, with all options by name.
     @wraps(command)
     def called(**arguments: Any) -> Result:
         makers: dict[str, Any] = {}
@@ -162,17 +163,22 @@ def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
             makers[name] = makers[name]()
         return command(**own, **makers)
 
+    # What Typer reads: a signature of all options.
     shown: dict[str, inspect.Parameter] = {}
     for name, parameter in signature.parameters.items():
         kind = kinds.get(name)
         group = [parameter]
         if kind is not None:
-            options = inspect.signature(kind, eval_str=True).parameters.values()
-            group = [option for option in options if hasattr(option.annotation, "__metadata__")]
-            # A command's own options come before those that it shares.
-            group.sort(key=lambda option: option.name not in kind.__annotations__)
+            group = _options_of(kind)
         for each in group:
             shown.setdefault(each.name, each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
     called.__signature__ = inspect.Signature([*shown.values()])  # type: ignore[attr-defined]
     called.__annotations__ = {name: parameter.annotation for name, parameter in shown.items()}
     return called
+
+
+def _options_of(kind: Any) -> list[inspect.Parameter]:
+    """Return the options of a class: its own first, then the inherited ones."""
+    parameters = inspect.signature(kind, eval_str=True).parameters.values()
+    options = [each for each in parameters if hasattr(each.annotation, "__metadata__")]
+    return sorted(options, key=lambda option: option.name not in kind.__annotations__)
