@@ -4,13 +4,10 @@ Nearly everything that comes is whole chunks of whole events that differ in one 
 `"content":" the"`. Anything else, such as unusual framing, is left to the parser and the scanner.
 """
 
-import re
-
 from forebay.proxy.http1.sse import EventScanner, output_only
+from forebay.proxy.http1.token_forms import TokenForms, token_forms
 
 CHUNK_BYTES = 4096  # bound of a chunk with its framing; longer ones go to the parser
-# At most 64 bytes, which bounds the memory of `TokenChunks._begin`.
-_TEXT = re.compile(rb'"(?:content|reasoning|reasoning_content|text)":"([^"\n]{0,64})"')
 
 
 def _chunk_heads() -> tuple[bytes, ...]:
@@ -42,26 +39,16 @@ class TokenChunks:
     def __init__(self, scanner: EventScanner) -> None:
         self.more_events = 0
         self._partial = scanner.partial
-        # Before and after the text of the last event that was searched.
-        self._around = (b"", b"")
-        self._after = b""
-        # By chunk length: the bytes before the text, their number, and where the text ends.
-        self._begin: dict[int, tuple[bytes, int, int]] = {}
+        self._forms: TokenForms | None = None  # of the last event that was searched
 
     def plain(self, piece: bytes) -> bool:
         """True if `piece` is whole chunks of whole `data` events that carry output only."""
-        size = len(piece)
-        last = self._begin.get(size)
-        if last is not None and not self._partial:
-            begin, at, end = last
-            # Slices cost less than startswith and endswith, which parse arguments.
-            if (
-                piece[:at] == begin
-                and piece[end:] == self._after
-                and piece.find(b'"', at) == end  # the text ends at the same place
-                and piece.find(b"\n", at) == size - 4  # and no event ends before
-            ):
-                return True
+        if self._forms is not None and not self._partial:
+            first, start, last, end, text = self._forms[len(piece)]
+            if piece[first] == start and piece[last] == end:
+                words = piece[text]
+                if 34 not in words and 10 not in words:  # neither a quote nor a line end
+                    return True
         return self._searched(piece)
 
     def _searched(self, piece: bytes) -> bool:
@@ -82,12 +69,7 @@ class TokenChunks:
         return True
 
     def _remember(self, chunk: bytes) -> None:
-        start, text = len(CHUNK_HEADS[len(chunk)]), _TEXT.search(chunk)
-        if text is None or chunk[start : start + 7] != b"data: {":  # not [DONE]
-            return
-        around = chunk[start : text.start(1)], chunk[text.end(1) :]
-        if around != self._around:
-            self._around, self._after = around, around[1]
-            self._begin.clear()
-        at, end = text.span(1)
-        self._begin[len(chunk)] = chunk[:at], at, end
+        event = chunk[len(CHUNK_HEADS[len(chunk)]) : -2]
+        forms = token_forms(event) if event.startswith(b"data: {") else None  # not [DONE]
+        if forms is not None and not (self._forms is not None and self._forms.same(forms)):
+            self._forms = forms

@@ -1,7 +1,7 @@
 """Read one answer: a stream of events, an error, or one piece of JSON.
 
 Bytes have the time of their network read, and may be parsed long after it. Events of a stream are
-parsed, except tokens whose form was learned from an earlier token (`token_forms`).
+parsed, except tokens whose form was learned from an earlier token (`TokenForms`).
 """
 
 import asyncio
@@ -13,12 +13,12 @@ import httptools
 import orjson
 
 from forebay.proxy.http1.sse import EventScanner, MalformedStream, event_body, event_of
+from forebay.proxy.http1.token_forms import TokenForms, token_forms
 from forebay.replay.clock.clock import Clock
 from forebay.replay.send.http import outcome
 from forebay.replay.send.http.connection import HttpConnection
 from forebay.replay.send.http.exchange import ClientExchange, ProgressWatch
 from forebay.replay.send.http.framing import KEPT, ChunkedBody, MalformedAnswer, plain_head
-from forebay.replay.send.http.token_forms import TokenForms, token_forms
 
 MAX_ERROR_BYTES = 64 << 10
 MAX_WHOLE_BYTES = 64 << 20

@@ -4,7 +4,11 @@ So the bytes around the text are learned from one parsed token. A chunk with the
 text that is not empty and has no quote also has one token.
 """
 
-MOST_TEXT_BYTES = 256  # longest token to recognise by its bytes
+import re
+
+MOST_TEXT_BYTES = 64  # longest text to recognise by its bytes
+MOST_LENGTHS = 256  # remembered forms, and lengths that no form has
+_TEXT = re.compile(rb'"(?:content|reasoning|reasoning_content|text)":"([^"\n]*)"')
 
 
 class TokenForms(dict[int, tuple[slice, bytes, slice, bytes, slice]]):
@@ -19,6 +23,10 @@ class TokenForms(dict[int, tuple[slice, bytes, slice, bytes, slice]]):
         super().__init__()
         self._start, self._end = start, end
 
+    def same(self, other: "TokenForms") -> bool:
+        """True if the bytes around the text are equal."""
+        return (self._start, self._end) == (other._start, other._end)
+
     def fit(self, event: bytes) -> bool:
         """True if an event, without the framing of its chunk, has one token."""
         start, end = self._start, self._end
@@ -31,6 +39,12 @@ class TokenForms(dict[int, tuple[slice, bytes, slice, bytes, slice]]):
         )
 
     def __missing__(self, length: int) -> tuple[slice, bytes, slice, bytes, slice]:
+        form = self._form(length)
+        if len(self) < MOST_LENGTHS:
+            self[length] = form
+        return form
+
+    def _form(self, length: int) -> tuple[slice, bytes, slice, bytes, slice]:
         end = self._end + b"\r\n"
         most = (length.bit_length() + 3) // 4
         for digits in (most, most - 1):
@@ -39,9 +53,7 @@ class TokenForms(dict[int, tuple[slice, bytes, slice, bytes, slice]]):
             if 0 < text_bytes <= MOST_TEXT_BYTES and len(b"%x" % size) == digits:
                 start = b"%x\r\n%b" % (size, self._start)
                 first, last = slice(len(start)), slice(-len(end), None)
-                form = (first, start, last, end, slice(len(start), -len(end)))
-                self[length] = form
-                return form
+                return first, start, last, end, slice(len(start), -len(end))
         return _NONE
 
 
@@ -50,10 +62,7 @@ _NONE = (slice(1), b"no chunk", slice(1), b"", slice(1))
 
 def token_forms(event: bytes) -> TokenForms | None:
     """Make the forms of an event with one token, or None if bytes cannot delimit its text."""
-    for name in (b'"text":"', b'"content":"'):
-        at = event.find(name)
-        if at >= 0:
-            start = at + len(name)
-            end = event.find(b'"', start)
-            return TokenForms(event[:start], event[end:]) if event[end - 1] != 92 else None
-    return None
+    match = _TEXT.search(event)
+    if match is None or match[1].endswith(b"\\"):
+        return None
+    return TokenForms(event[: match.start(1)], event[match.end(1) :])
