@@ -1,6 +1,5 @@
 """`forebay traces synth KIND`: parse the options and write the trace."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
@@ -104,17 +103,14 @@ def fitted(
 
     example:  forebay traces synth model model.json --speed 2 -o twice.jsonl
     """
-    from forebay.traces.synth.from_model import Made, synthesise
+    from forebay.traces.synth.from_model import synthesise
     from forebay.traces.synth.model import read_model
 
     if not 0 < speed < float("inf"):
         raise InputError(f"--speed {speed:g}: give more than 0")
-    totals = Made(read_model(model), speed)
     limits: dict[str, Any] = {"duration_s": duration, "requests": requests}
-    rows = synthesise(totals.model, **limits, speed=speed, seed=to.seed, totals=totals)
+    rows = synthesise(read_model(model), **limits, speed=speed, seed=to.seed)
     _write(to, rows, "model", {"model": model, "speed": speed, **limits, "seed": to.seed})
-    for line in totals.differences():
-        print(f"warning: {line}", file=sys.stderr)
 
 
 def _write(

@@ -1,4 +1,4 @@
-"""Make more traffic like a fitted trace, and report where it differs.
+"""Make more traffic like a fitted trace.
 
 The traffic repeats the fitted time span up to its duration. Short sessions begin at
 random, at the rate of the profile. A long-lived session begins and ends at about the
@@ -20,56 +20,6 @@ LOOK_AROUND: Final = 64  # prompts near the drawn place, to find a prompt that i
 RECENT: Final = 50_000  # prompts that a new prompt may share with
 LEAST_GAP_S: Final = 1e-3
 HAND: Final = 16  # later turns, of which the best fit to the last prompt is next
-TOLERANCE: Final = 0.1  # a larger difference between the made and the fitted trace is reported
-
-
-@dataclass(slots=True)
-class Made:
-    """Totals of a made trace, and of its whole repetitions of the fitted time span."""
-
-    model: TrafficModel
-    speed: float = 1.0
-    requests: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    hit_tokens: int = 0
-    repetitions: int = 0
-    in_repetitions: int = 0
-
-    def reach(self, time_s: float) -> None:
-        """Count all requests so far as earlier than `time_s`."""
-        whole = int(time_s / self.model.duration_s + 1e-9)
-        if whole > self.repetitions:
-            self.repetitions, self.in_repetitions = whole, self.requests
-
-    def add(self, request: TraceRequest, hit_blocks: int) -> None:
-        self.reach(request.arrival_s)
-        self.requests += 1
-        self.input_tokens += request.input_tokens
-        self.output_tokens += request.output_tokens
-        self.hit_tokens += min(request.input_tokens, hit_blocks * request.block_tokens)
-
-    def differences(self) -> list[str]:
-        """List the figures that are over a tenth off, after at least one whole time span."""
-        if not self.repetitions:
-            return []
-        model, span_s = self.model, self.repetitions * self.model.duration_s
-        pairs = (
-            ("requests a second", self.in_repetitions / span_s,
-             self.speed * model.requests / model.duration_s),
-            ("ideal hit ratio", self.hit_tokens / max(1, self.input_tokens), model.hit_ratio),
-            ("mean input tokens", self.input_tokens / max(1, self.requests),
-             model.mean_input_tokens),
-            ("mean output tokens", self.output_tokens / max(1, self.requests),
-             model.mean_output_tokens),
-        )  # fmt: skip
-        return [
-            f"{what} {actual:.4g}, and {expected:.4g} in the fitted trace"
-            + (f" times {self.speed:g}" if at == 0 and self.speed != 1 else "")
-            for at, (what, actual, expected) in enumerate(pairs)
-            # A ratio near 0 is the same for every purpose.
-            if abs(actual - expected) > max(TOLERANCE * expected, 0.01 if at == 1 else 0.0)
-        ]
 
 
 class _Deck(Generic[Sample]):
@@ -123,19 +73,15 @@ def synthesise(
     requests: int | None = None,
     speed: float = 1.0,
     seed: int = 0,
-    totals: Made | None = None,
 ) -> Iterator[TraceRequest]:
     """Make traffic like the fitted trace, which repeats after its end.
 
     Args:
         speed: factor of the number of sessions. Think times stay the same.
-        totals: totals, which the caller can compare after the last request.
     """
     # Without a limit, the traffic is as long as the trace that was fitted.
     if duration_s is None and requests is None:
         duration_s = model.duration_s
-    if totals is None:
-        totals = Made(model, speed)
     maker = _Maker(model, seed)
     starts = merge(
         maker.short_sessions(speed, Random(f"{seed}:starts")),
@@ -152,13 +98,10 @@ def synthesise(
         else:
             at_s, _, session = heappop(due)
         if duration_s is not None and at_s >= duration_s:
-            totals.reach(duration_s)
             return
         if requests is not None and number >= requests:
             return
-        request, hit_blocks = maker.turn(session, at_s, number)
-        totals.add(request, hit_blocks)
-        yield request
+        yield maker.turn(session, at_s, number)
         if session.left:
             session.next = maker.next_turn(session)
             heappush(due, (at_s + max(session.next.gap_s, LEAST_GAP_S), number, session))
@@ -256,8 +199,8 @@ class _Maker:
         span.at_s = max(span.at_s, at_s)
         return turn._replace(gap_s=gap_s, think_s=min(turn.think_s, gap_s))
 
-    def turn(self, session: _SynthSession, at_s: float, number: int) -> tuple[TraceRequest, int]:
-        """Make the next turn of a session, and return it with its number of shared blocks."""
+    def turn(self, session: _SynthSession, at_s: float, number: int) -> TraceRequest:
+        """Make the next turn of a session."""
         # A first turn shares with other prompts, a later turn with the turn before.
         size = self._model.block_tokens
         turn = session.next
@@ -283,7 +226,7 @@ class _Maker:
         name = f"synth-{number}"
         parent, session.last_id = session.last_id, name
         follows = turn is not None and turn.follows
-        request = TraceRequest(
+        return TraceRequest(
             id=name,
             arrival_s=round(at_s, 6),
             input_tokens=input_tokens,
@@ -294,7 +237,6 @@ class _Maker:
             parent=parent if follows else None,
             think_s=turn.think_s if turn is not None and follows and turn.think_s >= 0 else None,
         )
-        return request, len(shared)
 
     def _remember(self, blocks: tuple[int, ...]) -> None:
         self._recent.append(blocks)

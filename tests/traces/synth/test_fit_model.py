@@ -1,6 +1,5 @@
 """A trace made from a model has the rate, length, hits and lengths of the fitted one."""
 
-import json
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -9,16 +8,14 @@ from random import Random
 
 import pytest
 
-from forebay.proxy.cli import main
 from forebay.traces.edit.describe import Description, describe
 from forebay.traces.errors import InputError
-from forebay.traces.reading.jsonl import read_trace, write_trace
 from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.agents import AgentSessions, agent_sessions
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 from forebay.traces.synth.documents import Workload, workload
 from forebay.traces.synth.fit_model import fit
-from forebay.traces.synth.from_model import Made, synthesise
+from forebay.traces.synth.from_model import synthesise
 from forebay.traces.synth.lengths import Fixed
 from forebay.traces.synth.model import TrafficModel, read_model, write_model
 
@@ -86,16 +83,13 @@ def test_traffic_of_long_lived_sessions_is_made_again(
     rows, fitted, wanted = known(make)
     model = saved(fitted, tmp_path)
     duration_s = None if repetitions == 1 else repetitions * model.duration_s
-    made = Made(model)
-    found = describe(synthesise(model, duration_s=duration_s, seed=1, totals=made))
+    found = describe(synthesise(model, duration_s=duration_s, seed=1))
     assert found.requests == pytest.approx(repetitions * len(rows), rel=0.04)
     assert found.duration_s == pytest.approx(repetitions * wanted.duration_s, rel=0.03)
     assert found.ideal_hit_ratio == pytest.approx(wanted.ideal_hit_ratio, abs=0.02)
     assert found.input_tokens.mean == pytest.approx(wanted.input_tokens.mean, rel=0.04)
     assert found.output_tokens.mean == pytest.approx(wanted.output_tokens.mean, rel=0.04)
     assert found.sessions == pytest.approx(repetitions * wanted.sessions, rel=0.15)
-    assert made.differences() == []
-    assert made.hit_tokens / made.input_tokens == pytest.approx(found.ideal_hit_ratio, abs=1e-3)
 
 
 def test_a_number_of_requests_keeps_the_rate() -> None:
@@ -170,29 +164,6 @@ def test_one_endless_session_has_a_rate() -> None:
     assert len(list(synthesise(fit(rows)))) == 50
     with pytest.raises(InputError, match="fewer than two requests at different times"):
         fit(rows[:1])
-
-
-def test_a_difference_from_the_fitted_trace_is_told(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    trace, model, out = (str(tmp_path / name) for name in ("t.jsonl", "m.json", "out.jsonl"))
-    write_trace(trace, chat_and_documents())
-    assert main(["traces", "fit", trace, "-o", model]) == 0
-    assert main(["traces", "synth", "model", model, "-o", out]) == 0
-    assert len(list(read_trace(out))) == len(list(read_trace(trace)))
-    assert "warning" not in capfd.readouterr().err
-    values = json.loads(Path(model).read_bytes())
-    values["hit_ratio"], values["requests"] = 0.9, 2 * values["requests"]
-    Path(model).write_text(json.dumps(values))
-    assert main(["traces", "synth", "model", model, "-o", out, "--force"]) == 0
-    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
-    assert len(told) == 2
-    assert "requests a second 4." in told[0]
-    assert "and 8." in told[0]
-    assert "and 0.9 in the fitted trace" in told[1]
-    words = ["--duration", "60", "--force"]  # a part of the span may differ from all of it
-    assert main(["traces", "synth", "model", model, "-o", out, *words]) == 0
-    assert "warning" not in capfd.readouterr().err
 
 
 def test_a_model_of_an_older_version_is_to_be_fitted_again(tmp_path: Path) -> None:
