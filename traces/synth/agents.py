@@ -25,9 +25,8 @@ from typing import Annotated, Final
 import typer
 
 from forebay.traces.command_line.options import a_time
-from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
-from forebay.traces.synth.arrivals import check_rate
+from forebay.traces.synth.arrivals import check_rate, check_seconds, check_share
 from forebay.traces.synth.documents import Instruction, check_tokens
 from forebay.traces.synth.lengths import Length, Lognormal, OutputTokens, Uniform, a_length
 
@@ -83,12 +82,10 @@ def agent_sessions(spec: AgentSessions) -> Iterator[TraceRequest]:
     """
     check_rate(spec.session_rate_per_s, "--session-rate")
     check_tokens("--instruction-tokens", spec.instruction_tokens, least=0)
-    if not 0 <= spec.subagent_share <= 1:
-        raise InputError(f"--subagent-share {spec.subagent_share:g}: not a share; give 0 to 1")
+    check_share(spec.subagent_share, "--subagent-share")
     least = 2 * (spec.instruction_tokens + spec.summary_tokens)
     check_tokens("--context-tokens", spec.context_tokens, least=least)
-    if not 0 < spec.duration_s < float("inf"):
-        raise InputError(f"--duration {spec.duration_s:g}: give more than 0 seconds")
+    check_seconds(spec.duration_s, "--duration")
     return _requests(spec)
 
 

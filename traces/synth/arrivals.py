@@ -34,6 +34,16 @@ def check_rate(rate_per_s: float, option: str) -> None:
         raise InputError(f"{option} {rate_per_s:g}: not a rate; give more than 0 requests a second")
 
 
+def check_seconds(seconds: float, option: str) -> None:
+    if not (isfinite(seconds) and seconds > 0):
+        raise InputError(f"{option} {seconds:g}: give more than 0 seconds")
+
+
+def check_share(share: float, option: str) -> None:
+    if not 0 <= share <= 1:
+        raise InputError(f"{option} {share:g}: not a share; give 0 to 1")
+
+
 def _poisson(rate_per_s: float, dice: Random) -> Iterator[float]:
     now_s = 0.0
     while True:

@@ -15,10 +15,10 @@ from typing import Annotated
 
 import typer
 
-from forebay.traces.command_line.options import a_time, same_named
+from forebay.traces.command_line.options import a_time, one_or_more, same_named
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth.arrivals import check_rate
+from forebay.traces.synth.arrivals import check_rate, check_seconds
 from forebay.traces.synth.documents import (
     Document,
     Instruction,
@@ -81,12 +81,10 @@ def chat_beside_documents(spec: ChatBesideDocuments) -> Iterator[TraceRequest]:
     check_rate(spec.document_rate_per_s, "--document-rate")
     if spec.questions < 1:
         raise InputError(f"--questions {spec.questions}: give 1 or more a document")
-    if spec.users < 1:
-        raise InputError(f"--users {spec.users}: give 1 or more")
+    one_or_more({"--users": spec.users})
     check_tokens("--instruction-tokens", spec.instruction_tokens, least=0)
-    for option, value in (("--follow-gap", spec.follow_gap_s), ("--duration", spec.duration_s)):
-        if not 0 < value < float("inf"):
-            raise InputError(f"{option} {value:g}: give more than 0 seconds")
+    check_seconds(spec.follow_gap_s, "--follow-gap")
+    check_seconds(spec.duration_s, "--duration")
     return _requests(spec)
 
 

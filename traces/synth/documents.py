@@ -18,10 +18,10 @@ from typing import Annotated
 
 import typer
 
-from forebay.traces.command_line.options import Arrivals, Rate, a_time, same_named
+from forebay.traces.command_line.options import Arrivals, Rate, a_time, one_or_more, same_named
 from forebay.traces.errors import InputError
 from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
-from forebay.traces.synth.arrivals import arrival_times, check_rate
+from forebay.traces.synth.arrivals import arrival_times, check_rate, check_seconds, check_share
 from forebay.traces.synth.lengths import (
     AZURE_CONV_INPUT,
     AZURE_CONV_OUTPUT,
@@ -263,41 +263,32 @@ def check_tokens(option: str, tokens: int, *, least: int) -> None:
 
 
 def _check(spec: Workload) -> None:
-    _check_population(spec)
-    _check_pace(spec)
-    if not 0 <= spec.chat_share <= 1:
-        raise InputError(f"--chat-share {spec.chat_share:g}: not a share; give 0 to 1")
+    one_or_more(
+        {
+            "--users": spec.users,
+            "--documents": spec.documents,
+            "--tenants": spec.tenants,
+            "--block-tokens": spec.block_tokens,
+            "--requests": spec.requests,
+        }
+    )
+    most = min(spec.users, spec.documents)
+    if spec.tenants > most:
+        raise InputError(
+            f"--tenants {spec.tenants}: each needs a user and a document; give at most {most} or "
+            "more --users and --documents"
+        )
+    # The pace: of the users, or of all requests.
+    if spec.think_s is not None:
+        check_seconds(spec.think_s, "--think")
+    elif spec.arrivals != "burst":
+        check_rate(spec.rate_per_s, "--rate")
+    elif spec.requests is None:
+        raise InputError("--requests: a burst never ends by itself; give a number of requests")
+    if spec.duration_s is not None:
+        check_seconds(spec.duration_s, "--duration")
+    # The mix.
+    check_share(spec.chat_share, "--chat-share")
     if not 0 <= spec.zipf_s <= 10:
         raise InputError(f"--zipf {spec.zipf_s:g}: give an exponent from 0 (even) to 10")
     check_tokens("--instruction-tokens", spec.instruction_tokens, least=0)
-
-
-def _check_population(spec: Workload) -> None:
-    counts = {
-        "--users": spec.users,
-        "--documents": spec.documents,
-        "--tenants": spec.tenants,
-        "--block-tokens": spec.block_tokens,
-    }
-    if spec.requests is not None:
-        counts["--requests"] = spec.requests
-    for option, value in counts.items():
-        if value < 1:
-            raise InputError(f"{option} {value}: give 1 or more")
-    if spec.tenants > min(spec.users, spec.documents):
-        raise InputError(
-            f"--tenants {spec.tenants}: each needs a user and a document; give at most "
-            f"{min(spec.users, spec.documents)} or more --users and --documents"
-        )
-
-
-def _check_pace(spec: Workload) -> None:
-    if spec.think_s is not None:
-        if not 0 < spec.think_s < float("inf"):
-            raise InputError(f"--think {spec.think_s:g}: give more than 0 seconds")
-    elif spec.arrivals != "burst":
-        check_rate(spec.rate_per_s, "--rate")
-    if spec.duration_s is not None and not 0 < spec.duration_s < float("inf"):
-        raise InputError(f"--duration {spec.duration_s:g}: give more than 0 seconds")
-    if spec.requests is None and spec.arrivals == "burst" and spec.think_s is None:
-        raise InputError("--requests: a burst never ends by itself; give a number of requests")

@@ -15,6 +15,7 @@ from random import Random
 
 import orjson
 
+from forebay.traces.command_line.options import one_or_more
 from forebay.traces.errors import InputError
 from forebay.traces.reading.jsonl import parse_object
 from forebay.traces.reading.unpack import open_input
@@ -123,9 +124,7 @@ def needle_requests(
     for depth in depths:
         if not 0 <= depth <= 1:
             raise InputError(f"--depths {depth:g}: give a share of the text from 0 to 1")
-    for option, value in (("--questions", questions), ("--output-tokens", output_tokens)):
-        if value < 1:
-            raise InputError(f"{option} {value}: give 1 or more")
+    one_or_more({"--questions": questions, "--output-tokens": output_tokens})
     available = counter.count(haystack)
     for length in lengths:
         if length < 256:
