@@ -13,6 +13,7 @@ from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.plan import say
 from forebay.replay.plan.schedule import parse_arrivals
 from forebay.replay.plan.slo import parse_slos
+from forebay.replay.results.server_metrics import metrics_urls
 from forebay.replay.results.verdict import FAILED
 from forebay.replay.runner import Summary, replay
 from forebay.replay.send.fast_loop import run_on_fast_loop
@@ -42,10 +43,10 @@ app = new_app(help=EXAMPLE)
 HEADINGS = {
     "Target": "target model endpoint api-key keys",
     "Traffic": "rate arrivals speed duration think turns seed warmup time-scale max-in-flight "
-    "processes",
+    "processes ray",
     "Trace": "format skip-bad too-long max-model-len salt history lengths",
     "Measurement": "buckets slo first-token-timeout stall-timeout drain-timeout",
-    "Output": "out keep-answers force json quiet",
+    "Output": "out keep-answers metrics force json quiet",
 }
 
 
@@ -70,6 +71,10 @@ def replay_command(
     keys: Annotated[
         Path | None, typer.Option(help="YAML file with an API key for each tenant of the trace")
     ] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option(help="URL of a /metrics page to sample each second; may be repeated"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     if not target:
@@ -86,6 +91,7 @@ def replay_command(
         buckets=lengths,
         slos=None if slo is None else parse_slos(slo, [bucket.name for bucket in lengths]),
         keys={} if keys is None else read_keys(keys),
+        metrics=metrics_urls(metrics or ()),
     )
     # Send the requests, and print the results. The exit status tells how the run ended.
     summary = run_on_fast_loop(partial(replay, options))

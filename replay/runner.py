@@ -33,8 +33,12 @@ async def replay(
     else:
         plan = part.narrow(plan)
     async with Sender(plan, part) as sender:
-        answers = options.keep_answers
-        with RunFolder(options.out, force=options.force, answers=answers) as folder:
+        with RunFolder(
+            options.out,
+            force=options.force,
+            answers=options.keep_answers,
+            metrics=bool(options.metrics),
+        ) as folder:
             totals = RunTotals([bucket.name for bucket in options.buckets], plan.slos)
             measured = await sender.run(folder, totals, stop or Stop())
             return commit(plan, folder, totals, measured)

@@ -1,7 +1,7 @@
 """Send a plan, from one process or several.
 
 In reading order: `sender` sends a plan and measures the answers, `divide` gives each part of
-several its rows, `run_parts` starts the parts and merges their measurements. `pool` and
-`ray_cluster` are for other work in several processes. The room imports `results` and the rooms
-below it.
+several its rows, `run_parts` starts the parts and merges their measurements. `ray_part` starts them
+on a Ray cluster. `pool` and `ray_cluster` are for other work in several processes, too. The room
+imports `results` and the rooms below it.
 """

@@ -1,8 +1,9 @@
 """Send a replay from several processes, and merge their measurements into one run folder.
 
-Each process runs a whole replay of its part of the trace into a folder of its own, from a start
-that all have in common. Rows and histograms are added up, so every figure is what one process would
-have measured from the same answers.
+The processes are on this machine, or on the machines of a Ray cluster. Each of them runs a whole
+replay of its part of the trace into a folder of its own, from a start that all have in common. Rows
+and histograms are added up, so every figure is what one process would have measured from the same
+answers.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from hdrh.histogram import HdrHistogram
@@ -21,6 +22,7 @@ from hdrh.histogram import HdrHistogram
 from forebay.proxy.telemetry.hlog import HIGHEST_US
 from forebay.replay.clock.clock import Clock
 from forebay.replay.parts.divide import PartJob
+from forebay.replay.parts.ray_part import Machines
 from forebay.replay.plan.plan import ReplayPlan
 from forebay.replay.results.folder import RunFolder
 from forebay.replay.results.merge import Measured, merge_parts
@@ -31,6 +33,7 @@ from forebay.replay.send.drain import Stop
 from forebay.traces.errors import InputError
 
 START_IN_S = 0.05  # time after the message, so that all processes have it before the start
+START_ON_NODES_IN_S = 1.0
 MOST_LINE_BYTES = 1 << 20
 
 
@@ -43,9 +46,10 @@ async def replay_in_processes(
     stop: Stop,
 ) -> Measured:
     """Run all parts of a plan and merge them (InputError: a part fails)."""
-    options = replace(plan.options, trace=plan.source.rereadable, quiet=True, warmup=0)
+    options = replace(plan.options, trace=plan.source.rereadable)
     with TemporaryDirectory(dir=folder.path, prefix=".parts-") as parts:
-        count = options.processes
+        machines = None if options.ray is None else await Machines.connect(options)
+        count = options.processes * (1 if machines is None else len(machines.nodes))
         places = [Path(parts, str(number)) for number in range(count)]
         live = _LiveSum(count)
         running: list[_Child] = []
@@ -54,21 +58,23 @@ async def replay_in_processes(
             # Each part has a folder of its own, and no part writes to the terminal.
             for number, place in enumerate(places):
                 job = PartJob(
-                    replace(options, out=place),
+                    replace(options, out=place, quiet=True, warmup=0, metrics=(), ray=None),
                     number,
                     count,
                     plan.served,
                     f"{plan.run_id}-{number}",
                     progress is not None,
                 )
-                running.append(await _Child.begin(job, live))
+                begin = _LocalPart.begin if machines is None else machines.begin
+                running.append(_Child(number, await begin(job), live))
             # All parts start at one moment, which lies after the message to the last of them.
             await _all(child.ready() for child in running)
-            started_s = time.monotonic() + START_IN_S
-            started_unix_s = time.time() + START_IN_S
+            start_in_s = START_IN_S if machines is None else START_ON_NODES_IN_S
+            started_s = time.monotonic() + start_in_s
+            started_unix_s = time.time() + start_in_s
             clock.restart(started_s)
             for child in running:
-                child.order(repr(started_s))
+                child.part.order(child.part.start_at(started_s))
             if progress is not None:
                 shown = asyncio.create_task(progress(live.total, plan.count, clock))
             ended = await _until_ended(running, stop)
@@ -77,11 +83,14 @@ async def replay_in_processes(
                 shown.cancel()
                 await asyncio.gather(shown, return_exceptions=True)
             for child in running:
-                await child.kill()
+                await child.part.kill()
+            if machines is not None:
+                machines.leave()
         # Their rows and histograms become one run.
-        return await merge_parts(
+        measured = await merge_parts(
             places, ended, started_unix_s, interval_s(clock.scale), folder, totals, plan.comments()
         )
+        return measured if machines is None else replace(measured, nodes=machines.clocks)
 
 
 async def _until_ended(running: Sequence["_Child"], stop: Stop) -> str:
@@ -91,7 +100,7 @@ async def _until_ended(running: Sequence["_Child"], stop: Stop) -> str:
         for event in (stop.sending, stop.waiting):
             await event.wait()
             for child in running:
-                child.order("stop")
+                child.part.order("stop")
 
     passing = asyncio.create_task(pass_on())
     try:
@@ -112,6 +121,37 @@ async def _all(waits: Any) -> list[Any]:
     return [task.result() for task in tasks]
 
 
+class RunningPart(Protocol):
+    """A part of a run on this machine or another, which `option` asked for."""
+
+    name: str
+    option: str
+
+    def start_at(self, monotonic_s: float) -> str:
+        """Return the line that starts the part when our clock shows `monotonic_s`."""
+        ...
+
+    def order(self, line: str) -> None:
+        """Send a line to the part. That a part has ended is noticed elsewhere."""
+        ...
+
+    async def line(self) -> bytes:
+        """Wait for a line of the part, b"" when it has ended."""
+        ...
+
+    async def status(self) -> str:
+        """Return the end of the part as text."""
+        ...
+
+    async def finish(self) -> None:
+        """Wait until the part's files are in its folder."""
+        ...
+
+    async def kill(self) -> None:
+        """End the part if it still runs."""
+        ...
+
+
 class _LiveSum:
     """Keeps `total`, the live figures of all processes together."""
 
@@ -129,17 +169,16 @@ class _LiveSum:
                 self.total.ttft.decode_and_add(latest["ttft"])
 
 
-class _Child:
-    """A process that replays one part of the run, and its messages."""
+class _LocalPart:
+    """A process of this machine that replays one part."""
 
-    def __init__(self, job: PartJob, process: asyncio.subprocess.Process, live: _LiveSum) -> None:
-        self._number = job.number
-        self._name = f"--processes: process {job.number + 1} of {job.count}"
+    def __init__(self, job: PartJob, process: asyncio.subprocess.Process) -> None:
+        self.option = "--processes"
+        self.name = f"process {job.number + 1} of {job.count}"
         self._process = process
-        self._live = live
 
     @classmethod
-    async def begin(cls, job: PartJob, live: _LiveSum) -> "_Child":
+    async def begin(cls, job: PartJob) -> "_LocalPart":
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",  # a module in the current folder must not take the place of ours
@@ -150,42 +189,63 @@ class _Child:
             limit=MOST_LINE_BYTES,
             start_new_session=True,  # Ctrl-C reaches only the process that passes it on
         )
-        child = cls(job, process, live)
-        child.order(job.line())
-        return child
+        part = cls(job, process)
+        part.order(job.line())
+        return part
+
+    def start_at(self, monotonic_s: float) -> str:
+        return repr(monotonic_s)
 
     def order(self, line: str) -> None:
-        """Send a line to the process. That a process has ended is noticed elsewhere."""
         assert self._process.stdin is not None
         with suppress(ConnectionError, RuntimeError):
             self._process.stdin.write(f"{line}\n".encode("ascii"))
+
+    async def line(self) -> bytes:
+        assert self._process.stdout is not None
+        return await self._process.stdout.readline()
+
+    async def status(self) -> str:
+        status = await self._process.wait()
+        return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+
+    async def finish(self) -> None:
+        await self._process.wait()
+
+    async def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            if self._process.returncode is None:
+                self._process.kill()
+        await self._process.wait()
+
+
+class _Child:
+    """A part of the run in progress, and its messages."""
+
+    def __init__(self, number: int, part: RunningPart, live: _LiveSum) -> None:
+        self.part = part
+        self._number = number
+        self._live = live
 
     async def ready(self) -> None:
         await self._message("ready")
 
     async def ended(self) -> str:
         ended: str = await self._message("ended")
-        await self._process.wait()
+        await self.part.finish()
         return ended
 
-    async def kill(self) -> None:
-        """End the process if it still runs."""
-        with suppress(ProcessLookupError):
-            if self._process.returncode is None:
-                self._process.kill()
-        await self._process.wait()
-
     async def _message(self, key: str) -> Any:
-        """Wait for a message (InputError: the process fails before it)."""
-        assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
+        """Wait for a message (InputError: the part fails before it)."""
+        while line := await self.part.line():
             message = orjson.loads(line)
             if "live" in message:
                 self._live.update(self._number, message["live"])
             elif "error" in message:
-                raise InputError(f"{self._name}: {message['error']}")
+                raise InputError(f"{self.part.option}: {self.part.name}: {message['error']}")
             elif key in message:
                 return message[key]
-        status = await self._process.wait()
-        why = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        raise InputError(f"{self._name} {why}; the run was stopped and nothing of it is kept")
+        raise InputError(
+            f"{self.part.option}: {self.part.name} {await self.part.status()}; the run was "
+            "stopped and nothing of it is kept"
+        )

@@ -17,8 +17,9 @@ from forebay.replay.plan.plan import ReplayPlan, say
 from forebay.replay.plan.tasks import other_tasks
 from forebay.replay.results.folder import RunFolder
 from forebay.replay.results.merge import Measured
-from forebay.replay.results.progress import Progress, progress_for
+from forebay.replay.results.progress import Progress, watching
 from forebay.replay.results.recorder import Recorder, flush_every_interval
+from forebay.replay.results.server_metrics import MetricsSampler
 from forebay.replay.results.summary import RunTotals
 from forebay.replay.send.bodies import PreparedQueue, RequestStyle, body_slices, render
 from forebay.replay.send.dispatch import Dispatch
@@ -53,12 +54,19 @@ class Sender:
             stall_timeout_s=options.stall_timeout_s,
             api_key=options.api_key,
         )
+        self._sampler = MetricsSampler(options.metrics)
 
     async def __aenter__(self) -> Self:
-        await self._warm_up()
+        try:
+            await self._warm_up()
+            await self._sampler.__aenter__()
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._sampler.__aexit__()
         await self._client.__aexit__()
 
     async def run(self, folder: RunFolder, totals: RunTotals, stop: Stop) -> Measured:
@@ -67,12 +75,16 @@ class Sender:
         Raises:
             InputError: a process of several fails.
         """
-        plan, part = self._plan, self._part
-        progress = progress_for(plan.options, None if part is None else part.report)
+        plan, part, clock = self._plan, self._part, self._clock
+        options, report = plan.options, None if part is None else part.report
+        progress = watching(options, report, self._sampler, folder)
         try:
-            if part is None and plan.options.processes > 1:
-                return await replay_in_processes(plan, self._clock, folder, totals, progress, stop)
-            return await self._run_here(folder, totals, progress, stop)
+            if part is None and (options.processes > 1 or options.ray is not None):
+                measured = await replay_in_processes(plan, clock, folder, totals, progress, stop)
+            else:
+                measured = await self._run_here(folder, totals, progress, stop)
+            await self._sampler.sample(clock, folder.metrics)
+            return measured
         except* (InputError, OSError) as group:
             raise _first(group) from None
 

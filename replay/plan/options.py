@@ -48,6 +48,7 @@ class ReplayOptions:
         ask_models: ask targets for their models. False accepts `model` unchecked, for routers that
             list it under another name.
         keys: API key of each tenant.
+        metrics: URLs of /metrics pages to sample each second into metrics.parquet.
         think_s: time from an answer (or session) to the next request of a closed loop.
         drain_timeout_s: time after the last arrival in which running answers may end.
     """
@@ -90,6 +91,11 @@ class ReplayOptions:
     processes: Annotated[
         int, typer.Option(help="processes that send, each a part of the sessions")
     ] = 1
+    ray: Annotated[
+        str | None,
+        typer.Option(help="address of a Ray cluster, each machine of which runs --processes"),
+    ] = None
+    metrics: tuple[str, ...] = ()
     salt: Annotated[
         str,
         typer.Option(

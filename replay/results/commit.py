@@ -41,5 +41,6 @@ def commit(plan: ReplayPlan, folder: RunFolder, totals: RunTotals, measured: Mea
     summary["ended"] = ended
     counted = totals.counted_input_tokens
     summary["warnings"] = cache_warnings(plan.source, measured.sent, counted, summary)
-    folder.commit(run_record(plan, measured.started_unix_s, ended), summary)
+    record = run_record(plan, measured.started_unix_s, ended) | {"nodes": list(measured.nodes)}
+    folder.commit(record, summary)
     return Summary(summary, folder.path, ended)

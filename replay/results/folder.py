@@ -5,6 +5,7 @@
     run.json          everything needed to repeat the run
     summary.json      results, written last, so that it marks a complete run
     answers.jsonl     the text of each complete answer, if requested
+    metrics.parquet   the servers' /metrics each second, if requested
 
 During the run they are named `*.partial`. A folder that already has a run is an error before
 any request is sent, and a failed run leaves the old run unchanged.
@@ -23,6 +24,7 @@ import orjson
 
 from forebay.replay.clock.virtual_loop import VirtualClockLoop
 from forebay.replay.results.row import Row
+from forebay.replay.results.server_metrics import MetricsTable
 from forebay.traces.errors import InputError
 
 HLOG = "latency.hlog"
@@ -31,6 +33,8 @@ RUN = "run.json"
 SUMMARY = "summary.json"
 FILES = (HLOG, TABLE, RUN, SUMMARY)
 ANSWERS = "answers.jsonl"
+METRICS = "metrics.parquet"
+OPTIONAL = (ANSWERS, METRICS)
 GROUP_ROWS = 1_000
 _TYPES: dict[type, str] = {str: "string", int: "int64", float: "float64", bool: "bool_"}
 _VALUES = attrgetter(*Row.__slots__)
@@ -63,10 +67,13 @@ class RunFolder:
     An OSError in the block becomes an InputError. Its usual cause is a full disk.
     """
 
-    def __init__(self, folder: Path, *, force: bool = False, answers: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, force: bool = False, answers: bool = False, metrics: bool = False
+    ) -> None:
         check_folder(folder, force=force)
         self.path = folder
         self.answers: BinaryIO | None = None
+        self.metrics: MetricsTable | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.hlog: TextIO = open(  # noqa: SIM115 - closed in __exit__
@@ -75,6 +82,8 @@ class RunFolder:
             self.table = TableWriter(self._partial(TABLE))
             if answers:
                 self.answers = open(self._partial(ANSWERS), "wb")  # noqa: SIM115 - as above
+            if metrics:
+                self.metrics = MetricsTable(self._partial(METRICS))
         except OSError as error:
             self._remove_partials()
             raise _not_written(folder, error) from error
@@ -92,6 +101,9 @@ class RunFolder:
         for close in (self.hlog.close, self.table.abandon, self._close_answers):
             with suppress(OSError):
                 close()
+        if self.metrics is not None:
+            with suppress(OSError):
+                self.metrics.abandon()
         self._remove_partials()
         if isinstance(error, OSError):
             raise _not_written(self.path, error) from error
@@ -104,17 +116,21 @@ class RunFolder:
         self._partial(RUN).write_bytes(orjson.dumps(run, option=options))
         self._partial(SUMMARY).write_bytes(orjson.dumps(summary, option=options))
         (self.path / SUMMARY).unlink(missing_ok=True)  # never a new table next to an old summary
-        (self.path / ANSWERS).unlink(missing_ok=True)
+        for name in OPTIONAL:
+            (self.path / name).unlink(missing_ok=True)
         self._close_answers()
-        for name in FILES if self.answers is None else (*FILES, ANSWERS):
-            os.replace(self._partial(name), self.path / name)
+        if self.metrics is not None:
+            self.metrics.close()
+        for name in (*FILES, *OPTIONAL):
+            if name in FILES or self._partial(name).exists():
+                os.replace(self._partial(name), self.path / name)
 
     def _close_answers(self) -> None:
         if self.answers is not None:
             self.answers.close()
 
     def _remove_partials(self) -> None:
-        for name in (*FILES, ANSWERS):
+        for name in (*FILES, *OPTIONAL):
             with suppress(OSError):
                 self._partial(name).unlink(missing_ok=True)
 

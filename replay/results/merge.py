@@ -34,6 +34,7 @@ class Measured:
         ended: "complete", "interrupted" or "drain timeout".
         stopped_s: second of the run at which sending stopped.
         sent: number of requests sent.
+        nodes: machines that sent, each with facts about its clock.
     """
 
     histograms: Mapping[str, Total]
@@ -41,6 +42,7 @@ class Measured:
     stopped_s: float
     sent: int
     started_unix_s: float
+    nodes: Sequence[Mapping[str, Any]] = ()
 
 
 async def merge_parts(

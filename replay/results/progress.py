@@ -12,7 +12,9 @@ from typing import Any
 
 from forebay.replay.clock.clock import Clock
 from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.results.folder import RunFolder
 from forebay.replay.results.recorder import Live
+from forebay.replay.results.server_metrics import MetricsSampler
 from forebay.traces.command_line.messages import is_quiet, talk
 
 Progress = Callable[[Live, int, Clock], Coroutine[Any, Any, None]]
@@ -20,11 +22,28 @@ EVERY_S = 0.5  # on a terminal
 PRINTED_EVERY_S = 10.0
 
 
-def progress_for(options: ReplayOptions, report: Progress | None) -> Progress | None:
+def watching(
+    options: ReplayOptions, report: Progress | None, sampler: MetricsSampler, folder: RunFolder
+) -> Progress | None:
     """Return the coroutine function to run during the replay, or None.
 
-    `report` replaces the progress line in a part of a replay.
+    It shows the progress and samples /metrics. `report` replaces the progress line in a part of a
+    replay.
     """
+    progress = _shown(options, report)
+    if not options.metrics:
+        return progress
+
+    async def show_and_sample(live: Live, count: int, clock: Clock) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(sampler.every_second(clock, folder.metrics))
+            if progress is not None:
+                tasks.create_task(progress(live, count, clock))
+
+    return show_and_sample
+
+
+def _shown(options: ReplayOptions, report: Progress | None) -> Progress | None:
     if report is not None:
         return report
     if options.quiet or is_quiet():

@@ -1,9 +1,10 @@
 """replay/parts/run_parts.py: several processes measure what one does."""
 
 import asyncio
+import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -23,6 +24,7 @@ from forebay.replay.results.summary import RunTotals
 from forebay.replay.runner import Summary, replay
 from forebay.replay.send.drain import Stop
 from forebay.traces.errors import InputError
+from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
 
 PARTS = 3
@@ -137,11 +139,11 @@ def test_a_killed_process_fails_the_run(tmp_path: Path, monkeypatch: pytest.Monk
     class Watched(run_parts._Child):
         async def ready(self) -> None:
             await super().ready()
-            made.append(self)
+            made.append(cast(Any, self.part))
 
         async def ended(self) -> str:
-            if self is made[0]:
-                self._process.kill()
+            if self.part is made[0]:
+                cast(Any, self.part)._process.kill()
             return await super().ended()
 
     monkeypatch.setattr(run_parts, "_Child", Watched)
@@ -159,6 +161,47 @@ def test_an_interrupt_reaches_all_processes(tmp_path: Path) -> None:
     assert summary.interrupted
     assert summary.values["requests"] == 50
     assert summary.values["failed"]["never_sent"] >= 48
+
+
+@pytest.mark.timeout(300)
+def test_two_nodes_of_a_ray_cluster_measure_what_one_process_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes on this machine; the trace is a file, which is sent to them."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'forebay[ray]'")
+    from ray._private import ray_constants
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)  # stays on loopback
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    trace = tmp_path / "trace.jsonl"
+    write_trace(trace, talk(200))
+
+    async def run_one(out: Path, **more: Any) -> Summary:
+        async with serve(first_s=0.05) as up:
+            options = ReplayOptions(trace, [up.url], out, quiet=True, **more)
+            return await replay(options)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 1, "node_ip_address": "127.0.0.1"}
+        )
+        try:
+            cluster.add_node(num_cpus=1, node_ip_address="127.0.0.1")
+            cluster.wait_for_nodes()
+            nodes = asyncio.run(run_one(tmp_path / "nodes", ray=cluster.address))
+        finally:
+            cluster.shutdown()
+    record = orjson.loads((nodes.folder / "run.json").read_bytes())
+    assert len(record["nodes"]) == 2
+    assert all(abs(node["ahead_s"]) <= node["error_s"] < 0.005 for node in record["nodes"])
+    whole = asyncio.run(run_one(tmp_path / "whole"))
+    for key in ("requests", "completed", "rejected", "failed", "requests_by_bucket"):
+        assert nodes.values[key] == whole.values[key]
+    assert [row["id"] for row in table(nodes.folder)] == [row.id for row in talk(200)]
+    for one, other in zip(table(nodes.folder), table(whole.folder), strict=True):
+        assert one["output_tokens"] == other["output_tokens"]
 
 
 def test_each_process_needs_a_request_in_flight(tmp_path: Path) -> None:

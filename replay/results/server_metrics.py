@@ -1,0 +1,198 @@
+"""Sample the /metrics pages of servers during a run, on the run's time axis.
+
+Any page in the text format of Prometheus can be sampled: of vLLM, of the proxy's admin port, of
+DCGM's exporter. Only the number of a line is read each time, because the loop that reads
+pages of a thousand lines also sends the requests.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from forebay.replay.clock.clock import Clock
+from forebay.traces.errors import InputError
+
+TIMEOUT_WALL_S = 5.0
+MAX_PAGE_BYTES = 32 << 20
+LEAST_GAP_WALL_S = 0.25
+GROUP_ROWS = 4_000  # writing them takes about a millisecond
+
+_Problem = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
+
+
+def metrics_urls(texts: Sequence[str]) -> tuple[str, ...]:
+    """Read `--metrics`, where /metrics is the default path (InputError: not a URL)."""
+    urls = []
+    for text in texts:
+        try:
+            parts = urlsplit(text.strip())
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            urls.append(str(URL(text.strip()).with_path(parts.path.strip("/") or "metrics")))
+        except ValueError:
+            usable = False
+        if not usable:
+            raise InputError(
+                f"--metrics: {text!r} is not a URL; write e.g. http://127.0.0.1:8000/metrics"
+            )
+    return tuple(dict.fromkeys(urls))
+
+
+class MetricsTable:
+    """Writes `metrics.parquet`: a row for each sample of each series.
+
+    Columns: `s` (seconds since the run's start), `source` (URL of the page), `name` of the series,
+    `labels` (a JSON object) and `value`. The series `up` is 1, or 0 if the page could not be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        self._arrow: Any = pyarrow
+        self._series: dict[tuple[str, str], int] = {}
+        self._texts: tuple[list[str], list[str], list[str]] = ([], [], [])
+        self._times_s, self._ids, self._values = array("d"), array("i"), array("d")
+        text = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+        kinds = {"s": pyarrow.float64(), "source": text, "name": text, "labels": text}
+        self._schema: Any = pyarrow.schema(
+            [pyarrow.field(*column, nullable=False) for column in kinds.items()]
+            + [pyarrow.field("value", pyarrow.float64(), nullable=False)]
+        )
+        self._writer: Any = pyarrow.parquet.ParquetWriter(
+            str(path), self._schema, compression="zstd"
+        )
+
+    def add(self, at_s: float, source: str, page: str | None) -> None:
+        """Add all series of a page, or `up 0` without a page.
+
+        Raises:
+            ValueError: the page is not in the text format. No series of it is added.
+        """
+        # Read the whole page first, so that a bad page adds nothing.
+        read = []
+        for line in (page or "").splitlines():
+            if not line or line.startswith("#"):
+                continue
+            series, _, value = line.rstrip().rpartition(" ")
+            at = self._series.get((source, series))
+            if at is None:
+                at, value = self._new_series(source, series, line)
+            read.append((at, float(value)))
+        up = self._series.get((source, "up"))
+        if up is None:
+            up = self._keep(source, "up", "up", {})
+        read.append((up, float(page is not None)))
+        for at, number in read:
+            self._times_s.append(at_s)
+            self._ids.append(at)
+            self._values.append(number)
+        if len(self._ids) >= GROUP_ROWS:
+            self._write()
+
+    def close(self) -> None:
+        """Write the remaining rows and the footer. A second call does nothing."""
+        if self._writer is not None:
+            self._write()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file without the remaining rows."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def _new_series(self, source: str, series: str, line: str) -> tuple[int, str]:
+        """Return the number of a new series, and its value in this line."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        families = text_string_to_metric_families(f"{line}\n")
+        try:
+            samples = [sample for family in families for sample in family.samples]
+        except IndexError as error:  # how the parser meets some damaged labels
+            raise ValueError(f"{line[:80]!r} is no sample") from error
+        if len(samples) != 1:
+            raise ValueError(f"{line[:80]!r} is no sample")
+        (sample,) = samples
+        if sample.timestamp is not None:  # the line ends with it, and the value is before it
+            series = f"{sample.name} {sorted(sample.labels.items())}"
+        number = self._series.get((source, series))
+        if number is None:
+            number = self._keep(source, series, sample.name, sample.labels)
+        return number, str(sample.value)
+
+    def _keep(self, source: str, series: str, name: str, labels: dict[str, str]) -> int:
+        text = orjson.dumps(labels, option=orjson.OPT_SORT_KEYS).decode()
+        for column, value in zip(self._texts, (source, name, text), strict=True):
+            column.append(value)
+        return self._series.setdefault((source, series), len(self._series))
+
+    def _write(self) -> None:
+        arrow = self._arrow
+        ids = arrow.array(self._ids, type=arrow.int32())
+        texts = [arrow.array(each).take(ids).dictionary_encode() for each in self._texts]
+        columns = [arrow.array(self._times_s), *texts, arrow.array(self._values)]
+        self._writer.write_batch(arrow.record_batch(columns, schema=self._schema))
+        self._times_s, self._ids, self._values = array("d"), array("i"), array("d")
+
+
+class MetricsSampler:
+    """Reads the pages once a second of the run, inside `async with`.
+
+    It sends no API key, because the pages belong to other servers than the targets.
+    """
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = urls
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_WALL_S)
+        self._session = aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar())
+
+    async def __aenter__(self) -> "MetricsSampler":
+        """Read each page once (InputError: an unreadable page)."""
+        for url in self._urls:
+            try:
+                await self._page(url)
+            except _Problem as error:
+                await self._session.close()
+                reason = str(error) or type(error).__name__
+                raise InputError(f"--metrics {url}: cannot be read ({reason})") from error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def every_second(self, clock: Clock, table: MetricsTable | None) -> None:
+        """Sample until cancelled. A page that takes longer than a second skips samples."""
+        every_s = max(1.0, LEAST_GAP_WALL_S * clock.scale)
+        while table is not None:
+            await self.sample(clock, table)
+            await clock.sleep(every_s - clock.now() % every_s)
+
+    async def sample(self, clock: Clock, table: MetricsTable | None) -> None:
+        """Read all pages at once, if there is a table. An unreadable page has `up` 0."""
+        if table is not None:
+            await asyncio.gather(*(self._sample(url, clock, table) for url in self._urls))
+
+    async def _sample(self, url: str, clock: Clock, table: MetricsTable) -> None:
+        try:
+            page = await self._page(url)
+            table.add(clock.now(), url, page)
+        except _Problem:
+            table.add(clock.now(), url, None)
+
+    async def _page(self, url: str) -> str:
+        async with self._session.get(url, allow_redirects=False) as response:
+            if response.status != 200:
+                raise ValueError(f"answered {response.status}")
+            raw = bytearray()
+            async for chunk in response.content.iter_any():
+                raw += chunk
+                if len(raw) > MAX_PAGE_BYTES:
+                    raise ValueError(f"more than {MAX_PAGE_BYTES >> 20} MiB")
+            return raw.decode()
