@@ -1,15 +1,24 @@
 """The command `forebay kv`: parse, call, print."""
 
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.analysis.kv.options import KvArguments
+from forebay.analysis.kv.plan import (
+    Choices,
+    check_fits,
+    choose_gpu,
+    choose_model,
+    make_plan,
+    parse_lengths,
+)
 from forebay.proxy.command import new_app
-from forebay.replay.engine.vllm_versions import NEWEST
+from forebay.replay.engine.placement import check_block_size
 from forebay.traces.command_line.messages import print_json
-from forebay.traces.command_line.options import AsJson, takes_options
+from forebay.traces.command_line.options import AsJson, given_options, takes_options
 from forebay.traces.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,11 +50,34 @@ Example:
 app = new_app(help=HELP)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The model and the GPU (InputError: weights that are no positive number)."""
+
+    model: Annotated[
+        str | None, typer.Option(help="llama-3-8b, phi-3-mini, qwen2.5-14b, or a config.json.")
+    ] = None
+    gpu: Annotated[
+        str | None, typer.Option(help="h200, h100, a100, b200, l40s, rtx-4090 and more")
+    ] = None
+    gpu_memory_gib: Annotated[
+        float | None, typer.Option(help="GPU memory as the CUDA runtime reports it; for any GPU.")
+    ] = None
+    weights_gib: Annotated[
+        float | None, typer.Option(help="GiB of all weights, if known better than computed.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.weights_gib is not None and not 0 < self.weights_gib < inf:
+            raise InputError(f"--weights-gib {self.weights_gib}: give GiB, more than 0")
+
+
 @app.callback(invoke_without_command=True)
 @takes_options
 def kv(
     context: typer.Context,
-    arguments: KvArguments,
+    hardware: Hardware,
+    choices: Choices,
     lengths: Annotated[
         str | None, typer.Option(help="Tokens of a request; default: 8192,32768,131072.")
     ] = None,
@@ -53,22 +85,22 @@ def kv(
 ) -> None:
     if context.invoked_subcommand is not None:
         return
-    from forebay.analysis.kv import plan as planning
     from forebay.analysis.kv.table import as_json as plan_as_json
     from forebay.analysis.kv.table import print_plan
 
-    if arguments.model is None:
+    check_block_size(choices.block_size)
+    if hardware.model is None:
         raise InputError("--model: give a name such as llama-3-8b, or a config.json")
-    shape = planning.choose_model(
-        arguments.model,
-        arguments.checked_weights_gib(),
-        quantization=arguments.quantization,
-        vllm_version=arguments.vllm_version or NEWEST,
+    shape = choose_model(
+        hardware.model,
+        hardware.weights_gib,
+        quantization=choices.quantization,
+        vllm_version=choices.vllm_version,
     )
-    gpu = planning.choose_gpu(arguments.gpu, arguments.gpu_memory_gib)
-    plan = planning.make_plan(shape, gpu, planning.Choices(**arguments.choices()))
-    parsed_lengths = planning.parse_lengths(lengths, plan.max_model_len)
-    planning.check_fits(plan, arguments.max_model_len)
+    gpu = choose_gpu(hardware.gpu, hardware.gpu_memory_gib)
+    plan = make_plan(shape, gpu, choices)
+    parsed_lengths = parse_lengths(lengths, plan.max_model_len)
+    check_fits(plan, choices.max_model_len)
     if as_json:
         print_json(plan_as_json(plan, parsed_lengths))
         return
@@ -80,7 +112,9 @@ def kv(
 @app.command(help=VERIFY_HELP)
 @takes_options
 def verify(
-    arguments: KvArguments,
+    context: typer.Context,
+    hardware: Hardware,
+    choices: Choices,
     log: Annotated[
         Path | None, typer.Argument(metavar="LOG", help="Start-up log, or a saved /metrics page.")
     ] = None,
@@ -92,16 +126,17 @@ def verify(
 ) -> None:
     from forebay.analysis.kv.verify import read_source, verify_log
 
-    choices = arguments.choices()
+    check_block_size(choices.block_size)
+    typed = given_options(context, choices)
     text, where = read_source(log, metrics)
     check = verify_log(
         text,
         where,
-        choices,
-        model=arguments.model,
-        weights_gib=arguments.checked_weights_gib(),
-        gpu=arguments.gpu,
-        gpu_memory_gib=arguments.gpu_memory_gib,
+        typed,
+        model=hardware.model,
+        weights_gib=hardware.weights_gib,
+        gpu=hardware.gpu,
+        gpu_memory_gib=hardware.gpu_memory_gib,
     )
     near = check.within(tolerance / 100)
     if as_json:

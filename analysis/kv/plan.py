@@ -3,9 +3,13 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from forebay.replay.engine.flags import PlacementFlags, flag_of
 from forebay.replay.engine.hardware.find import find_model
 from forebay.replay.engine.hardware.gpu_memory import GpuMemory, find_gpu_memory
 from forebay.replay.engine.hardware.hf_config import read_shape
@@ -24,26 +28,61 @@ from forebay.traces.errors import InputError
 USUAL_LENGTHS = (8192, 32_768, 131_072)
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """The engine flags. None takes vLLM's default for the GPU."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices(PlacementFlags):
+    """The engine flags (InputError: a value that cannot work)."""
 
-    tensor_parallel_size: int = 1
-    kv_cache_dtype: str = "auto"
-    gpu_memory_utilization: float = 0.9
-    max_num_batched_tokens: int | None = None
-    max_num_seqs: int | None = None
-    block_size: int = 16
-    max_model_len: int | None = None
-    draft_layers: int = 0
-    pad_latent: bool = False
-    non_torch_gib: float | None = None
-    cuda_graph_gib: float = 0.0
-    quantization: str | None = None
-    enable_lora: bool = False
-    max_loras: int = 1
-    max_lora_rank: int = 16
-    vllm_version: str = NEWEST
+    gpu_memory_utilization: Annotated[
+        float,
+        typer.Option(show_default=False, help="Share of GPU memory that vLLM uses; default: 0.9."),
+    ] = 0.9
+    max_num_batched_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Token budget of a step; default: vLLM's for the GPU."),
+    ] = None
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Requests in a step; default: vLLM's for the GPU.")
+    ] = None
+    block_size: Annotated[
+        int, typer.Option(min=1, show_default=False, help="Tokens of a KV block; default: 16.")
+    ] = 16
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Longest context, tokens; default: the model's.")
+    ] = None
+    draft_layers: Annotated[
+        int,
+        typer.Option(min=0, show_default=False, help="KV layers of a draft head (EAGLE: 1)."),
+    ] = 0
+    pad_latent: Annotated[
+        bool, typer.Option("--pad-latent", help="Pad MLA rows as vLLM 0.7 does.")
+    ] = False
+    non_torch_gib: Annotated[
+        float | None, typer.Option(help="GiB allocated outside torch, if known.")
+    ] = None
+    cuda_graph_gib: Annotated[
+        float,
+        typer.Option(show_default=False, help="GiB that vLLM reserves for CUDA graphs."),
+    ] = 0.0
+    vllm_version: Annotated[
+        str,
+        typer.Option(
+            show_default=False,
+            help="vLLM version whose rules hold; default: the log's, or 0.11 if a log names none; "
+            f"without a log {NEWEST}.",
+        ),
+    ] = NEWEST
+
+    def __post_init__(self) -> None:
+        PlacementFlags.__post_init__(self)
+        check_kv_dtype(self.kv_cache_dtype)
+        for name in ("non_torch_gib", "cuda_graph_gib"):
+            gib = getattr(self, name)
+            if gib is not None and not 0 <= gib < inf:
+                raise InputError(f"{flag_of(name)} {gib}: give GiB, 0 or more")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise InputError(
+                f"--gpu-memory-utilization {self.gpu_memory_utilization}: give a share in (0, 1]"
+            )
 
     @property
     def steps_in_flight(self) -> int:
@@ -106,29 +145,11 @@ def choose_gpu(name: str | None, memory_gib: float | None) -> GpuMemory:
 
 def make_plan(shape: ModelShape, gpu: GpuMemory, choices: Choices) -> Plan:
     """Compute the budget. Raises InputError for invalid options, not for lack of memory."""
-    # Every flag is checked on its own before sizes are computed.
-    check_kv_dtype(choices.kv_cache_dtype)
-    for flag, gib in (
-        ("--non-torch-gib", choices.non_torch_gib),
-        ("--cuda-graph-gib", choices.cuda_graph_gib),
-    ):
-        if gib is not None and not isfinite(gib):
-            raise InputError(f"{flag} {gib}: give GiB")
-    if not 0 < choices.gpu_memory_utilization <= 1:
-        raise InputError(
-            f"--gpu-memory-utilization {choices.gpu_memory_utilization}: give a share in (0, 1]"
-        )
     check_parallel(
         shape.name, choices.tensor_parallel_size, heads=shape.heads,
         kv_heads=shape.heads if shape.latent else shape.kv_heads, option="--tp",
     )  # fmt: skip
     automatic = choices.kv_cache_dtype == "auto"
-    for flag, value in (
-        ("--cuda-graph-gib", choices.cuda_graph_gib),
-        ("--non-torch-gib", choices.non_torch_gib),
-    ):
-        if value is not None and not value >= 0:
-            raise InputError(f"{flag} {value}: give GiB, 0 or more")
     # vLLM's defaults depend on the GPU, the model's on its configuration.
     options = MemoryOptions(
         KvOptions(

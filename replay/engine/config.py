@@ -1,9 +1,13 @@
 """The checked options of one simulated engine, named and set by default as in `vllm serve`."""
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from forebay.replay.engine.flags import EngineFlags, flag_of
 from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.hardware.kv_layout import KvOptions
 from forebay.replay.engine.hardware.memory import MemoryBudget, adapters_of, engine_budget
@@ -33,70 +37,44 @@ from forebay.replay.engine.timing.step_constants import (
     measured_elsewhere,
 )
 from forebay.replay.engine.timing.step_time import StepTimeModel, step_time_model
-from forebay.replay.engine.vllm_versions import NEWEST, SINCE, VllmRelease, find_release
+from forebay.replay.engine.vllm_versions import SINCE, VllmRelease, find_release
+from forebay.traces.command_line.options import same_named
 from forebay.traces.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
+class EngineConfig(EngineFlags):
     """Options of an engine. A value that cannot work raises InputError here.
-
-    The other attributes are vLLM's options of the same names. None is vLLM's default.
 
     Attributes:
         model, gpu: a name, a JSON file (see `find_model`, `find_gpu`) or the sizes themselves.
-        time_scale: simulated seconds that pass in one wall second (servers only).
-        seed: random seed of output lengths, output words and request ids.
         calibration: step-time constants or their file. Default: the shipped file of model and GPU.
-        vllm_version: vLLM version whose scheduling rules and defaults hold. Options that this
-            version lacks are bad input.
-        async_scheduling: None is the vLLM version's default on a GPU (`asynchronous`).
-        speculative_config: JSON, as vLLM's option. None: no speculative decoding.
-        acceptance: probability that a proposed token is accepted if all before it were.
-        quantization: fp8, awq or gptq, for a model whose configuration states 16 bits.
     """
 
     model: str | ModelSpec = "llama-3-8b"
     gpu: str | GpuSpec = "h200"
-    time_scale: float = 1.0
-    served_model_name: str | None = None
-    max_model_len: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_num_seqs: int | None = None
-    enable_prefix_caching: bool = True
-    gpu_memory_utilization: float = 0.9
-    block_size: int = 16
-    long_prefill_token_threshold: int = 0
-    enable_chunked_prefill: bool = True
-    scheduling_policy: str = "fcfs"
-    scheduler_cls: str | None = None
-    additional_config: str | None = None
-    num_gpu_blocks_override: int | None = None
-    disable_hybrid_kv_cache_manager: bool = False
-    max_num_queued_reqs: int | None = None
-    max_num_queued_tokens: int | None = None
-    tensor_parallel_size: int = 1
-    quantization: str | None = None
-    kv_cache_dtype: str = "auto"
-    speculative_config: str | None = None
-    acceptance: float | None = None
-    enable_lora: bool = False
-    max_loras: int = 1
-    max_lora_rank: int = 16
-    vllm_version: str = NEWEST
-    watermark: float = 0.0
-    scheduler_reserve_full_isl: bool | None = None
-    long_prefill_token_threshold_adaptive: bool = False
-    max_num_active_seqs: int | None = None
-    prefill_schedule_interval: int = 1
-    async_scheduling: bool | None = None
-    api_server_count: int = 1
-    renderer_num_workers: int = 1
-    enable_request_id_headers: bool = False
-    seed: int | None = None
+    _: KW_ONLY
     calibration: Path | Calibration | None = None
+    time_scale: Annotated[float, typer.Option(help="Simulated seconds in a wall second.")] = 1.0
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name clients use; default: --model as given.")
+    ] = None
+    max_num_queued_reqs: Annotated[
+        int | None, typer.Option(help="Answer 503 beyond this many unfinished requests.")
+    ] = None
+    max_num_queued_tokens: Annotated[
+        int | None,
+        typer.Option(help="Answer 503 beyond this many prompt tokens without a first token."),
+    ] = None
+    enable_request_id_headers: Annotated[
+        bool, typer.Option("--enable-request-id-headers", help="Echo X-Request-Id.")
+    ] = False
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed of ids, output lengths and words.")
+    ] = None
 
     def __post_init__(self) -> None:
+        EngineFlags.__post_init__(self)
         # Check names first, then the limits of the GPU and of this version of vLLM.
         gpu = self.gpu_spec  # report an unknown name first
         _ = self.rank_spec
@@ -123,7 +101,7 @@ class EngineConfig:
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise InputError(f"{_flag(name)} {value}: give a whole number of 1 or more")
+                raise InputError(f"{flag_of(name)} {value}: give a whole number of 1 or more")
         if self.long_prefill_token_threshold < 0:
             raise InputError(
                 f"--long-prefill-token-threshold {self.long_prefill_token_threshold}: "
@@ -287,42 +265,27 @@ class EngineConfig:
     def limits(self) -> SchedulerLimits:
         speculation, layout = self.speculation, self.kv_budget.layout
         heads = speculation is not None and speculation.drops_block
-        return SchedulerLimits(
-            max_model_len=self.context,
-            max_num_batched_tokens=self.batched_tokens,
-            max_num_seqs=self.seqs,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-            enable_chunked_prefill=self.enable_chunked_prefill,
-            enable_prefix_caching=self.enable_prefix_caching,
-            scheduling_policy=self.scheduling_policy,
-            block_size=self.block_size,
-            watermark=self.watermark,
-            scheduler_reserve_full_isl=(
-                self.release.reserves_full_isl
-                if self.scheduler_reserve_full_isl is None
-                else self.scheduler_reserve_full_isl
-            ),
-            long_prefill_token_threshold_adaptive=self.long_prefill_token_threshold_adaptive,
-            max_num_active_seqs=self.max_num_active_seqs,
-            prefill_schedule_interval=(
-                self.prefill_schedule_interval if self.release.paces_prefills else 1
-            ),
-            minds_skipped_victims=self.release.minds_skipped_victims,
-            passes_self_preempted=self.release.passes_self_preempted,
-            cap_spares_lone_request=self.release.cap_spares_lone_request,
-            counts_every_lookup=self.release.counts_every_lookup,
-            whole_prompts_overtake=self.release.whole_prompts_overtake,
-            sliding_window=self.model_spec.sliding_window,
-            groups=layout.groups,
-            tokens_in_flight=0 if layout.one_kind else layout.tokens_in_flight,
-            recaches_boundary=self.release.recaches_boundary,
-            proposed_tokens=speculation.tokens if speculation else 0,
-            lookahead_tokens=speculation.lookahead if speculation else 0,
-            draft_slots=speculation.slots if speculation else 0,
-            drops_hit_block=heads and self.release.drops_hit_block,
-            hash_lookahead=int(heads and not self.release.drops_hit_block),
-            pause_s=read_pause(self.scheduler_cls, self.additional_config),
-        )
+        # The options and the version's rules of these names, but for those that depend on more.
+        values = same_named(self, SchedulerLimits) | same_named(self.release, SchedulerLimits)
+        values |= {
+            "max_model_len": self.context,
+            "max_num_batched_tokens": self.batched_tokens,
+            "max_num_seqs": self.seqs,
+            "sliding_window": self.model_spec.sliding_window,
+            "groups": layout.groups,
+            "tokens_in_flight": 0 if layout.one_kind else layout.tokens_in_flight,
+            "proposed_tokens": speculation.tokens if speculation else 0,
+            "lookahead_tokens": speculation.lookahead if speculation else 0,
+            "draft_slots": speculation.slots if speculation else 0,
+            "drops_hit_block": heads and self.release.drops_hit_block,
+            "hash_lookahead": int(heads and not self.release.drops_hit_block),
+            "pause_s": read_pause(self.scheduler_cls, self.additional_config),
+        }
+        if self.scheduler_reserve_full_isl is None:
+            values["scheduler_reserve_full_isl"] = self.release.reserves_full_isl
+        if not self.release.paces_prefills:
+            values["prefill_schedule_interval"] = 1
+        return SchedulerLimits(**values)
 
     def num_blocks(self) -> int:
         """Return the number of KV blocks, the null block included."""
@@ -366,10 +329,6 @@ class EngineConfig:
         whole = 0 if self.enable_chunked_prefill else self.context
         check_step(self.batched_tokens, self.seqs, whole)
         check_room(self.kv_budget, self.context)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _check_positive(value: float, flag: str, what: str) -> None:

@@ -1,8 +1,7 @@
 """vLLM's flags as options of commands: how a model is placed on GPUs, how the engine schedules."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +17,13 @@ NOT_SIMULATED = {
     "--tensor-parallel-size divides every expert",
 }
 """vLLM's flags that are rejected by name, with the remedy."""
+
+
+def flag_of(name: str) -> str:
+    """Return the flag on a command line: `--max-num-seqs` for `max_num_seqs`."""
+    return "--" + name.replace("_", "-")
+
+
 MaxModelLen = Annotated[
     int | None, typer.Option(help="Longest context, tokens; default: the model's.")
 ]
@@ -32,26 +38,31 @@ GpuMemoryUtilization = Annotated[float, typer.Option(help="Share of GPU memory t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementFlags:
-    """vLLM's flags that place a model on GPUs. None: vLLM's default, or the value in a log.
+    """vLLM's flags that place a model on GPUs.
 
     `engine`, `simulate`, `size`, `search`, `fleet up` and `kv` share them.
     """
 
     tensor_parallel_size: Annotated[
-        int | None,
+        int,
         typer.Option(
-            "--tensor-parallel-size", "--tp", min=1,
+            "--tensor-parallel-size",
+            "--tp",
+            min=1,
+            show_default=False,
             help="GPUs that share each layer of one server; default: 1.",
         ),
-    ] = None  # fmt: skip
+    ] = 1
     quantization: Annotated[
         str | None,
         typer.Option(help="fp8, awq or gptq, for a model in 16 bits; default: the checkpoint's."),
     ] = None
     kv_cache_dtype: Annotated[
-        str | None,
-        typer.Option(help="auto (16 bits, or the checkpoint's) or fp8; default: auto."),
-    ] = None
+        str,
+        typer.Option(
+            show_default=False, help="auto (16 bits, or the checkpoint's) or fp8; default: auto."
+        ),
+    ] = "auto"
     enable_lora: Annotated[
         bool,
         typer.Option(
@@ -60,11 +71,14 @@ class PlacementFlags:
         ),
     ] = False
     max_loras: Annotated[
-        int | None, typer.Option(help="Adapters in a batch, all in GPU memory; default: 1.")
-    ] = None
+        int,
+        typer.Option(
+            show_default=False, help="Adapters in a batch, all in GPU memory; default: 1."
+        ),
+    ] = 1
     max_lora_rank: Annotated[
-        int | None, typer.Option(help="Highest rank of an adapter; default: 16.")
-    ] = None
+        int, typer.Option(show_default=False, help="Highest rank of an adapter; default: 16.")
+    ] = 16
 
     data_parallel_size: Annotated[
         int | None, typer.Option("--data-parallel-size", "-dp", hidden=True)
@@ -76,22 +90,21 @@ class PlacementFlags:
         bool, typer.Option("--enable-expert-parallel", "-ep", hidden=True)
     ] = False
 
-    refused: ClassVar[Mapping[str, str]] = NOT_SIMULATED
-
     def __post_init__(self) -> None:
-        for name, remedy in self.refused.items():
+        for name, remedy in NOT_SIMULATED.items():
             value = getattr(self, name)
             if value is True or (value or 1) != 1:
-                flag = "--" + name.replace("_", "-")
-                raise InputError(f"{flag}{'' if value is True else f' {value}'}: {remedy}")
-        for name in ("max_loras", "max_lora_rank"):
-            if getattr(self, name) is not None and not self.enable_lora:
-                flag = "--" + name.replace("_", "-")
-                raise InputError(f"{flag}: acts with --enable-lora only; add it or leave this out")
+                words = flag_of(name) if value is True else f"{flag_of(name)} {value}"
+                raise InputError(f"{words}: {remedy}")
+        for name in ("max_loras", "max_lora_rank") if not self.enable_lora else ():
+            if name in self.placement():
+                raise InputError(
+                    f"{flag_of(name)}: acts with --enable-lora only; add it or leave this out"
+                )
 
     def placement(self) -> dict[str, Any]:
-        """Return the given flags and their values, as arguments of `EngineConfig`."""
-        return _given(self, PlacementFlags)
+        """Return the flags that differ from vLLM's defaults, as arguments of `EngineConfig`."""
+        return _changed(self, PlacementFlags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +126,12 @@ class ModelFlags(PlacementFlags):
         typer.Option(help="Probability that a proposed token is accepted if all before it were."),
     ] = None
     disable_hybrid_kv_cache_manager: Annotated[
-        bool | None,
+        bool,
         typer.Option(
             "--disable-hybrid-kv-cache-manager",
             help="Let layers with a window keep the whole context, too.",
         ),
-    ] = None
+    ] = False
     scheduler_cls: Annotated[
         str | None,
         typer.Option(help="vllm: vLLM's own scheduler class; forebay: Forebay's. Default: vllm."),
@@ -129,22 +142,21 @@ class ModelFlags(PlacementFlags):
     ] = None
 
     def of_model(self) -> dict[str, Any]:
-        """Return the given flags and their values, as arguments of `EngineConfig`."""
-        return _given(self, ModelFlags)
+        """Return the flags that differ from vLLM's defaults, as arguments of `EngineConfig`."""
+        return _changed(self, ModelFlags)
 
 
-def _given(flags: PlacementFlags, kind: type[PlacementFlags]) -> dict[str, Any]:
-    values = {flag.name: getattr(flags, flag.name) for flag in fields(kind)}
+def _changed(flags: PlacementFlags, kind: type[PlacementFlags]) -> dict[str, Any]:
     return {
-        name: value
-        for name, value in values.items()
-        if value is not None and value is not False and name not in NOT_SIMULATED
+        flag.name: getattr(flags, flag.name)
+        for flag in fields(kind)
+        if flag.name not in NOT_SIMULATED and getattr(flags, flag.name) != flag.default
     }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFlags(ModelFlags):
-    """vLLM's flags that decide how a server schedules, as in `EngineConfig`."""
+    """The flags above, and vLLM's flags that decide how a server schedules."""
 
     max_model_len: MaxModelLen = None
     max_num_batched_tokens: MaxNumBatchedTokens = None
@@ -206,28 +218,9 @@ class EngineFlags(ModelFlags):
     ] = 1
 
     def values(self) -> dict[str, Any]:
-        """Return the flags and their values, as arguments of `EngineConfig`."""
-        placed = {flag.name for flag in fields(ModelFlags)}
-        scheduling = {
+        """Return all flags and their values, as arguments of `EngineConfig`."""
+        return {
             flag.name: getattr(self, flag.name)
             for flag in fields(EngineFlags)
-            if flag.name not in placed
+            if flag.name not in NOT_SIMULATED
         }
-        return {**scheduling, **self.of_model()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFlags(EngineFlags):
-    """The flags above for a server that runs, whose ranks need not be servers of their own."""
-
-    refused: ClassVar[Mapping[str, str]] = {
-        name: remedy for name, remedy in NOT_SIMULATED.items() if name != "data_parallel_size"
-    }
-    data_parallel_size: Annotated[
-        int | None,
-        typer.Option(
-            "--data-parallel-size",
-            "-dp",
-            help="Engines behind the URL, each on GPUs of its own, of a dense model; default: 1.",
-        ),
-    ] = None

@@ -15,6 +15,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.flags import NOT_SIMULATED
 from forebay.replay.plan.slo import Slo
 from forebay.replay.sim.capacity import capacity_per_s, mixed_capacity_per_s
 from forebay.replay.sim.scenario import (
@@ -33,7 +34,8 @@ from forebay.traces.schema import TraceRequest
 
 Value = str | int | float | bool | None
 SERVER_ONLY = ("time_scale", "served_model_name", "enable_request_id_headers")
-ENGINE_KEYS = tuple(f.name for f in fields(EngineConfig) if f.name not in SERVER_ONLY)
+LEFT_OUT = (*SERVER_ONLY, *NOT_SIMULATED)
+ENGINE_KEYS = tuple(field.name for field in fields(EngineConfig) if field.name not in LEFT_OUT)
 WORKLOAD_KEYS = ("rate", "speed", "load", "seed")
 KEYS = tuple(dict.fromkeys(("gpus", "pools", "policy", *WORKLOAD_KEYS, *ENGINE_KEYS)))
 

@@ -13,7 +13,7 @@ from forebay.replay.engine.server.server import start_engine
 
 def ask(path: str, body: dict[str, Any], **options: Any) -> tuple[int, bytes]:
     async def main() -> tuple[int, bytes]:
-        server = ServerOptions(**options)
+        server = ServerOptions(**{"enable_prompt_tokens_details": True, **options})
         async with (
             start_engine(EngineConfig("llama-3-8b", seed=1), options=server) as engine,
             aiohttp.ClientSession(engine.url) as client,

@@ -59,7 +59,9 @@ def on_server(
         settings = {"max_model_len": 16_384, "block_size": 32, "enable_request_id_headers": True}
         config = EngineConfig(served_model_name="tiny", seed=1, **{**settings, **engine})
         chosen = parse_fault(fault) if fault else None
-        tracking = options or ServerOptions(enable_server_load_tracking=True)
+        tracking = options or ServerOptions(
+            enable_server_load_tracking=True, enable_prompt_tokens_details=True
+        )
         async with (
             start_engine(config, fault=chosen, options=tracking) as server,
             Client(server.url) as client,

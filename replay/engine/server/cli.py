@@ -3,6 +3,10 @@
 import asyncio
 import signal
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -10,9 +14,7 @@ from forebay.proxy.command import new_app
 from forebay.proxy.runtime.event_loop import fast_runner, short_collections
 from forebay.replay.engine.calibration.output import print_shipped
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.flags import ServerFlags
 from forebay.replay.engine.loop.faults import Fault, fault_help, parse_fault
-from forebay.replay.engine.server.engine_options import EngineOptions
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
 from forebay.traces.command_line.options import takes_options
@@ -57,15 +59,47 @@ HEADINGS = {
 app = new_app(headings=HEADINGS)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCommand:
+    """The options that neither the engine nor its API server has, and what names them here."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(help="phi-3-mini-128k, llama-3-8b, qwen2.5-14b or a config.json; required."),
+    ] = None
+    gpu: Annotated[
+        str,
+        typer.Option(help="h200, h100, a100, b200, l40s, rtx-4090, mi300x or a JSON data sheet."),
+    ] = "h200"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    calibration: Annotated[
+        Path | None, typer.Option(help="Step-time constants, as `calibrate -o` writes them.")
+    ] = None
+    list_calibrations: Annotated[
+        bool, typer.Option("--list-calibrations", help="Print the shipped calibrations and exit.")
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print that list as data.")] = False
+    fault: Annotated[str | None, typer.Option(help="NAME or NAME:TOKENS; see above.")] = None
+
+
 @app.callback(invoke_without_command=True, help=HELP)
 @takes_options
-def engine(context: typer.Context, options: EngineOptions, flags: ServerFlags) -> None:
+def engine(
+    context: typer.Context,
+    options: EngineCommand,
+    new_server: Callable[..., ServerOptions],
+    new_config: Callable[..., EngineConfig],
+) -> None:
     if context.invoked_subcommand is not None:
         return
     if options.list_calibrations:
         print_shipped(options.as_json)
         return
-    config, server = options.config(flags), options.server(flags)
+    if options.model is None:
+        raise InputError("Missing option '--model': e.g. --model llama-3-8b")
+    # Ranks of a running server need not be servers of their own.
+    config, server = new_config(data_parallel_size=None), new_server()
     fault = parse_fault(options.fault) if options.fault else None
     with fast_runner() as runner:
         died = runner.run(_serve(config, server, options.host, options.port, fault))

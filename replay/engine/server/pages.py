@@ -34,7 +34,7 @@ def make_app(
 ) -> web.Application:
     # An error of a handler becomes a response in vLLM's form.
     pages = _Pages(config, options, loop, generator)
-    keys = [key.encode() for key in options.api_key]
+    keys = [key.encode() for key in options.api_key or ()]
 
     @web.middleware
     async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:

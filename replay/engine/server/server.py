@@ -26,7 +26,7 @@ from forebay.traces.errors import InputError
 KEEP_ALIVE_S = 5.0  # wall time: uvicorn's default in vLLM, VLLM_HTTP_TIMEOUT_KEEP_ALIVE
 SHUTDOWN_S = 1.0  # time for handlers to write their last chunks
 BACKLOG = 2048  # uvicorn's default
-DEFAULTS = ServerOptions()
+DEFAULTS = ServerOptions(enable_prompt_tokens_details=True)  # tests and the demo read them
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ async def much_work(engine: RunningEngine) -> None:
         ({"second": {"enable_prefix_caching": False}}, "prefix caching", "b1 runs without prefix"),
         ({"second": {}, "models": {"gpt": "tinny"}}, "models",
          "models: gpt stands for tinny, which no backend serves"),
-        ({"second": {}, "options": ServerOptions(api_key=("k",))}, "backends answer",
+        ({"second": {}, "options": ServerOptions(api_key=["k"])}, "backends answer",
          "b1 does not list its models"),
         ({"second": {}, "beside": much_work}, "other clients",
          "b1 has 12 requests, and the proxy sent it 0"),
@@ -162,7 +162,7 @@ def test_several_models_are_no_fault() -> None:
 
 
 def test_a_key_for_the_backends_is_used() -> None:
-    options = ServerOptions(api_key=("k",))
+    options = ServerOptions(api_key=["k"])
     assert found_in({}, options=options, upstream_api_key="k") == []
 
 

@@ -69,7 +69,11 @@ class Scene:
         config = EngineConfig(
             seed=1, time_scale=1_000.0, num_gpu_blocks_override=POOL, max_model_len=4_096
         )
-        options = ServerOptions(kv_events=kv_events, server_dev_mode=True)
+        options = ServerOptions(
+            kv_events_config=json.dumps(kv_events.as_dict()),
+            server_dev_mode=True,
+            enable_prompt_tokens_details=True,
+        )
         self.engine = await self.engine_stack.enter_async_context(
             start_engine(config, port=self.port, options=options)
         )

@@ -1,6 +1,7 @@
 """KV events of a server with two data-parallel ranks: each lane knows the cache of its rank."""
 
 import asyncio
+import json
 import socket
 from contextlib import AsyncExitStack
 
@@ -24,7 +25,12 @@ async def start_server(stack: AsyncExitStack, base: int) -> str:
     # Slow engines: a cached prompt is faster by more than a busy machine takes.
     config = EngineConfig(seed=1, time_scale=0.1, max_model_len=8_192)
     events = KvEventsConfig(True, endpoint=f"tcp://*:{base}", topic="kv")
-    options = ServerOptions(kv_events=events, server_dev_mode=True, data_parallel_size=RANKS)
+    options = ServerOptions(
+        kv_events_config=json.dumps(events.as_dict()),
+        server_dev_mode=True,
+        data_parallel_size=RANKS,
+        enable_prompt_tokens_details=True,
+    )
     engine = await stack.enter_async_context(start_engine(config, options=options))
     return engine.url
 

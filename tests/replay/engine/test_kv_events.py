@@ -1,6 +1,7 @@
 """KV events: the cache publishes them, and subscribers get them over real ZeroMQ sockets."""
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
@@ -164,7 +165,7 @@ def serve(config: KvEventsConfig, scene: Scene) -> None:
     """`scene` against an engine in real time: ZeroMQ's threads know no other."""
 
     async def main() -> None:
-        options = ServerOptions(kv_events=config, server_dev_mode=True)
+        options = ServerOptions(kv_events_config=json.dumps(config.as_dict()), server_dev_mode=True)
         engine_config = EngineConfig(seed=1, time_scale=1_000.0)
         async with asyncio.timeout(WAIT_S * 2):
             async with start_engine(engine_config, options=options) as engine:

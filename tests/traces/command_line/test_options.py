@@ -1,5 +1,6 @@
 """A command that takes its options as a dataclass has one option for each field."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +9,7 @@ import pytest
 import typer
 
 from forebay.proxy.command import new_app, run_command
-from forebay.traces.command_line.options import takes_options
+from forebay.traces.command_line.options import given_options, takes_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +67,39 @@ def test_a_field_without_an_option_keeps_its_default_or_takes_a_value_by_name() 
     assert run_command(app, "bake", ["rye", "--minutes", "60"]) == 0
     assert calls == [Oven("stone", 60)]
     assert run_command(app, "bake", ["rye", "--kind", "gas"]) == 2
+
+
+class Kneading:
+    minutes: Annotated[int, typer.Option(help="Time on the table.")] = 5
+
+    def __post_init__(self) -> None:
+        assert self.minutes < 60, "too long for a table"
+
+
+def test_a_command_makes_an_object_when_it_needs_it() -> None:
+    """Of two options with one name the first is shown, and both objects get its value."""
+    app, calls = new_app(), list[tuple[Baking, Callable[..., Kneading]]]()
+
+    @app.command()
+    @takes_options
+    def bake(baking: Baking, new_kneading: Callable[..., Kneading]) -> None:
+        calls.append((baking, new_kneading))
+
+    assert run_command(app, "bake", ["rye", "--minutes", "70"]) == 0
+    ((baking, new_kneading),) = calls
+    assert baking.minutes == 70
+    with pytest.raises(AssertionError, match="too long"):
+        new_kneading()
+    assert new_kneading(minutes=9) == Kneading(9)
+
+
+def test_a_default_that_was_typed_counts_as_given() -> None:
+    app, calls = new_app(), list[dict[str, object]]()
+
+    @app.command()
+    @takes_options
+    def bake(context: typer.Context, baking: Baking) -> None:
+        calls.append(given_options(context, baking))
+
+    assert run_command(app, "bake", ["rye", "--minutes", "40"]) == 0
+    assert calls == [{"bread": Path("rye"), "minutes": 40}]

@@ -106,7 +106,7 @@ def test_an_unauthorized_request_is_told_no_more_than_that() -> None:
         assert first == second
         return first
 
-    answer = on_server(scene, options=ServerOptions(api_key=("secret",)))
+    answer = on_server(scene, options=ServerOptions(api_key=["secret"]))
     assert (answer.status, answer.body) == ("401 Unauthorized", b'{"error":"Unauthorized"}')
     assert set(answer.headers) == {"content-length", "content-type", "date", "server"}
 

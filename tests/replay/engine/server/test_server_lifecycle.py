@@ -105,7 +105,7 @@ class TestShutdownTimeout:
         with pytest.raises(InputError, match="--sse-keep-alive-interval -1: give seconds"):
             ServerOptions(sse_keep_alive_interval=-1)
         with pytest.raises(InputError, match="--api-key: an empty key"):
-            ServerOptions(api_key=("secret", ""))
+            ServerOptions(api_key=["secret", ""])
 
 
 class TestKeepAlive:

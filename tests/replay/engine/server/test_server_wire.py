@@ -187,7 +187,7 @@ def err_401_api_key(text: str) -> None:
             *[await wire.ask(client, get(path)) for path in ("/health", "/metrics", "/load")],
         ]
 
-    answers = on_server(scene, options=ServerOptions(api_key=("secret-1", "secret-2")))
+    answers = on_server(scene, options=ServerOptions(api_key=["secret-1", "secret-2"]))
     recorded = wire.masked(wire.read_answer(text))
     assert [wire.masked(answer) for answer in answers[:4]] == [recorded] * 4
     assert [answer.status for answer in answers[4:]] == ["200 OK"] * 4
