@@ -49,7 +49,6 @@ class EngineRequest:
         "blocks",
         "cached_tokens",
         "cap",
-        "choices",
         "computed",
         "content",
         "drafts",
@@ -130,7 +129,6 @@ class EngineRequest:
         self.cached_tokens = -1  # prefix hit at the first admission, -1 before it
         self.preemptions = 0
         self.aborted = False
-        self.choices = 1  # n of its prompt; 0 for all but the first choice
         self.process: ApiProcess | None = None
         self.lookup: list[list[int]] = []  # hits of the last lookup, in each group
         self.lookup_at = -1  # the pool's change count at that lookup

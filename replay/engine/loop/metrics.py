@@ -101,8 +101,7 @@ class EngineMetrics:
         self.prompt_length.observe(request.prompt_tokens)
         self.output_length.observe(request.output_tokens)
         self.computed_prompt.observe(request.prompt_tokens - max(0, request.cached_tokens))
-        if request.choices:
-            self.choices.observe(request.choices)
+        self.choices.observe(1)
         self.preempted.observe(request.preemptions)
         if request.output_tokens > 1:
             gaps = request.output_tokens - 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import orjson
 
 from forebay.replay.engine.server.protocol import Call
-from forebay.replay.engine.tokenizer import BYTES_PER_TOKEN, Generation
+from forebay.replay.engine.tokenizer import Generation
 
 DONE = b"data: [DONE]\n\n"
 
@@ -21,68 +21,26 @@ class Ending:
     Attributes:
         most: tokens that it may have.
         tokens: tokens that it has. The end-of-text token of a "stop" counts, but has no text.
-        size: bytes of its text.
         reason: vLLM's finish reason.
-        stopped_by: the stop string that ends it, if one does.
     """
 
     most: int
     tokens: int
-    size: int
     reason: str
-    stopped_by: str | None = None
 
 
 def ending_of(call: Call, generation: Generation, room: int) -> Ending:
     """Return the ending of an answer for which the context has `room` tokens."""
     most = min(room, call.max_tokens or room)
-    least = min(call.min_tokens, most)
-    tokens = most if call.ignore_eos else generation.length(most, least)
-    reason = "length" if tokens == most else "stop"
-    size = BYTES_PER_TOKEN * (tokens if reason == "length" else tokens - 1)
-    if not call.stop:
-        return Ending(most, tokens, size, reason)
-    text = generation.words(0, size // BYTES_PER_TOKEN).decode()
-    first: tuple[int, str] | None = None
-    for stop in call.stop:
-        # It has to be complete behind the tokens of `min_tokens`.
-        start = text.find(stop, max(0, BYTES_PER_TOKEN * least + 1 - len(stop)))
-        if start >= 0 and (first is None or start + len(stop) < first[0]):
-            first = start + len(stop), stop
-    if first is None:
-        return Ending(most, tokens, size, reason)
-    end, stop = first
-    size = end if call.keeps_stop else end - len(stop)
-    return Ending(most, -(-end // BYTES_PER_TOKEN), size, "stop", stop)
+    tokens = most
+    if not call.ignore_eos:
+        tokens = generation.length(most, min(call.min_tokens, most))
+    return Ending(most, tokens, "length" if tokens == most else "stop")
 
 
-class AnswerText:
-    """The text of tokens.
-
-    While an answer may still end with a stop string, vLLM keeps back as many characters as could
-    be a part of one.
-    """
-
-    __slots__ = ("_held", "_size", "generation")
-
-    def __init__(self, generation: Generation, call: Call, ending: Ending) -> None:
-        self.generation = generation
-        self._size = ending.size
-        self._held = 0 if call.keeps_stop else max(map(len, call.stop), default=1) - 1
-
-    def between(self, start: int, stop: int, reason: str | None) -> bytes:
-        """Return the text that tokens `start`..`stop` add. With `reason` they are the last."""
-        held = self._held
-        first = max(0, BYTES_PER_TOKEN * start - held)
-        if reason is None:
-            end = max(0, BYTES_PER_TOKEN * stop - held)
-        else:
-            end = min(self._size, BYTES_PER_TOKEN * stop)  # less where the server aborts it
-        if end <= first:
-            return b""
-        skipped = first // BYTES_PER_TOKEN
-        words = self.generation.words(skipped, -(-end // BYTES_PER_TOKEN))
-        return words[first - skipped * BYTES_PER_TOKEN : end - skipped * BYTES_PER_TOKEN]
+def text_between(generation: Generation, start: int, stop: int, reason: str | None) -> bytes:
+    """Return the text that tokens `start`..`stop` add. With `reason` they are the last."""
+    return generation.words(start, stop - (reason == "stop"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +65,14 @@ class AnswerOrigin:
 class Chunks:
     """The events of one streamed answer. `done` is the last event."""
 
-    __slots__ = ("_call", "_head", "_origin", "_whole_blocks", "after", "before", "index")
+    __slots__ = ("_call", "_head", "_origin", "_whole_blocks", "after", "before")
 
     done = DONE
 
     def __init__(
-        self,
-        call: Call,
-        answer_id: str,
-        created: int,
-        origin: AnswerOrigin,
-        whole_blocks: int,
-        index: int = 0,
+        self, call: Call, answer_id: str, created: int, origin: AnswerOrigin, whole_blocks: int
     ) -> None:
-        """Create the chunks of choice `index`.
-
-        `whole_blocks` are the prompt's tokens in full, cacheable blocks.
-        """
-        self.index = index
+        """Create the chunks. `whole_blocks` are the prompt's tokens in full, cacheable blocks."""
         self._call = call
         self._origin = origin
         self._whole_blocks = whole_blocks
@@ -135,7 +83,7 @@ class Chunks:
             created,
             orjson.dumps(origin.model),
         )
-        choice = self._head + b'"choices":[{"index":%d,' % index
+        choice = self._head + b'"choices":[{"index":0,'
         if call.chat:
             self.before = choice + b'"delta":{"content":"'
             self.after = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]'
@@ -152,13 +100,9 @@ class Chunks:
 
     def role(self) -> bytes:
         """Return the empty first delta of a chat, sent when the first token is ready."""
-        return self.role_of(self.index)
-
-    def role_of(self, index: int) -> bytes:
-        """Return the empty first delta of a choice."""
         return (
             self._head
-            + b'"choices":[{"index":%d,"delta":{"role":"assistant","content":""},' % index
+            + b'"choices":[{"index":0,"delta":{"role":"assistant","content":""},'
             + b'"logprobs":null,"finish_reason":null}]'
             + self._running_usage(0)
             + b',"prompt_token_ids":null,"prompt_text":null}\n\n'
@@ -171,23 +115,19 @@ class Chunks:
     def last(self, text: bytes, produced: int, reason: str) -> bytes:
         """Return the last chunk, which has the finish reason."""
         if self._call.chat:
-            after = b'"},"logprobs":null,"finish_reason":"%b","stop_reason":%b,"token_ids":null}]'
+            after = b'"},"logprobs":null,"finish_reason":"%b","stop_reason":null,"token_ids":null}]'
         else:
             after = (
-                b'","logprobs":null,"finish_reason":"%b","stop_reason":%b,'
+                b'","logprobs":null,"finish_reason":"%b","stop_reason":null,'
                 b'"prompt_token_ids":null,"token_ids":null}]'
             )
         signed = b"," + self._origin.fingerprint
         tail = (b"" if self._call.include_usage else signed) + b"}\n\n"
-        after %= (reason.encode(), orjson.dumps(self._call.stopped_by))
+        after %= reason.encode()
         return self.before + text + after + self._running_usage(produced) + tail
 
     def usage(self, produced: int, cached: int) -> bytes:
         """Return the closing usage chunk, empty unless the client asked for it."""
-        return self.usage_of(self._call.prompt.tokens, produced, cached)
-
-    def usage_of(self, prompt_tokens: int, produced: int, cached: int) -> bytes:
-        """Return that chunk for prompts and choices with these tokens in all."""
         if not self._call.include_usage:
             return b""
         details = b""
@@ -199,7 +139,8 @@ class Chunks:
             )
         return (
             self._head
-            + b'"choices":[],"usage":{%b%b},' % (_counts(prompt_tokens, produced), details)
+            + b'"choices":[],"usage":{%b%b},'
+            % (_counts(self._call.prompt.tokens, produced), details)
             + self._origin.fingerprint
             + b"}\n\n"
         )
@@ -235,10 +176,8 @@ def whole_answer(answer: WholeAnswer) -> bytes:
         answer.created,
         orjson.dumps(origin.model),
     )
-    ends = b'"logprobs":null,"finish_reason":"%b","stop_reason":%b,"token_ids":null,' % (
-        answer.reason.encode(),
-        orjson.dumps(call.stopped_by),
-    )
+    ends = b'"logprobs":null,"finish_reason":"%b","stop_reason":null,"token_ids":null,'
+    ends %= answer.reason.encode()
     # A chat and a completion have other keys, in vLLM's order.
     if call.chat:
         choice = (

@@ -2,9 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -18,20 +16,13 @@ from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.server.answers import (
     DONE,
     AnswerOrigin,
-    AnswerText,
     Chunks,
-    Ending,
     WholeAnswer,
     ending_of,
+    text_between,
 )
 from forebay.replay.engine.server.api_errors import EngineApiError, bad_value, unavailable
 from forebay.replay.engine.server.dialects.apis import Api
-from forebay.replay.engine.server.dialects.several import (
-    ChoiceChunks,
-    choices_of,
-    merged_answer,
-    prompt_tokens_of,
-)
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.protocol import Call, check_length, read_json
 from forebay.replay.engine.server.streams import Collected, TokenStream
@@ -41,18 +32,6 @@ HEADERS = {"Server": "uvicorn", "Vary": "Origin"}
 JSON = {**HEADERS, "Content-Type": "application/json"}
 EVENTS = {**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
 MAX_ID_BYTES = 512  # longest X-Request-Id of a client: a longer id is cut
-
-"""Answer a request, from its body and its arrival in simulated seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One choice of an answer: its request in the engine, and where its tokens go."""
-
-    call: Call
-    request: EngineRequest
-    sink: Collected | TokenStream
-    text: AnswerText
 
 
 class Generator:
@@ -95,141 +74,88 @@ class Generator:
     async def _generate(
         self, api: Api, http: web.Request, body: dict[str, Any], arrival_s: float
     ) -> web.StreamResponse:
-        # Reject prompts that no engine could take before any choice starts.
-        loop = self._loop
-        call = api.read(body, served_name=self._config.served_name)
-        for prompt in (call.prompt, *call.others):
-            check_length(prompt, self._config.context)
+        # Reject a prompt that no engine could take before the answer starts.
+        loop, config = self._loop, self._config
+        call = api.read(body, served_name=config.served_name)
+        check_length(call.prompt, config.context)
         if why := loop.unavailable():
             raise unavailable(why)
         named = self._answer_id(http, call.request_id, api.kind), int(time.time())
-        response = writer = None
-        if call.stream:  # vLLM, too, sends the status before the first token
-            response = web.StreamResponse(headers=self.with_request_id(http, EVENTS))
-            writer = await response.prepare(http)
-        # Run each choice as a request of its own. After a failure the engine drops the others.
-        choices = [
-            self._choice(http, api, call, single, index, named, arrival_s)
-            for index, single in enumerate(choices_of(call))
-        ]
+        generation = Generation(call.prompt, config.seed or 0)
+        if not call.stream:
+            collected = Collected()
+            request = self._request(call, generation, arrival_s, collected)
+            await self._run(api, http, call, request)
+            if collected.error is not None:
+                raise collected.error
+            answer = self._whole(api, call, named, generation, request)
+            return web.Response(body=answer, headers=self.with_request_id(http, JSON))
+        # vLLM, too, sends the status before the first token.
+        response = web.StreamResponse(headers=self.with_request_id(http, EVENTS))
+        writer = await response.prepare(http)
+        chunks = api.chunks(call, *named, self._origin, self._whole_blocks(call))
+        stream = self._stream(http, call, chunks, generation)
+        if opening := chunks.opening():
+            stream.write(stream.frame(opening))
+        request = self._request(call, generation, arrival_s, stream)
         try:
-            await self._run(choices, rank_of(http, len(loop.loops)) if api.takes_rank else None)
+            await self._run(api, http, call, request)
         except EngineApiError as error:
-            if response is None:
-                raise
             # The second admission check comes after the status line: an error inside a 200.
             await response.write(error.event() + DONE)
-            await response.write_eof()
-            return response
-        finally:
-            for choice in choices:
-                loop.abort(choice.request)
-        # End the stream, or write the collected answers in the order of the choices.
-        if response is not None:
-            stream, events = self._closing_events(call, named, choices)
-            if events:
+        else:
+            if stream.closing_events:
                 if writer is not None:
                     await writer.drain()
-                stream.write(events)
-            await response.write_eof()
-            return response
-        answers = [self._whole(api, named, choice) for choice in choices]
-        answer = merged_answer(answers, prompt_tokens_of(call)) if _several(call) else answers[0]
-        return web.Response(body=answer, headers=self.with_request_id(http, JSON))
+                stream.write(stream.closing_events)
+        await response.write_eof()
+        return response
 
-    def _choice(
+    def _whole(
         self,
-        http: web.Request,
         api: Api,
         call: Call,
-        single: tuple[int, Call],
-        index: int,
         named: tuple[str, int],
-        arrival_s: float,
-    ) -> Choice:
-        """Create choice `index`, with words and an end of its own, and open its stream."""
-        number, own = single
-        generation = Generation(own.prompt, (self._config.seed or 0) + number)
-        ending = ending_of(own, generation, self._config.context - own.prompt.tokens)
-        own = replace(own, stopped_by=ending.stopped_by)
-        text = AnswerText(generation, own, ending)
-        sink: Collected | TokenStream = Collected()
-        if call.stream:
-            common = own, *named, self._origin, self._whole_blocks(own)
-            if _several(call):
-                count = call.n * (1 + len(call.others))
-                sink = stream = self._stream(http, own, ChoiceChunks(*common, index, count), text)
-                stream.done.add_done_callback(lambda _: _write_last(stream))
-            else:
-                chunks = api.chunks(*common)
-                sink = self._stream(http, own, chunks, text)
-                if opening := chunks.opening():
-                    sink.write(sink.frame(opening))
-        request = self._request(own, generation, ending, arrival_s, sink)
-        request.choices = call.n if number == 0 else 0
-        return Choice(own, request, sink, text)
-
-    def _whole(self, api: Api, named: tuple[str, int], choice: Choice) -> bytes:
-        """Return the whole answer of one choice (EngineApiError: the engine ended it)."""
-        sink = choice.sink
-        assert isinstance(sink, Collected)
-        if sink.error is not None:
-            raise sink.error
+        generation: Generation,
+        request: EngineRequest,
+    ) -> bytes:
+        """Return the body of an answer that is not streamed."""
+        sink = request.sink
         answer = WholeAnswer(
-            choice.call,
+            call,
             *named,
             self._origin,
-            choice.text.between(0, sink.produced, sink.reason),
+            text_between(generation, 0, sink.produced, sink.reason),
             sink.produced,
-            max(0, choice.request.cached_tokens),
+            max(0, request.cached_tokens),
             sink.reason,
-            self._whole_blocks(choice.call),
+            self._whole_blocks(call),
         )
         return api.whole(answer)
 
-    async def _run(self, choices: Sequence[Choice], rank: int | None) -> None:
-        """Pass all choices through one process of the API server, and wait for their ends.
+    async def _run(self, api: Api, http: web.Request, call: Call, request: EngineRequest) -> None:
+        """Pass a request through the API server into the engine, and wait for its end.
 
-        Args:
-            rank: the engine of all choices. None: the least loaded for each.
+        If the handler is cancelled, the engine drops the request.
         """
-        loop, first = self._loop, choices[0]
-        prompts = {id(choice.call.prompt): choice.call.prompt for choice in choices}.values()
-        tokens = sum(prompt.tokens for prompt in prompts)
-        process = await loop.receive(tokens, text=first.call.prompt.text)
+        loop, sink = self._loop, request.sink
+        rank = rank_of(http, len(loop.loops)) if api.takes_rank else None
+        request.process = await loop.receive(call.prompt.tokens, text=call.prompt.text)
         if why := loop.unavailable():
             raise unavailable(why)
-        for choice in choices:
-            choice.request.process = process
-            loop.add(choice.request, rank)
-        # Only a stream of one choice gets comments.
-        interval_s, sink = self._options.sse_keep_alive_interval, first.sink
-        if not (interval_s and isinstance(sink, TokenStream) and len(choices) == 1):
-            await asyncio.gather(*(choice.sink.done for choice in choices))
-            return
-        commenting = asyncio.create_task(self._comment(first.request, sink, interval_s))
+        loop.add(request, rank)
+        commenting = None
+        interval_s = self._options.sse_keep_alive_interval
+        if interval_s and isinstance(sink, TokenStream):
+            commenting = asyncio.create_task(self._comment(request, sink, interval_s))
         try:
             await sink.done
         finally:
-            commenting.cancel()
-            with suppress(asyncio.CancelledError):
-                await commenting
-
-    def _closing_events(
-        self, call: Call, named: tuple[str, int], choices: Sequence[Choice]
-    ) -> tuple[TokenStream, bytes]:
-        """Return a stream, and its framed end: usage, or the error that ended it."""
-        streams = [choice.sink for choice in choices if isinstance(choice.sink, TokenStream)]
-        first = streams[0]
-        if not _several(call):
-            return first, first.closing_events
-        if any(stream.dead for stream in streams):
-            return first, first.frame(unavailable(Unavailable.ENGINE_DEAD).event() + DONE)
-        produced = sum(stream.produced for stream in streams)
-        cached = max(0, choices[0].request.cached_tokens)
-        chunks = Chunks(call, *named, self._origin, self._whole_blocks(call))
-        usage = chunks.usage_of(prompt_tokens_of(call), produced, cached)
-        return first, first.frame(usage + DONE)
+            loop.abort(request)
+            if commenting is not None:
+                commenting.cancel()
+                with suppress(asyncio.CancelledError):
+                    await commenting
 
     async def _comment(
         self, request: EngineRequest, stream: TokenStream, interval_s: float
@@ -251,9 +177,10 @@ class Generator:
         return call.prompt.tokens // size * size if self._config.enable_prefix_caching else 0
 
     def _request(
-        self, call: Call, generation: Generation, ending: Ending, arrival_s: float, sink: Sink
+        self, call: Call, generation: Generation, arrival_s: float, sink: Sink
     ) -> EngineRequest:
         config, prompt = self._config, call.prompt
+        ending = ending_of(call, generation, config.context - prompt.tokens)
         content = OutputBlocks(prompt, generation, config.block_size, call.cache_salt)
         request = EngineRequest(
             self._engine_id(),
@@ -278,14 +205,14 @@ class Generator:
         return str(self._engine_ids)
 
     def _stream(
-        self, http: web.Request, call: Call, chunks: Chunks, text: AnswerText
+        self, http: web.Request, call: Call, chunks: Chunks, generation: Generation
     ) -> TokenStream:
         stream = TokenStream(
             http.protocol,
             chunks,
-            text,
+            generation,
             chat=call.chat,
-            plain=not (call.stop or (call.continuous_usage and call.include_usage)),
+            plain=not (call.continuous_usage and call.include_usage),
             framed=http.version >= HttpVersion11,
         )
         if self.fault is not None and self.fault.breaks_streams:
@@ -322,14 +249,3 @@ def rank_of(http: web.Request, ranks: int) -> int | None:
     if not 0 <= rank < ranks:
         raise bad_value(f"data_parallel_rank {rank} is out of range [0, {ranks}).")
     return rank
-
-
-def _several(call: Call) -> bool:
-    """True if the answer has more than one choice."""
-    return call.n > 1 or bool(call.others)
-
-
-def _write_last(stream: TokenStream) -> None:
-    """Write the last chunk of a choice. An error ends the whole stream, so it is written there."""
-    if not stream.dead:
-        stream.write(stream.closing_events)

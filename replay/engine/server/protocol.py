@@ -26,7 +26,6 @@ from forebay.replay.engine.tokenizer import (
     encode_text,
 )
 
-MOST_CHOICES = 16_384  # default of vLLM's VLLM_MAX_N_SEQUENCES
 MOST_DIGITS = 4_300  # the limit of pydantic and of Python's int()
 _NUMBER = re.compile(r"([+-]?)([0-9]+)")
 COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's default for /v1/completions, but not for chat
@@ -39,11 +38,6 @@ class Call:
     Attributes:
         max_tokens: None: as many as the context has room for.
         include_usage, continuous_usage: the options in `stream_options`.
-        n: choices for each prompt.
-        others: the further prompts of a list.
-        stop: strings that end an answer; the first that is complete does.
-        keeps_stop: the answer includes that string (`include_stop_str_in_output`).
-        stopped_by: that string, as the words of an answer are known before.
     """
 
     chat: bool
@@ -57,11 +51,6 @@ class Call:
     priority: int
     cache_salt: str | None
     request_id: str | None
-    n: int = 1
-    others: tuple[Prompt, ...] = ()
-    stop: tuple[str, ...] = ()
-    keeps_stop: bool = False
-    stopped_by: str | None = None
 
 
 def read_json(data: bytes, content_type: str) -> dict[str, Any]:
@@ -85,9 +74,8 @@ def read_json(data: bytes, content_type: str) -> dict[str, Any]:
 
 def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
     """Read a chat completion (`chat`) or completion body (EngineApiError 400 or 404: it is bad)."""
-    # The prompts come first, because vLLM reports their errors first.
-    prompts = [_chat_prompt(body)] if chat else _completion_prompts(body)
-    prompt, *others = [_truncated(prompt, body) for prompt in prompts]
+    # The prompt comes first, because vLLM reports its errors first.
+    prompt = _truncated(_chat_prompt(body) if chat else _completion_prompt(body), body)
     check_model(body, served_name)
     # Fields that cannot work are rejected, with vLLM's message where it has one.
     stream = _boolean(body, "stream")
@@ -112,6 +100,9 @@ def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
             f"(parameter=temperature, value={value})",
             "temperature",
         )
+    n = _whole_number_of(body, "n")
+    if n not in (None, 1):
+        raise bad_value(f"n must be 1 on the simulated engine, got {n}.", "n")
     # Fields that are left out have vLLM's defaults.
     options = options or {}
     return Call(
@@ -126,10 +117,6 @@ def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
         priority=_whole_number_of(body, "priority") or 0,
         cache_salt=_cache_salt_of(body),
         request_id=_string_of(body, "request_id"),
-        n=_choices(body, temperature),
-        others=tuple(others),
-        stop=_stop_strings(body),
-        keeps_stop=_boolean(body, "include_stop_str_in_output"),
     )
 
 
@@ -145,14 +132,14 @@ def check_model(body: dict[str, Any], served_name: str) -> None:
         )
 
 
-def check_length(prompt: Prompt, max_model_len: int) -> None:
+def check_length(prompt: Prompt, context: int) -> None:
     """Raise EngineApiError 400 for a prompt that leaves no room for a token of output."""
-    if prompt.tokens < max_model_len:
+    if prompt.tokens < context:
         return
     # vLLM stops tokenising one token past the limit and does not know the full length.
-    seen = min(prompt.tokens, max_model_len + 1)
+    seen = min(prompt.tokens, context + 1)
     raise bad_value(
-        f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
+        f"This model's maximum context length is {context} tokens. However, your prompt "
         f"contains at least {seen} input tokens, which exceeds this limit even without any "
         "output tokens. Please reduce the length of the input prompt. "
         f"(parameter=input_tokens, value={seen})",
@@ -163,7 +150,7 @@ def check_length(prompt: Prompt, max_model_len: int) -> None:
 def read_tokenize(body: dict[str, Any], served_name: str) -> Prompt:
     """Read the prompt of a /tokenize body, given as `prompt` or as `messages`."""
     check_model(body, served_name)
-    return _chat_prompt(body) if "messages" in body else _completion_prompts(body)[0]
+    return _chat_prompt(body) if "messages" in body else _completion_prompt(body)
 
 
 def _json_error(data: bytes) -> EngineApiError:
@@ -232,38 +219,21 @@ def _content(content: Any, index: int) -> str:
     return "\n".join(texts)
 
 
-def _choices(body: dict[str, Any], temperature: Any) -> int:
-    n = _whole_number_of(body, "n")
-    if n is None or n == 1:
-        return 1
-    if n < 1:
-        raise bad_value(f"n must be at least 1, got {n}.")
-    if n > MOST_CHOICES:
-        raise bad_value(
-            f"n must be at most {MOST_CHOICES}, got {n}. To increase this limit, set the "
-            "VLLM_MAX_N_SEQUENCES environment variable."
-        )
-    if temperature == 0:
-        raise bad_value(f"n must be 1 when using greedy sampling, got {n}.")
-    return n
-
-
-def _completion_prompts(body: dict[str, Any]) -> list[Prompt]:
-    """Read `prompt`: one prompt, or a list of prompts that are all texts or all token ids."""
+def _completion_prompt(body: dict[str, Any]) -> Prompt:
+    """Read `prompt`: a text or token ids, or a list with one of these."""
     if "prompt" not in body:
         raise invalid("missing", "prompt", "Field required", shown(body))
     prompt = body["prompt"]
     if prompt == []:
         raise bad_value("You must pass at least one prompt")
-    several = isinstance(prompt, list) and isinstance(prompt[0], str | list)
-    for index, part in enumerate(prompt if several else ()):
-        if type(part) is not type(prompt[0]):
-            where = f"prompt.{index}"
-            raise invalid("string_type", where, "Input should be a valid string", shown(part))
-    prompts = [_prompt(part) for part in (prompt if several else [prompt])]
-    if not all(encoded.tokens for encoded in prompts):
+    if isinstance(prompt, list) and isinstance(prompt[0], str | list):
+        if len(prompt) > 1:
+            raise bad_value("The simulated engine answers one prompt a request.", "prompt")
+        prompt = prompt[0]
+    encoded = _prompt(prompt)
+    if not encoded.tokens:
         raise bad_value("The decoder prompt cannot be empty", "prompt")
-    return prompts
+    return encoded
 
 
 def _prompt(prompt: Any) -> Prompt:
@@ -290,23 +260,6 @@ def _max_tokens(body: dict[str, Any], chat: bool) -> int | None:
             "max_tokens",
         )
     return value if value is not None or chat else COMPLETION_DEFAULT_TOKENS
-
-
-def _stop_strings(body: dict[str, Any]) -> tuple[str, ...]:
-    value = body.get("stop")
-    if value is None:
-        return ()
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list):
-        raise invalid("string_type", "stop.str", "Input should be a valid string", shown(value))
-    for index, text in enumerate(value):
-        if not isinstance(text, str):
-            where = f"stop.list[str].{index}"
-            raise invalid("string_type", where, "Input should be a valid string", shown(text))
-        if not text:
-            raise bad_value("stop cannot contain an empty string.")
-    return tuple(value)
 
 
 def _cache_salt_of(body: dict[str, Any]) -> str | None:

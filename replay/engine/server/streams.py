@@ -13,8 +13,9 @@ from aiohttp.base_protocol import BaseProtocol
 
 from forebay.replay.engine.loop.core_loop import Unavailable
 from forebay.replay.engine.request import EngineRequest
-from forebay.replay.engine.server.answers import DONE, AnswerText, Chunks
+from forebay.replay.engine.server.answers import DONE, Chunks, text_between
 from forebay.replay.engine.server.api_errors import EngineApiError, unavailable
+from forebay.replay.engine.tokenizer import Generation
 
 NEVER = 1 << 62
 COMMENT = b": keep-alive\n\n"
@@ -61,11 +62,11 @@ class TokenStream:
         "_frame_after",
         "_frame_before",
         "_framed",
+        "_generation",
         "_plain",
         "_protocol",
         "_sent",
         "_started",
-        "_text",
         "_word",
         "closing_events",
         "dead",
@@ -79,7 +80,7 @@ class TokenStream:
         self,
         protocol: BaseProtocol,
         chunks: Chunks,
-        text: AnswerText,
+        generation: Generation,
         *,
         chat: bool,
         plain: bool,
@@ -99,8 +100,8 @@ class TokenStream:
         self.dead = False
         self._protocol = protocol
         self._chunks = chunks
-        self._text = text
-        self._word = text.generation.word
+        self._generation = generation
+        self._word = generation.word
         self._chat = chat
         self._plain = plain
         self._framed = framed
@@ -182,7 +183,7 @@ class TokenStream:
         if self._chat and not self._started:
             events = self.frame(self._chunks.role())
         self._started = True
-        text = self._text.between(self._sent, produced, reason)
+        text = text_between(self._generation, self._sent, produced, reason)
         self._sent = produced
         if reason is None:
             return events + self.frame(self._chunks.tokens(text, produced))

@@ -1,6 +1,5 @@
 """Further forms of the same answers: `messages` is Anthropic's API, `responses` OpenAI's newer one.
 
-`several` has chats and completions with more than one choice. `apis` lists the four APIs.
-
-They follow the converters of vLLM 0.32. The room imports `answers` and `protocol`.
+`apis` lists the four APIs. They follow the converters of vLLM 0.32. The room imports `answers` and
+`protocol`.
 """
