@@ -13,7 +13,7 @@ from forebay.replay.engine.flags import PlacementFlags, flag_of
 from forebay.replay.engine.hardware.find import find_model
 from forebay.replay.engine.hardware.gpu_memory import GpuMemory, find_gpu_memory
 from forebay.replay.engine.hardware.hf_config import read_shape
-from forebay.replay.engine.hardware.kv_layout import KV_VALUE_BYTES, KvOptions, ModelShape
+from forebay.replay.engine.hardware.kv_layout import KV_VALUE_BYTES, ModelShape
 from forebay.replay.engine.hardware.memory import (
     MemoryBudget,
     MemoryOptions,
@@ -145,24 +145,23 @@ def choose_gpu(name: str | None, memory_gib: float | None) -> GpuMemory:
 
 def make_plan(shape: ModelShape, gpu: GpuMemory, choices: Choices) -> Plan:
     """Compute the budget. Raises InputError for invalid options, not for lack of memory."""
+    # The model must be divisible among its GPUs.
     check_parallel(
         shape.name, choices.tensor_parallel_size, heads=shape.heads,
         kv_heads=shape.heads if shape.latent else shape.kv_heads, option="--tp",
     )  # fmt: skip
-    automatic = choices.kv_cache_dtype == "auto"
+    value_bytes = shape.kv_value_bytes
+    if choices.kv_cache_dtype != "auto":
+        value_bytes = KV_VALUE_BYTES[choices.kv_cache_dtype]
     # vLLM's defaults depend on the GPU, the model's on its configuration.
     options = MemoryOptions(
-        KvOptions(
-            block_size=choices.block_size,
-            value_bytes=shape.kv_value_bytes
-            if automatic
-            else KV_VALUE_BYTES[choices.kv_cache_dtype],
-            tensor_parallel=choices.tensor_parallel_size,
-            max_num_batched_tokens=choices.max_num_batched_tokens or gpu.batched_tokens,
-            draft_layers=choices.draft_layers,
-            pad_latent=choices.pad_latent,
-            steps_in_flight=choices.steps_in_flight,
-        ),
+        block_size=choices.block_size,
+        value_bytes=value_bytes,
+        tensor_parallel=choices.tensor_parallel_size,
+        max_num_batched_tokens=choices.max_num_batched_tokens or gpu.batched_tokens,
+        draft_layers=choices.draft_layers,
+        pad_latent=choices.pad_latent,
+        steps_in_flight=choices.steps_in_flight,
         gpu_memory_utilization=choices.gpu_memory_utilization,
         max_num_seqs=choices.max_num_seqs or gpu.sequences,
         non_torch_gib=choices.non_torch_gib,
@@ -206,13 +205,11 @@ def _cure(plan: Plan, asked_len: int | None) -> str:
         cures.append(f"--gpu-memory-utilization {share:g}")
     if asked_len and (longest := plan.budget.longest(asked_len)):
         cures.append(f"--max-model-len {longest}")
-    if plan.options.kv.value_bytes > 1 and _fits(
-        plan, tokens, replace(plan.options.kv, value_bytes=1)
-    ):
+    if plan.options.value_bytes > 1 and _fits(plan, tokens, replace(plan.options, value_bytes=1)):
         cures.append("--kv-cache-dtype fp8")
     for tp in (2, 4, 8, 16):
-        more = tp > plan.options.kv.tensor_parallel and plan.shape.heads % tp == 0
-        if more and _fits(plan, tokens, replace(plan.options.kv, tensor_parallel=tp)):
+        more = tp > plan.options.tensor_parallel and plan.shape.heads % tp == 0
+        if more and _fits(plan, tokens, replace(plan.options, tensor_parallel=tp)):
             cures.append(f"--tp {tp}")
             break
     return (
@@ -220,8 +217,8 @@ def _cure(plan: Plan, asked_len: int | None) -> str:
     )
 
 
-def _fits(plan: Plan, tokens: int, kv: KvOptions) -> bool:
-    budget = memory_budget(plan.shape, plan.gpu.gib, replace(plan.options, kv=kv))
+def _fits(plan: Plan, tokens: int, options: MemoryOptions) -> bool:
+    budget = memory_budget(plan.shape, plan.gpu.gib, options)
     return budget.whole_requests(tokens) > 0
 
 

@@ -25,13 +25,13 @@ def as_json(plan: Plan, lengths: Sequence[int]) -> dict[str, Any]:
         "weights_source": plan.shape.weights_source,
         "gpu": plan.gpu.name,
         "gpu_memory_gib": plan.gpu.gib,
-        "tensor_parallel": options.kv.tensor_parallel,
+        "tensor_parallel": options.tensor_parallel,
         "gpu_memory_utilization": options.gpu_memory_utilization,
-        "max_num_batched_tokens": options.kv.max_num_batched_tokens,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
         "max_num_seqs": options.max_num_seqs,
         "max_model_len": plan.max_model_len,
         "block_size": layout.block_size,
-        "kv_value_bytes": options.kv.value_bytes,
+        "kv_value_bytes": options.value_bytes,
         "bytes_per_token": layout.bytes_per_token,
         "bytes": {
             "requested": round(budget.requested),
@@ -102,7 +102,7 @@ def print_plan(plan: Plan, lengths: Sequence[int], console: "Console") -> None:
 
 
 def _title(plan: Plan) -> str:
-    tp = plan.options.kv.tensor_parallel
+    tp = plan.options.tensor_parallel
     where = plan.gpu.name if tp == 1 else f"{tp} x {plan.gpu.name}"
     layout = plan.budget.layout
     title = (
@@ -129,7 +129,7 @@ def _lines(plan: Plan) -> list[tuple[str, float, str]]:
         (
             "- activation peak",
             budget.activation,
-            f"{options.kv.max_num_batched_tokens:,} tokens or {options.max_num_seqs:,} sequences",
+            f"{options.max_num_batched_tokens:,} tokens or {options.max_num_seqs:,} sequences",
         ),
         ("- outside torch", budget.non_torch, "driver, libraries, NCCL"),
     ]

@@ -9,8 +9,12 @@ import typer
 
 from forebay.replay.engine.flags import EngineFlags, flag_of
 from forebay.replay.engine.hardware.find import find_gpu, find_model
-from forebay.replay.engine.hardware.kv_layout import KvOptions
-from forebay.replay.engine.hardware.memory import MemoryBudget, adapters_of, engine_budget
+from forebay.replay.engine.hardware.memory import (
+    MemoryBudget,
+    MemoryOptions,
+    adapters_of,
+    engine_budget,
+)
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.limits import POLICIES, SchedulerLimits, check_chunks, read_pause
 from forebay.replay.engine.placement import (
@@ -301,17 +305,17 @@ class EngineConfig(EngineFlags):
         budget = engine_budget(
             self.model_spec,
             self.gpu_spec,
-            KvOptions(
+            MemoryOptions(
                 block_size=self.block_size,
                 value_bytes=self.model_spec.kv_value_bytes,
                 tensor_parallel=self.tensor_parallel_size,
                 max_num_batched_tokens=self.batched_tokens,
                 steps_in_flight=1 + ahead,
+                gpu_memory_utilization=self.gpu_memory_utilization,
+                max_num_seqs=self.seqs,
+                adapters=adapters_of(self.enable_lora, self.max_loras, self.max_lora_rank),
             ),
-            gpu_memory_utilization=self.gpu_memory_utilization,
-            max_num_seqs=self.seqs,
             draft=self._draft(),
-            adapters=adapters_of(self.enable_lora, self.max_loras, self.max_lora_rank),
             whole=self.disable_hybrid_kv_cache_manager,
         )
         return replace(budget, blocks=self.num_gpu_blocks_override or budget.blocks)

@@ -139,6 +139,7 @@ def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
     that may not need it. Of equal names, the first parameter's option is shown. A field without an
     annotation for Typer is no option, and keeps its default unless an option has its name.
     """
+    # Find the dataclasses, and which of them the command makes itself.
     signature = inspect.signature(command, eval_str=True)
     kinds: dict[str, Any] = {}
     deferred = set()
@@ -163,7 +164,7 @@ def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
             makers[name] = makers[name]()
         return command(**own, **makers)
 
-    # What Typer reads: a signature of all options.
+    # Typer reads the options from the signature.
     shown: dict[str, inspect.Parameter] = {}
     for name, parameter in signature.parameters.items():
         kind = kinds.get(name)

@@ -34,7 +34,6 @@ class ModelShape:
         layers: attention layers, sliding ones included.
         ffn: MLP width of one token. With a mixture of experts, of all its experts together.
         weight_bytes: bytes of the whole model as served, before tensor parallelism.
-        max_model_len: longest context, tokens.
         sliding_layers: number of layers that keep only a window of the context.
         sliding_first: the first layer slides.
         sliding_window: tokens of that window.
@@ -56,7 +55,7 @@ class ModelShape:
     head_dim: int
     ffn: int
     vocab: int
-    max_model_len: int
+    max_model_len: int  # longest context, tokens
     weight_bytes: int
     sliding_layers: int = 0
     sliding_window: int = 0

@@ -81,7 +81,7 @@ def adapters_of(enabled: bool, slots: int, rank: int) -> Adapters | None:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryOptions:
+class MemoryOptions(KvOptions):
     """Options of `vllm serve` that determine the size of the KV cache.
 
     Attributes:
@@ -90,7 +90,6 @@ class MemoryOptions:
         adapters: room for adapters. None: without --enable-lora.
     """
 
-    kv: KvOptions
     gpu_memory_utilization: float = 0.9
     max_num_seqs: int = 1024
     non_torch_gib: float | None = None
@@ -133,15 +132,15 @@ class MemoryBudget:
         """Return the number of whole requests that fit next to the null block."""
         return max(0, self.blocks - 1) // self.layout.request_blocks(tokens)
 
-    def pool_tokens(self, max_model_len: int) -> int:
-        """Return the pool's tokens. With sliding layers, for requests of `max_model_len`."""
+    def pool_tokens(self, context: int) -> int:
+        """Return the pool's tokens. With sliding layers, for requests of `context`."""
         if self.layout.one_kind:
             return self.blocks * self.layout.block_size
-        return int(self.concurrency(max_model_len) * max_model_len)
+        return int(self.concurrency(context) * context)
 
-    def longest(self, max_model_len: int) -> int:
-        """Return the longest single request that fits, tokens, at most `max_model_len`."""
-        return self.layout.longest(max(0, self.blocks - 1), max_model_len)
+    def longest(self, context: int) -> int:
+        """Return the longest single request that fits, tokens, at most `context`."""
+        return self.layout.longest(max(0, self.blocks - 1), context)
 
     def least_utilization(self, tokens: int) -> float:
         """Return the smallest gpu_memory_utilization, in hundredths, for a request of `tokens`.
@@ -162,7 +161,7 @@ def memory_budget(shape: ModelShape, memory_gib: float, options: MemoryOptions) 
         memory_gib: total memory as the runtime reports it.
     """
     # The sizes of one GPU, before the KV cache.
-    parallel = options.kv.tensor_parallel
+    parallel = options.tensor_parallel
     per_token = 3 * shape.ffn / parallel + 3 * shape.hidden
     non_torch_gib = options.non_torch_gib
     if non_torch_gib is None:
@@ -170,14 +169,14 @@ def memory_budget(shape: ModelShape, memory_gib: float, options: MemoryOptions) 
     requested = memory_gib * options.gpu_memory_utilization * GIB
     weights = shape.weight_bytes / parallel
     activation = max(
-        options.kv.max_num_batched_tokens * per_token * ACTIVATION_BYTES,
+        options.max_num_batched_tokens * per_token * ACTIVATION_BYTES,
         SAMPLER_BYTES_PER_LOGIT * options.max_num_seqs * shape.vocab,
     )
     non_torch, graphs = non_torch_gib * GIB, options.cuda_graph_gib * GIB
     room = options.adapters
     adapters = room.bytes_of(shape, parallel) if room is not None else 0
     # The rest is for blocks.
-    layout = kv_layout(shape, options.kv)
+    layout = kv_layout(shape, options)
     return MemoryBudget(
         total=memory_gib * GIB,
         requested=requested,
@@ -194,12 +193,9 @@ def memory_budget(shape: ModelShape, memory_gib: float, options: MemoryOptions) 
 def engine_budget(
     model: ModelSpec,
     gpu: GpuSpec,
-    kv: KvOptions,
+    options: MemoryOptions,
     *,
-    gpu_memory_utilization: float = 0.9,
-    max_num_seqs: int = 1024,
     draft: ModelSpec | None = None,
-    adapters: Adapters | None = None,
     whole: bool = False,
 ) -> MemoryBudget:
     """Return the budget of an engine, with the number of its KV blocks. May be 0 or negative.
@@ -210,19 +206,13 @@ def engine_budget(
         whole: every layer keeps the whole context, sliding ones too, as with
             --disable-hybrid-kv-cache-manager.
     """
-    options = MemoryOptions(
-        kv,
-        gpu_memory_utilization=gpu_memory_utilization,
-        max_num_seqs=max_num_seqs,
-        adapters=adapters,
-    )
     shape = model.shape
     if whole:
         shape = replace(shape, sliding_layers=0, sliding_window=0)
     budget = memory_budget(shape, gpu.memory_gib, options)
     if draft is None:
         return budget
-    own = kv_layout(replace(draft.shape, sliding_layers=0, sliding_window=0), kv)
-    left = budget.pool - draft.weight_bytes / kv.tensor_parallel
+    own = kv_layout(replace(draft.shape, sliding_layers=0, sliding_window=0), options)
+    left = budget.pool - draft.weight_bytes / options.tensor_parallel
     blocks = math.floor(left / (budget.layout.block_bytes + own.block_bytes))
     return replace(budget, blocks=blocks)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from forebay.replay.engine.hardware.kv_layout import KV_VALUE_BYTES, KvOptions, kv_layout
+from forebay.replay.engine.hardware.kv_layout import KV_VALUE_BYTES, kv_layout
 from forebay.replay.engine.hardware.memory import Adapters, MemoryOptions, memory_budget
 from forebay.replay.fleet.gpu.gpus import Gpu
 from forebay.replay.fleet.gpu.profiles import Profile
@@ -45,28 +45,22 @@ def kv_tokens(
     if profile.shape is None or context is None:
         return None
     automatic = kv_cache_dtype == "auto"
-    kv = KvOptions(
+    options = MemoryOptions(
         value_bytes=profile.shape.kv_value_bytes if automatic else KV_VALUE_BYTES[kv_cache_dtype],
         tensor_parallel=ranks,
         max_num_batched_tokens=batched_tokens,
+        gpu_memory_utilization=utilization,
+        max_num_seqs=seqs or MOST_SEQS,
+        adapters=adapters,
     )
     # The size as given, or the rest of the smallest GPU's memory.
     if kv_memory is not None:
-        tokens = int(size / kv_layout(profile.shape, kv).bytes_per_token)
+        tokens = int(size / kv_layout(profile.shape, options).bytes_per_token)
         where = f"--kv-cache-memory-bytes {kv_memory}"
         more = "more, or "
     else:
         least = min(gpus, key=lambda gpu: gpu.total_gib)
-        budget = memory_budget(
-            profile.shape,
-            least.total_gib,
-            MemoryOptions(
-                kv,
-                gpu_memory_utilization=utilization,
-                max_num_seqs=seqs or MOST_SEQS,
-                adapters=adapters,
-            ),
-        )
+        budget = memory_budget(profile.shape, least.total_gib, options)
         tokens = max(0, budget.pool_tokens(context))
         where = f"{utilization:g} of the {least.total_gib:.1f} GiB of GPU {least.index}"
         more = "" if utilization >= 0.95 else "a larger --gpu-memory-utilization, or "

@@ -130,7 +130,7 @@ def test_exact_to_the_block_from_the_logged_gib(
     # two decimals of GiB are 10.7 MB: no more blocks than that can differ
     block_bytes = verdict.plan.budget.layout.block_bytes
     assert verdict.high_blocks - verdict.low_blocks <= 0.01 * 2**30 / block_bytes + 1
-    assert not verdict.plan.options.kv.draft_layers
+    assert not verdict.plan.options.draft_layers
 
 
 def test_a_cache_whose_size_was_set_is_divided_exactly(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_the_old_engine_took_prompts_whole_up_to_32k(
 ) -> None:
     text = f"# GPU blocks: 1952, # CPU blocks: 2048\nMaximum concurrency for {length} tokens per "
     verdict = judge(Log("", LLAMA, f"{text}request: 1.56x", {"gpu": "rtx-3090"}), tmp_path)
-    assert verdict.plan.options.kv.max_num_batched_tokens == batched
+    assert verdict.plan.options.max_num_batched_tokens == batched
     assert verdict.plan.options.max_num_seqs == 256
 
 
@@ -167,7 +167,7 @@ def test_a_context_stretched_by_its_operator_is_no_error(tmp_path: Path) -> None
     text = "vllm serve x -tp 2 --max-model-len 131072\n# GPU blocks: 30000"
     verdict = judge(Log("", "Qwen/Qwen3-8B", text, ON_H100), tmp_path)
     assert verdict.plan.max_model_len == 131_072
-    assert verdict.plan.options.kv.tensor_parallel == 2
+    assert verdict.plan.options.tensor_parallel == 2
 
 
 def test_a_wrong_layer_count_is_not_exact(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def write(folder: Path, name: str, **changed: Any) -> Path:
 def test_three_models_on_one_h200(
     shape: ModelShape, kv_bytes: int, tokens: int, concurrency: tuple[float, float, float]
 ) -> None:
-    options = MemoryOptions(KvOptions(value_bytes=kv_bytes))
+    options = MemoryOptions(value_bytes=kv_bytes)
     budget = memory_budget(shape, H200_NVL.memory_gib, options)
     assert budget.pool_tokens(131_072) == budget.blocks * 16 == tokens
     lengths = (8192, 32_768, 131_072)
@@ -289,7 +289,7 @@ def test_vllm_defaults_by_gpu(gpu: str, tokens: int, sequences: int) -> None:
 
 @pytest.mark.parametrize("block_size", [16, 8192, 32_768])
 def test_least_utilisation_is_least(block_size: int) -> None:
-    options = MemoryOptions(KvOptions(block_size=block_size))
+    options = MemoryOptions(block_size=block_size)
     share = memory_budget(LLAMA, 139.8, options).least_utilization(131_072)
     for asked, fits in ((share, 1), (share - 0.01, 0)):
         budget = memory_budget(LLAMA, 139.8, replace(options, gpu_memory_utilization=asked))
@@ -305,7 +305,7 @@ def test_least_utilisation_is_least(block_size: int) -> None:
     ],
 )
 def test_activation_peak(tp: int, tokens: int, activation: float) -> None:
-    options = MemoryOptions(KvOptions(tensor_parallel=tp, max_num_batched_tokens=tokens))
+    options = MemoryOptions(tensor_parallel=tp, max_num_batched_tokens=tokens)
     budget = memory_budget(LLAMA, 139.8, options)
     assert budget.activation == activation
     assert budget.weights == LLAMA.weight_bytes / tp
