@@ -69,6 +69,7 @@ def test_a_field_without_an_option_keeps_its_default_or_takes_a_value_by_name() 
     assert run_command(app, "bake", ["rye", "--kind", "gas"]) == 2
 
 
+@dataclass(frozen=True, slots=True)
 class Kneading:
     minutes: Annotated[int, typer.Option(help="Time on the table.")] = 5
 
