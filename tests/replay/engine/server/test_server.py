@@ -87,55 +87,11 @@ def test_equal_prompts_with_different_salts_do_not_hit() -> None:
 
 
 class TestAnswers:
-    def test_a_chat(self) -> None:
-        status, answer = ask(CHAT, {**HELLO, "max_tokens": 5})
-        assert status == 200
-        assert answer["object"] == "chat.completion"
-        assert answer["id"].startswith("chatcmpl-")
-        choice = answer["choices"][0]
-        assert choice["finish_reason"] == "length"
-        assert len(choice["message"]["content"]) == 5 * 4
-        assert answer["usage"]["prompt_tokens"] == 3 + 4
-        assert answer["usage"]["completion_tokens"] == 5
-        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-
     def test_a_completion_of_token_ids(self) -> None:
         status, answer = ask(TEXT, {"prompt": list(range(40)), "max_tokens": 2, "ignore_eos": True})
         assert status == 200
         assert answer["usage"]["prompt_tokens"] == 40
         assert len(answer["choices"][0]["text"]) == 8
-
-    def test_stream_and_whole_say_the_same(self) -> None:
-        _, answer = ask(CHAT, {**HELLO, "max_tokens": 20})
-        events = stream(CHAT, {**HELLO, "max_tokens": 20})
-        deltas = [orjson.loads(event)["choices"][0]["delta"] for event in events[:-1]]
-        assert deltas[0] == {"role": "assistant", "content": ""}
-        assert len(deltas) == 21  # one event a token after the role
-        text = "".join(delta["content"] for delta in deltas)
-        assert text == answer["choices"][0]["message"]["content"]
-
-    def test_events_of_a_chat_with_usage(self) -> None:
-        options = {"stream_options": {"include_usage": True}}
-        events = stream(CHAT, {**HELLO, "max_tokens": 3, **options})
-        assert events[-1] == b"[DONE]"
-        read = [parse_event(event) for event in events]
-        assert [event.has_output for event in read] == [False, True, True, True, False, False]
-        assert read[3].finish_reason == "length"
-        assert read[4].usage == {
-            "prompt_tokens": 7,
-            "total_tokens": 10,
-            "completion_tokens": 3,
-            "prompt_tokens_details": {"cached_tokens": 0, "created_cache_tokens": 0},
-        }
-        assert orjson.loads(events[4])["choices"] == []
-
-    def test_usage_in_every_chunk(self) -> None:
-        options = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-        for path, body in ((CHAT, HELLO), (TEXT, {"prompt": "Hi", "ignore_eos": True})):
-            events = stream(path, {**body, "max_tokens": 3, **options})
-            usages = [parse_event(event).usage for event in events[:-1]]
-            counted = [usage["completion_tokens"] for usage in usages if usage]
-            assert counted == ([0] if path == CHAT else []) + [1, 2, 3, 3]
 
     def test_a_model_that_may_stop_stops_with_a_silent_token(self) -> None:
         body = {"messages": HELLO["messages"], "max_tokens": 100_000}
@@ -146,13 +102,6 @@ class TestAnswers:
         events = stream(CHAT, body)
         assert parse_event(events[-2]).finish_reason == "stop"
         assert not parse_event(events[-2]).has_output
-
-    def test_the_same_seed_gives_the_same_bytes(self) -> None:
-        def stamped(events: list[bytes]) -> list[dict[str, Any]]:
-            return [{**orjson.loads(event), "created": 0} for event in events[:-1]]
-
-        one = stream(CHAT, {**HELLO, "max_tokens": 9})
-        assert stamped(one) == stamped(stream(CHAT, {**HELLO, "max_tokens": 9}))
 
     def test_the_client_names_the_request(self) -> None:
         async def scene(
@@ -263,20 +212,14 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("path", "body", "status", "kind", "param", "says"),
         [
-            (TEXT, b'{"model":"tiny","prompt": ', 400, "Bad Request", "body.26", "json_invalid"),
             (CHAT, b"{nope}", 400, "Bad Request", "body.1", "Expecting property name"),
             (CHAT, b"", 400, "Bad Request", "body", "'type': 'missing', 'loc': 'body'"),
             (CHAT, b"\xff", 400, "Bad Request", "body.0", "JSON decode error"),
             (CHAT, [1], 400, "Bad Request", "body", "valid dictionary"),
-            (CHAT, {"model": "m"}, 400, "Bad Request", "body.messages", "<dict of 1 items>"),
             (CHAT, {"messages": "x"}, 400, "Bad Request", "body.messages", "valid list"),
             (
                 *(TEXT, {"prompt": "x", "max_tokens": "many"}, 400, "Bad Request"),
                 *("body.max_tokens", "'msg': 'Input should be a valid integer, unable to parse"),
-            ),
-            (
-                *(TEXT, {"prompt": "x", "max_tokens": -1}, 400, "BadRequestError", "max_tokens"),
-                "max_tokens must be at least 1, got -1. (parameter=max_tokens, value=-1)",
             ),
             (
                 *(TEXT, {"prompt": "x", "temperature": -3}, 400, "BadRequestError", "temperature"),
@@ -285,17 +228,6 @@ class TestErrors:
             (
                 *(TEXT, {"prompt": "x", "stream_options": {}}, 400, "BadRequestError"),
                 *("stream_options", "Stream options can only be defined when `stream=True`."),
-            ),
-            (
-                *(CHAT, {**HELLO, "model": "nope"}, 404, "NotFoundError", "model"),
-                "The model `nope` does not exist. Valid aliases: llama-3-8b.",
-            ),
-            (
-                *(TEXT, {"prompt": "x" * 5_000}, 400, "BadRequestError", "input_tokens"),
-                "This model's maximum context length is 1024 tokens. However, your prompt contains "
-                "at least 1025 input tokens, which exceeds this limit even without any output "
-                "tokens. Please reduce the length of the input prompt. (parameter=input_tokens, "
-                "value=1025)",
             ),
             (
                 *(TEXT, {"prompt": "x" * 5_000, "stream": True}, 400, "BadRequestError"),
@@ -323,19 +255,6 @@ class TestErrors:
         error = answer["error"]
         assert (code, error["type"], error["param"], error["code"]) == (status, kind, param, status)
         assert says in error["message"]
-
-    def test_content_type_and_routes(self) -> None:
-        async def scene(engine: RunningEngine, client: aiohttp.ClientSession) -> None:
-            async with client.post(TEXT, data=b"{}", headers={"Content-Type": "text/plain"}) as r:
-                assert r.status == 400
-                assert "Unsupported Media Type" in (await r.json())["error"]["message"]
-            async with client.get("/v1/nope") as r:
-                assert (r.status, await r.json()) == (404, {"detail": "Not Found"})
-            async with client.get(TEXT) as r:
-                assert (r.status, await r.json()) == (405, {"detail": "Method Not Allowed"})
-                assert r.headers["Allow"] == "POST"
-
-        serve(scene)
 
     def test_unknown_fields_are_ignored_and_a_missing_model_is_the_default(self) -> None:
         assert ask(CHAT, {**HELLO, "max_tokens": 1, "no_such_field": 1})[0] == 200
@@ -394,13 +313,6 @@ class TestPages:
             for path in ("/health", "/ping"):
                 async with client.get(path) as r:
                     assert (r.status, await r.read()) == (200, b"")
-            async with client.get("/version") as r:
-                assert await r.json() == {"version": "0.33.0"}
-            async with client.get("/load") as r:
-                assert await r.json() == {"server_load": 0}
-            async with client.get("/v1/models") as r:
-                model = (await r.json())["data"][0]
-                assert (model["id"], model["max_model_len"]) == ("mine", 131_072)
             async with client.post("/tokenize", json={"prompt": "Hello you"}) as r:
                 tokens = (await r.json())["tokens"]
                 assert len(tokens) == 3
@@ -510,7 +422,7 @@ class TestLeaving:
 
 
 class TestFaults:
-    def test_health_and_rejection(self) -> None:
+    def test_health(self) -> None:
         async def health(engine: RunningEngine, client: aiohttp.ClientSession) -> list[int]:
             statuses = []
             for fault in (engine.generator.fault, None):
@@ -520,25 +432,6 @@ class TestFaults:
             return statuses
 
         assert serve(health, fault="unhealthy") == [503, 200]
-        status, answer = ask(CHAT, HELLO, fault="reject")
-        assert (status, answer["error"]["code"]) == (503, 503)
-
-    def test_an_error_inside_a_200(self) -> None:
-        events = stream(CHAT, {**HELLO, "max_tokens": 9}, fault="stream-503")
-        error = parse_event(events[0]).error
-        assert error is not None
-        assert error["code"] == 503
-        assert events[1:] == [b"[DONE]"]
-
-    def test_an_end_without_done(self) -> None:
-        events = stream(CHAT, {**HELLO, "max_tokens": 9}, fault="truncate:4")
-        assert sum(parse_event(event).has_output for event in events) == 4
-        assert events[-1] != b"[DONE]"
-
-    def test_an_abort_that_looks_like_success(self) -> None:
-        events = stream(CHAT, {**HELLO, "max_tokens": 9}, fault="abort")
-        assert parse_event(events[-2]).finish_reason == "abort"
-        assert events[-1] == b"[DONE]"
 
     @pytest.mark.parametrize("fault", ["reset", "half-chunk"])
     def test_broken_connections(self, fault: str) -> None:
