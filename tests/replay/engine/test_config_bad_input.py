@@ -15,23 +15,17 @@ LLAMA = {
 }  # fmt: skip
 SHEET = {"name": "card", "peak_flops": 9.895e14, "bandwidth": 4.8e12, "memory_gib": 139.8,
          "multiprocessors": 132}  # fmt: skip
-MIXTURE = {**LLAMA, "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2}
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--model llama-3-8b --tp 3", ("--tensor-parallel-size 3", "give ")),
-        ("--model llama-3-8b --gpu a100 --kv-cache-dtype fp8", ("fp8", "a100")),
-        ("--model llama-3-8b --quantization int3", ("--quantization int3", "give fp8, awq, gptq")),
         ("--model {folder}/unknown/config.json", ("unheard_of", "config.json")),
         ("--model llama-3-8b --gpu {folder}/terabytes.json", ("bandwidth", "4.8", "bytes/s")),
         ("--model llama-3-8b --gpu {folder}/mib.json", ("memory_gib", "143155")),
         ("--model {folder}/fp5/config.json", ("fp5", "hf_quant_config.json")),
-        ("--model {folder}/moe/config.json -dp 2", ("--data-parallel-size 2", "share experts")),
         ("--model llama-3-8b -pp 2", ("--pipeline-parallel-size 2", "--tensor-parallel-size")),
         ("--model llama-3-8b --enable-expert-parallel", ("--enable-expert-parallel", "leave it")),
-        ("--model {folder}/moe/config.json --enable-lora", ("qwen3_moe", "leave it out")),
     ],
 )
 def test_one_line_names_key_value_and_remedy(
@@ -40,7 +34,6 @@ def test_one_line_names_key_value_and_remedy(
     for name, config in (
         ("unknown", {**LLAMA, "architectures": ["UnheardOf"], "model_type": "unheard_of"}),
         ("fp5", LLAMA),
-        ("moe", MIXTURE),
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))

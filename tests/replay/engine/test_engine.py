@@ -102,7 +102,6 @@ class TestConfig:
     @pytest.mark.parametrize(
         ("options", "says"),
         [
-            ({"model": "gpt"}, "--model gpt: no such model"),
             ({"gpu": "abacus"}, "--gpu abacus: no such GPU"),
             ({"time_scale": 0.0}, "--time-scale 0.0"),
             ({"time_scale": float("nan")}, "--time-scale nan"),
@@ -112,6 +111,11 @@ class TestConfig:
             ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization 1.5"),
             ({"gpu_memory_utilization": 0.1}, "the KV cache holds 0 tokens"),
             ({"num_gpu_blocks_override": 100}, "the KV cache holds 1584 tokens"),
+            ({"watermark": 1.0}, "--watermark 1.0: give a share"),
+            ({"watermark": float("nan")}, "--watermark nan"),
+            ({"max_num_active_seqs": 0}, "--max-num-active-seqs 0"),
+            ({"max_num_active_seqs": 2_000}, "2000 is more than --max-num-seqs 1024"),
+            ({"prefill_schedule_interval": 0}, "--prefill-schedule-interval 0: give a whole"),
             ({"scheduling_policy": "lifo"}, "--scheduling-policy lifo: give fcfs or priority"),
             (
                 {"max_num_batched_tokens": 99, "max_num_seqs": 100},

@@ -173,23 +173,6 @@ class TestPrefixCache:
 
 
 class TestEviction:
-    def test_tails_go_before_heads_and_old_before_new(self) -> None:
-        # The experiment run on a real server: A, B, C, D cached, A touched again, then E.
-        engine = scheduler(blocks=1 + 4 * 8 + 2)
-        for name in "ABCD":
-            engine.add(request(name, 8 * BLOCK, 1))
-            run_dry(engine)
-        engine.add(request("A2", 8 * BLOCK, 1, "A"))
-        run_dry(engine)
-        engine.add(request("E", 8 * BLOCK, 1))
-        run_dry(engine)
-        cached = {
-            name: len(engine.pool.leading_run(request(name, 8 * BLOCK).hashes, 8))
-            for name in "ABCDE"
-        }
-        # Two blocks were never used and one of A's was recomputed uncached.
-        assert cached == {"A": 8, "B": 2, "C": 8, "D": 8, "E": 8}
-
     def test_a_partial_block_is_reused_first(self) -> None:
         engine = scheduler(blocks=100)
         one = request("a", 40, 1)

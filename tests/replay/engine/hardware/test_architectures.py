@@ -25,6 +25,8 @@ UNCOUNTED = [
     ({"model_type": "gemma4", "global_head_dim": 512}, "global_head_dim"),
     ({"model_type": "gemma3n", "num_kv_shared_layers": 15}, "num_kv_shared_layers"),
     ({"model_type": "mimo_v2", "hybrid_layer_pattern": [0, 1]}, "hybrid_layer_pattern"),
+    ({"model_type": "kimi", "linear_attn_config": {"full_attn_layers": [4]}}, "linear_attn_config"),
+    ({"model_type": "minimax", "attn_type_list": [0, 0, 1]}, "attn_type_list"),
     ({"model_type": "t5", "is_encoder_decoder": True}, "is_encoder_decoder"),
     ({"model_type": "bert"}, "model_type is 'bert'"),
     ({"model_type": None}, "model_type is missing"),

@@ -117,12 +117,6 @@ def test_two_steps_in_flight_hold_more_beside_a_window(
     assert tokens["0.20"] > tokens["0.26"] == tokens["0.32"]
 
 
-def test_groups_are_padded_a_little_rather_than_cut(tmp_path: Path) -> None:
-    shape = read_shape(write(tmp_path, "openai/gpt-oss-20b"))
-    layout = kv_layout(shape, KvOptions(draft_layers=1))  # vLLM's own example: 13 full, 12 sliding
-    assert (layout.group_layers, layout.full_groups, layout.sliding_groups) == (13, 1, 1)
-
-
 def test_all_layers_sliding_fit_any_length(tmp_path: Path) -> None:
     shape = read_shape(write(tmp_path, "mistralai/Mistral-7B-v0.1"))
     layout = kv_layout(shape, KvOptions(max_num_batched_tokens=2048))
@@ -203,18 +197,6 @@ def test_the_index_beside_it_is_believed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantization", "gib"),
-    [
-        ({"quant_method": "fp8"}, 8.46),  # embeddings and head stay 16 bits wide
-        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 5.34),
-    ],
-)
-def test_quantised_weights(quantization: dict[str, Any], gib: float, tmp_path: Path) -> None:
-    path = write(tmp_path, "meta-llama/Llama-3.1-8B", quantization_config=quantization)
-    assert read_shape(path).weight_bytes / 2**30 == pytest.approx(gib, abs=0.01)
-
-
-@pytest.mark.parametrize(
     ("name", "changed", "words"),
     [
         ("meta-llama/Llama-3.1-8B", {"num_hidden_layers": None}, "num_hidden_layers is missing"),
@@ -238,27 +220,6 @@ def test_a_field_that_is_missing_or_wrong_is_named(
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("hybrid_override_pattern", "M-M-M-MM-M-M*-" * 3 + "M-M*-M-M*-"),  # Nemotron-H
-        ("full_attention_interval", 4),  # Qwen3-Next
-        ("attn_layer_period", 8),  # Jamba
-        ("linear_attn_config", {"full_attn_layers": [4, 8]}),  # Kimi Linear
-        ("layers_block_type", ["mamba", "attention"]),  # Zamba
-        ("attn_type_list", [0, 0, 1]),  # MiniMax
-        ("mamba_d_state", 256),  # Falcon-H1, Bamba
-    ],
-)
-def test_a_model_whose_layers_keep_a_state_is_refused_by_its_key(
-    key: str, value: object, tmp_path: Path
-) -> None:
-    with pytest.raises(
-        InputError, match=rf"config\.json: {key}: this model has a recurrent state beside the KV"
-    ):
-        read_shape(write(tmp_path, "meta-llama/Llama-3.1-8B", **{key: value}))
-
-
-@pytest.mark.parametrize(
     ("name", "known"),
     [
         ("h200", "h200-sxm"), ("H200-NVL", "h200-nvl"), ("NVIDIA H100 80GB HBM3", "h100-80gb"),
@@ -276,15 +237,6 @@ def test_gpus_by_name(name: str, known: str) -> None:
 def test_a_gpu_of_another_size_is_not_taken_for_one_we_know(name: str) -> None:
     with pytest.raises(InputError, match="memory unknown"):
         find_gpu_memory(name)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "tokens", "sequences"),
-    [("b200", 16384, 1024), ("h100", 8192, 1024), ("a100", 2048, 256), ("l40s", 2048, 256)],
-)
-def test_vllm_defaults_by_gpu(gpu: str, tokens: int, sequences: int) -> None:
-    found = find_gpu_memory(gpu)
-    assert (found.batched_tokens, found.sequences) == (tokens, sequences)
 
 
 @pytest.mark.parametrize("block_size", [16, 8192, 32_768])

@@ -49,14 +49,6 @@ def test_the_port_opens_after_the_startup_time(time_scale: float, opens_at: floa
     assert not late
 
 
-def test_without_it_the_port_is_open_at_once() -> None:
-    async def scene() -> float:
-        async with start_engine(EngineConfig()):
-            return asyncio.get_running_loop().time()
-
-    assert run(scene()) == 0.0
-
-
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
 def test_a_time_that_never_ends_is_an_error(seconds: float) -> None:
     with pytest.raises(InputError, match="--startup-time"):
