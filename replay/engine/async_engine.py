@@ -11,7 +11,7 @@ vLLM 0.32.
 """
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.engine import EngineCore, StepResult
+from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduled, Scheduler
 
@@ -72,43 +72,20 @@ class AsyncEngineCore(EngineCore):
             raise RuntimeError("a step is running")
         step = self._next
         while step is None or not step.tokens:  # an empty step takes no time on the GPU
-            step = self._plan(now)
+            step = self.scheduler.schedule(now)
             if not step.tokens and not step.preempted:
                 raise RuntimeError(f"nothing can be scheduled: {self!r}")
         self._step = step
-        self._next = self._plan(now) if self._requests else None
+        self._next = self.scheduler.schedule(now) if self._requests else None
         return self._lasts(step)
 
-    def finish_step(self) -> StepResult:
-        """Return the tokens of the running step and end the requests that are done."""
-        step = self._step
-        if step is None:
-            raise RuntimeError("no step is running")
-        self._step = None
+    def _outputs(self, step: Scheduled) -> list[EngineRequest]:
         if self.scheduler.tables.several:
             self.scheduler.settle(step)
-        outputs = [request for request in step.sampled if self._requests.get(request.id) is request]
-        finished = []
-        for request in outputs:
-            count, rejected = self._yield(step, request) if step.drafted else (1, 0)
-            self.scheduler.arrived(request, count, rejected)
-            self.generation_tokens += count
-            produced = request.output_tokens
-            if produced == 1:
-                self.prompt_tokens += request.prompt_tokens
-            if produced >= request.output_target:
-                finished.append(request)
-            elif request.tokens >= self.limits.max_model_len:
-                request.finish_reason = "length"
-                finished.append(request)
-        return self._ended(step, outputs, finished)
+        return [request for request in step.sampled if self._requests.get(request.id) is request]
 
-    def _plan(self, now: float) -> Scheduled:
-        step = self.scheduler.schedule(now)
-        for request in step.admitted:
-            if request.admitted_s < 0:
-                request.admitted_s = now
-        return step
+    def _arrived(self, request: EngineRequest, count: int, rejected: int) -> None:
+        self.scheduler.arrived(request, count, rejected)
 
 
 def new_core(config: EngineConfig) -> EngineCore:

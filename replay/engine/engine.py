@@ -154,9 +154,6 @@ class EngineCore:
         step = self._step = self.scheduler.schedule(now)
         if not step.tokens and not step.preempted:
             raise RuntimeError(f"nothing can be scheduled: {self!r}")
-        for request in step.admitted:
-            if request.admitted_s < 0:
-                request.admitted_s = now
         return self._lasts(step)
 
     def _lasts(self, step: Scheduled) -> float:
@@ -174,20 +171,13 @@ class EngineCore:
             raise RuntimeError("no step is running")
         self._step = None
         longest = self.limits.max_model_len
-        outputs, finished = step.sampled, []
-        if self._aborted:
-            outputs = [request for request in outputs if not request.aborted]
+        outputs, finished = self._outputs(step), []
         for request in outputs:
-            # Take its tokens.
             count, rejected = self._yield(step, request) if step.drafted else (1, 0)
-            request.computed -= rejected
-            request.drafts = self.limits.proposed_tokens
-            tokens = request.tokens = request.tokens + count
-            if self._caches_new and request.blocks:
-                full = min(request.computed, tokens - 1) // self.limits.block_size
-                self.scheduler.tables.register(request, full)
+            self._arrived(request, count, rejected)
             self.generation_tokens += count
             # Its first token ends the prompt, its last the request.
+            tokens = request.tokens
             produced = tokens - request.prompt_tokens
             if produced == 1:
                 self.prompt_tokens += request.prompt_tokens
@@ -197,6 +187,21 @@ class EngineCore:
                 request.finish_reason = "length"
                 finished.append(request)
         return self._ended(step, outputs, finished)
+
+    def _outputs(self, step: Scheduled) -> list[EngineRequest]:
+        """Return the requests that get tokens from a step that has ended."""
+        if self._aborted:
+            return [request for request in step.sampled if not request.aborted]
+        return step.sampled
+
+    def _arrived(self, request: EngineRequest, count: int, rejected: int) -> None:
+        """Record that a request got `count` tokens, and that some proposals were rejected."""
+        request.computed -= rejected
+        request.drafts = self.limits.proposed_tokens
+        request.tokens += count
+        if self._caches_new and request.blocks:
+            full = min(request.computed, request.tokens - 1) // self.limits.block_size
+            self.scheduler.tables.register(request, full)
 
     def _yield(self, step: Scheduled, request: EngineRequest) -> tuple[int, int]:
         """Return the tokens that the step gives a request, and its rejected proposals."""

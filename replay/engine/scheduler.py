@@ -114,7 +114,7 @@ class Scheduler:
         """Decide the next step and record it in the requests.
 
         Args:
-            now: seconds on the clock of `EngineRequest.queued_s`, for Forebay's scheduler.
+            now: seconds on the clock of `EngineRequest.queued_s`.
         """
         limits, step, cap = self.limits, Scheduled(), self._prefill_cap()
         self.tables.begin_step()
@@ -131,6 +131,9 @@ class Scheduler:
         self._commit(step)
         if self._tracks_prefills:
             self._note_prefills(step)
+        for request in step.admitted:
+            if request.admitted_s < 0:
+                request.admitted_s = now
         return step
 
     def _note_prefills(self, step: Scheduled) -> None:
