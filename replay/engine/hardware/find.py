@@ -36,6 +36,7 @@ from forebay.replay.engine.hardware.specs import (
     GpuSpec,
     ModelSpec,
 )
+from forebay.traces.command_line.options import same_named
 from forebay.traces.errors import InputError
 
 _MODELS = {
@@ -129,29 +130,17 @@ def _read_model(name: str, stretches_yarn: bool) -> ModelSpec:
     stored = weight_format(fields)
     mixture = read_mixture(fields, shape.layers)
     plain = stored == PLAIN and mixture is None
-    spec = ModelSpec(
-        name=shape.name,
-        layers=shape.layers,
-        hidden=shape.hidden,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        ffn=dense_width(fields) if mixture is None or mixture.dense_layers else 0,
-        vocab=shape.vocab,
-        max_model_len=shape.max_model_len,
-        parameters=round(shape.weight_bytes / 2),
-        gated=fields.model_type not in UNGATED,
-        mixture=mixture,
-        latent=read_latent(fields),
-        sliding_layers=shape.sliding_layers,
-        sliding_window=shape.sliding_window,
-        sliding_first=shape.sliding_first,
-        weights=stored,
-        served_bytes=0 if plain else shape.weight_bytes,
-        kv_value_bytes=shape.kv_value_bytes,
-        default_len=0 if shape.default_len == shape.max_model_len else shape.default_len,
-        family=shape.family,
-    )
+    sizes = same_named(shape, ModelSpec) | {
+        "ffn": dense_width(fields) if mixture is None or mixture.dense_layers else 0,
+        "parameters": round(shape.weight_bytes / 2),
+        "gated": fields.model_type not in UNGATED,
+        "mixture": mixture,
+        "latent": read_latent(fields),
+        "weights": stored,
+        "served_bytes": 0 if plain else shape.weight_bytes,
+        "default_len": 0 if shape.default_len == shape.max_model_len else shape.default_len,
+    }
+    spec = ModelSpec(**sizes)
     _check_size(fields, spec, shape)
     return spec
 

@@ -14,6 +14,7 @@ from forebay.replay.engine.hardware.layers import (
     Product,
     WeightFormat,
 )
+from forebay.traces.command_line.options import same_named
 
 GIB = float(1 << 30)
 
@@ -91,25 +92,12 @@ class ModelSpec:
         """Return the sizes that its memory depends on."""
         mixture, latent = self.mixture, self.latent
         active = mixture.active_width if mixture is not None else 0
-        return ModelShape(
-            name=self.name,
-            layers=self.layers,
-            hidden=self.hidden,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            ffn=max(self.ffn, active),
-            vocab=self.vocab,
-            max_model_len=self.max_model_len,
-            weight_bytes=self.weight_bytes,
-            sliding_layers=self.sliding_layers,
-            sliding_window=self.sliding_window,
-            sliding_first=self.sliding_first,
-            latent=latent.rank + latent.rope if latent is not None else 0,
-            kv_value_bytes=self.kv_value_bytes,
-            default_len=self.default_len,
-            family=self.family,
-        )
+        sizes = same_named(self, ModelShape) | {
+            "ffn": max(self.ffn, active),
+            "weight_bytes": self.weight_bytes,
+            "latent": latent.rank + latent.rope if latent is not None else 0,
+        }
+        return ModelShape(**sizes)
 
     @property
     def linear_shapes(self) -> tuple[tuple[int, int], ...]:

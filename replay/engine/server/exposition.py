@@ -46,6 +46,56 @@ COUNTERS: dict[str, tuple[str, Number]] = {
     "generation_tokens": (
         "Number of generation tokens processed.", lambda m: m.core.generation_tokens),
 }  # fmt: skip
+WITH_LABEL: dict[str, tuple[Family, str, str, Numbers]] = {
+    "num_requests_waiting_by_reason": (
+        GaugeMetricFamily,
+        "Number of waiting requests by reason.",
+        "reason",
+        lambda m: {"capacity": m.core.waiting, "deferred": 0},
+    ),
+    "engine_sleep_state": (
+        GaugeMetricFamily,
+        "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is "
+        "awake; weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2.",
+        "sleep_state",
+        lambda _: {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+    ),
+    "prompt_tokens_by_source": (
+        CounterMetricFamily,
+        "Number of prompt tokens by source.",
+        "source",
+        lambda m: {
+            "local_compute": m.core.prompt_tokens - m.cached_tokens,
+            "local_cache_hit": m.cached_tokens,
+            "external_kv_transfer": 0,
+        },
+    ),
+    "prompt_tokens_cached_by_source": (
+        CounterMetricFamily,
+        "Prefix-cache hit tokens by the cache tier that supplied them.",
+        "source",
+        lambda m: {"device": m.core.prefix_hits, **dict.fromkeys(OTHER_TIERS, 0)},
+    ),
+    "request_success": (
+        CounterMetricFamily,
+        "Count of successfully processed requests.",
+        "finished_reason",
+        lambda m: m.success,
+    ),
+}
+"""Metrics with one more label."""
+DRAFTS: dict[str, tuple[str, Number]] = {
+    "spec_decode_num_drafts": ("Number of spec decoding drafts.", lambda m: sum(m.core.drafted)),
+    "spec_decode_num_draft_tokens": (
+        "Number of draft tokens.",
+        lambda m: (len(m.core.drafted) - 1) * sum(m.core.drafted),
+    ),
+    "spec_decode_num_accepted_tokens": (
+        "Number of accepted tokens.",
+        lambda m: sum(_by_position(m).values()),
+    ),
+}
+"""Counters of speculative decoding, which a vLLM without it does not export."""
 HISTOGRAMS: dict[str, tuple[str, Callable[[EngineMetrics], EngineHistogram]]] = {
     "request_prompt_tokens": ("Number of prefill tokens processed.", lambda m: m.prompt_length),
     "request_generation_tokens": (
@@ -90,7 +140,6 @@ class Exposition:
 
     def collect(self) -> Iterable[Metric]:
         """Yield every family, zero or not, as vLLM exports them from the start."""
-        yield from self._gauges()
         yield from self._counters()
         yield from self._histograms()
         yield self._cache_config()
@@ -114,58 +163,24 @@ class Exposition:
         family.add_metric((), buckets, sum(histogram.total for histogram in behind))
         yield family
 
-    def _gauges(self) -> Iterable[Metric]:
-        for name, (text, number) in GAUGES.items():
-            yield self._one(GaugeMetricFamily, name, text, number)
-        yield self._several(
-            GaugeMetricFamily,
-            "num_requests_waiting_by_reason",
-            "Number of waiting requests by reason.",
-            "reason",
-            lambda m: {"capacity": m.core.waiting, "deferred": 0},
-        )
-        yield self._several(
-            GaugeMetricFamily,
-            "engine_sleep_state",
-            "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is "
-            "awake; weights_offloaded = 1 means sleep level 1; "
-            "discard_all = 1 means sleep level 2.",
-            "sleep_state",
-            lambda _: {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
-        )
-
     def _counters(self) -> Iterable[Metric]:
-        for name, (text, number) in COUNTERS.items():
-            yield self._one(CounterMetricFamily, name, text, number)
-        if self._engines[0].core.speculation is not None:
-            yield from self._speculation()
-        # Counters with one more label.
-        labelled: tuple[tuple[str, str, str, Numbers], ...] = (
-            (
-                "prompt_tokens_by_source",
-                "Number of prompt tokens by source.",
-                "source",
-                lambda m: {
-                    "local_compute": m.core.prompt_tokens - m.cached_tokens,
-                    "local_cache_hit": m.cached_tokens,
-                    "external_kv_transfer": 0,
-                },
-            ),
-            (
-                "prompt_tokens_cached_by_source",
-                "Prefix-cache hit tokens by the cache tier that supplied them.",
-                "source",
-                lambda m: {"device": m.core.prefix_hits, **dict.fromkeys(OTHER_TIERS, 0)},
-            ),
-            (
-                "request_success",
-                "Count of successfully processed requests.",
-                "finished_reason",
-                lambda m: m.success,
-            ),
-        )
-        for name, text, label, numbers in labelled:
-            yield self._several(CounterMetricFamily, name, text, label, numbers)
+        # Gauges first, of each kind those with one more label last.
+        drafts = self._engines[0].core.speculation is not None
+        counters = COUNTERS | DRAFTS if drafts else COUNTERS
+        for kind, plain in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, counters)):
+            for name, (text, number) in plain.items():
+                yield self._one(kind, name, text, number)
+            for name, (family, text, label, numbers) in WITH_LABEL.items():
+                if family is kind:
+                    yield self._several(kind, name, text, label, numbers)
+        if drafts:
+            yield self._several(
+                CounterMetricFamily,
+                "spec_decode_num_accepted_tokens_per_pos",
+                "Accepted tokens per draft position.",
+                "position",
+                _by_position,
+            )
         # vLLM leaves the engine out of the labels of this metric.
         rejected = CounterMetricFamily(
             "vllm:admission_rejections",
@@ -176,31 +191,6 @@ class Exposition:
         for reason, count in first.rejections.items():
             rejected.add_metric((first.served_name, reason), count)
         yield rejected
-
-    def _speculation(self) -> Iterable[Metric]:
-        """Yield the counters of speculative decoding, which a vLLM without it does not export."""
-        numbers: tuple[tuple[str, str, Number], ...] = (
-            ("num_drafts", "Number of spec decoding drafts.", lambda m: sum(m.core.drafted)),
-            (
-                "num_draft_tokens",
-                "Number of draft tokens.",
-                lambda m: (len(m.core.drafted) - 1) * sum(m.core.drafted),
-            ),
-            (
-                "num_accepted_tokens",
-                "Number of accepted tokens.",
-                lambda m: sum(_by_position(m).values()),
-            ),
-        )
-        for name, text, number in numbers:
-            yield self._one(CounterMetricFamily, f"spec_decode_{name}", text, number)
-        yield self._several(
-            CounterMetricFamily,
-            "spec_decode_num_accepted_tokens_per_pos",
-            "Accepted tokens per draft position.",
-            "position",
-            _by_position,
-        )
 
     def _histograms(self) -> Iterable[Metric]:
         for name, (text, chosen) in HISTOGRAMS.items():
