@@ -12,6 +12,7 @@ from typing import Any
 
 from forebay.proxy.core.model import Reject
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
+from forebay.replay.engine.flags import NOT_SIMULATED
 from forebay.replay.plan.source import TraceSource
 from forebay.replay.plan.tasks import TaskNames
 from forebay.replay.results.folder import RunFolder
@@ -119,7 +120,8 @@ def _since(start_s: float, at_s: float | None) -> float | None:
 
 def _record(case: SweepCase, simulated: Simulated, summary: dict[str, Any]) -> dict[str, Any]:
     scenario, workload = case.scenario, case.workload
-    engine = {name: str(value) for name, value in asdict(scenario.engine).items()}
+    options = asdict(scenario.engine).items()
+    engine = {name: str(value) for name, value in options if name not in NOT_SIMULATED}
     return {
         "run_id": "simulated",
         "started_at": datetime.now(UTC).isoformat(),
