@@ -1,10 +1,11 @@
 """Draw measured points and their curves as panels of one SVG document."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
+from typing import Any
 
 from forebay.analysis.charts import svg
 
@@ -103,6 +104,19 @@ class Panel:
     def label(self) -> str:
         names = ", ".join(series.name for series in self.series)
         return f"{self.y.title} against {self.x.title}: {names}"
+
+
+def line(
+    name: str, rows: Iterable[Mapping[str, Any]], x: str, y: str, *, zeros: bool = False
+) -> Series:
+    """Two columns of a table as points that are joined. Rows without a value are left out.
+
+    Args:
+        zeros: keep values of 0, which a logarithmic axis does not have.
+    """
+    pairs = [(row[x], row.get(y)) for row in rows]
+    points = [(float(a), b) for a, b in pairs if b or (zeros and b is not None)]
+    return Series(name, points, points)
 
 
 def xy_plot(

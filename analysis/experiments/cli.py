@@ -1,8 +1,10 @@
 """The command `forebay experiment`: one subcommand per study."""
 
+import inspect
 from importlib import import_module
 
 from forebay.analysis.experiments import STUDIES
+from forebay.analysis.experiments.study import command
 from forebay.proxy.command import new_app
 
 HELP = """Studies of one server or a whole service. Each writes results.json,
@@ -15,6 +17,7 @@ Example:  forebay experiment prefill --target sim:phi-3-mini@h200-nvl --out runs
 """
 
 app = new_app(help=HELP)
-for _name, _module in STUDIES.items():
-    _study = import_module(_module)
-    app.command(_name, help=_study.HELP)(_study.command)
+for _place in STUDIES:
+    _module, _kind = _place.split(":")
+    _study = getattr(import_module(f"forebay.analysis.experiments.studies.{_module}"), _kind)
+    app.command(_study.NAME, help=inspect.getdoc(_study))(command(_study))

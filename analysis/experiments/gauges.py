@@ -59,6 +59,10 @@ class Pool:
     def tokens(self) -> int:
         return self.reported_tokens or self.blocks * self.block_tokens
 
+    def blocks_of(self, tokens: int) -> int:
+        """Return the blocks that a request of `tokens` needs."""
+        return -(-tokens // self.block_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class MetricsPage:

@@ -1,8 +1,7 @@
 """Statistics over the requests of a load: percentiles, TTFT, cache hits, goodput, validity."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from forebay.analysis.experiments.systems import Seen
 from forebay.replay.plan.slo import Slo, meets
@@ -51,17 +50,3 @@ def window_s(seen: Sequence[Seen]) -> float:
         return 0.0
     due = [reply.due_s for reply in seen]
     return (max(due) - min(due)) * len(due) / (len(due) - 1)
-
-
-def doubted(words: str, notes: list[str], rows: Iterable[Mapping[str, Any]], *keys: str) -> str:
-    """Add to `words` and `notes` which loads are not valid. `keys` name a row."""
-    bad = [
-        f"{' '.join(f'{row[k]:g}' if isinstance(row[k], float) else str(row[k]) for k in keys)} "
-        f"({row['verdict']})"
-        for row in rows
-        if row["verdict"] != "valid"
-    ]
-    if not bad:
-        return words
-    notes.append(f"not valid: {', '.join(bad)}")
-    return f"Not valid, because the load generator or an engine could not keep up: {words}"

@@ -108,8 +108,8 @@ def _row(load: PlayedLoad, level: float, per_s: float, tokens_per_s: float) -> d
         "waiting": max((sample.waiting for sample in samples), default=None),
         "kv_share": max((sample.kv_share for sample in samples), default=None),
         "seats": seats_seen(samples),
-        "rejected": sum(reply.outcome == "rejected" for reply in load.seen),
-        "failed": sum(reply.outcome == "failed" for reply in load.seen),
+        "rejected": load.count("rejected"),
+        "failed": load.count("failed"),
         "verdict": load.verdict,
     }
 

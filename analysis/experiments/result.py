@@ -4,7 +4,7 @@ import csv
 import io
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -43,6 +43,10 @@ _FORMATS = {
 }
 
 
+Row = dict[str, Any]
+ALWAYS, FILLED, VARIED = "always", "filled", "varied"
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a study's table.
@@ -51,12 +55,22 @@ class Column:
         key: key of its values in the rows.
         kind: unit of its values: s, count, figure, rate, share, ratio or text.
         shown: False writes the column to the files but not to the terminal.
+        when: `FILLED` leaves the column out where no row has a value, `VARIED` where all rows have
+            the same.
     """
 
     key: str
     heading: str
     kind: str = "s"
     shown: bool = True
+    when: str = ALWAYS
+
+    def needed(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """True if a table of these rows has the column."""
+        values = {row.get(self.key) for row in rows}
+        if self.when == FILLED:
+            return bool(values - {None, ""})
+        return self.when == ALWAYS or len(values) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +112,20 @@ class Result:
             "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": {"forebay": version("forebay"), "python": platform.python_version()},
         }
+
+
+def doubted(words: str, notes: list[str], rows: Iterable[Mapping[str, Any]], *keys: str) -> str:
+    """Add to `words` and `notes` which loads are not valid. `keys` name a row."""
+    bad = [
+        f"{' '.join(f'{row[k]:g}' if isinstance(row[k], float) else str(row[k]) for k in keys)} "
+        f"({row['verdict']})"
+        for row in rows
+        if row["verdict"] != "valid"
+    ]
+    if not bad:
+        return words
+    notes.append(f"not valid: {', '.join(bad)}")
+    return f"Not valid, because the load generator or an engine could not keep up: {words}"
 
 
 def check_out(out: Path, force: bool) -> None:

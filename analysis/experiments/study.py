@@ -1,73 +1,33 @@
-"""The options, target, errors and output that all study commands share.
+"""The skeleton of all studies: options, target, errors, settings and the result.
 
-`@study(NAME)` adds the shared options to a command and passes them as one `Study`. The command
-declares only its own options, so a new option of all studies is one line here.
+A study is a subclass of `Study`. Its fields are its own options, its docstring is its help. It
+gives `loads`, `row` and `sentence`, and the skeleton does the rest.
 """
 
 import asyncio
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, fields
-from functools import wraps
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from math import inf, isnan
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
-from forebay.analysis.experiments.result import Result, check_out, finish
+from forebay.analysis.experiments.result import Column, Result, Row, check_out, doubted, finish
 from forebay.analysis.experiments.target import StudyFailed, StudyTarget, open_target, sim_config
 from forebay.proxy.runtime.event_loop import fast_runner
 from forebay.replay.engine.config import EngineConfig
 from forebay.traces.command_line.options import AsJson, Force
 from forebay.traces.errors import InputError
 
-Work = Coroutine[Any, Any, Result]
-Command = Callable[..., None]
 SECRET = "api_key"
 MOST_TIME_SCALE = 1e6  # the bound of a replay
+FIRST = ("targets", "out")  # options that the help lists before those of a study
 TARGET = typer.Option("--target", help="URL, or sim:MODEL@GPU.")
-ONE = Annotated[str, TARGET]
-SEVERAL = Annotated[list[str], TARGET]
-FIRST: dict[str, Any] = {
-    "target": ONE,
-    "out": Annotated[Path, typer.Option("--out", help="Folder for the results.")],
-}
-LAST: dict[str, tuple[Any, Any]] = {
-    "model": (
-        Annotated[str | None, typer.Option(help="Model name; default: the one the target lists.")],
-        None,
-    ),
-    "gpu": (
-        Annotated[str | None, typer.Option(help="GPU behind a URL: h200 or h200-nvl.")],
-        None,
-    ),
-    "api_key": (
-        Annotated[
-            str | None, typer.Option("--api-key", envvar="FOREBAY_API_KEY", help="Bearer token.")
-        ],
-        None,
-    ),
-    "vllm_version": (
-        Annotated[
-            str | None,
-            typer.Option("--vllm-version", help="Scheduler of a sim: target; default: the latest."),
-        ],
-        None,
-    ),
-    "time_scale": (
-        Annotated[
-            float,
-            typer.Option("--time-scale", help="Time scale of a simulated engine behind the URL."),
-        ],
-        1.0,
-    ),
-    "force": (Force, False),
-    "as_json": (AsJson, False),
-}
 Batched = Annotated[
     int | None,
     typer.Option(
@@ -77,7 +37,7 @@ Batched = Annotated[
 Seed = Annotated[int, typer.Option("--seed", help="Seed of lengths and arrivals.")]
 Engines = Annotated[
     list[str] | None,
-    typer.Option("--engine", help="URL of an engine behind --target, to measure it directly."),
+    typer.Option(help="URL of an engine behind --target, to measure it directly."),
 ]
 Lengths = Annotated[str, typer.Option("--lengths", help="Prompt tokens; k is 1,024.")]
 PromptTokens = Annotated[
@@ -86,34 +46,101 @@ PromptTokens = Annotated[
 Gpus = Annotated[int, typer.Option("--gpus", min=1, help="Engines of a sim: target.")]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True)
 class Study:
-    """The shared options of one call. `line` is the command without secrets."""
+    """One call of a study, with the options that all studies share.
 
-    name: str
-    line: str
-    targets: tuple[str, ...]
-    out: Path
-    model: str | None
-    gpu: str | None
-    api_key: str | None
-    time_scale: float
-    force: bool
-    as_json: bool
-    vllm_version: str | None = None
+    Attributes:
+        NAME: the subcommand.
+        COLUMNS: the columns of the table. `Column.when` says which may be left out.
+        SEVERAL: whether --target may be given more than once.
+        SETTINGS: names of the options that `results.json` repeats.
+        LOAD_KEYS: columns that name a load. Set if rows have a verdict: the conclusion then says
+            which loads are not valid.
+        line: the command without secrets.
+        measured: name of the measured servers in the result; default: the target.
+        facts, notes: derived figures and remarks, which `sentence` adds.
+    """
 
-    def engine(
-        self, target: str, batched: int | None = None, seats: int | None = None
-    ) -> EngineConfig:
+    NAME: ClassVar[str] = ""
+    COLUMNS: ClassVar[Sequence[Column]] = ()
+    SEVERAL: ClassVar[bool] = False
+    SETTINGS: ClassVar[Sequence[str]] = ()
+    LOAD_KEYS: ClassVar[Sequence[str]] = ()
+
+    targets: Annotated[list[str], TARGET]
+    out: Annotated[Path, typer.Option(help="Folder for the results.")]
+    model: Annotated[
+        str | None, typer.Option(help="Model name; default: the one the target lists.")
+    ] = None
+    gpu: Annotated[str | None, typer.Option(help="GPU behind a URL: h200 or h200-nvl.")] = None
+    api_key: Annotated[str | None, typer.Option(envvar="FOREBAY_API_KEY", help="Bearer token.")] = (
+        None
+    )
+    vllm_version: Annotated[
+        str | None, typer.Option(help="Scheduler of a sim: target; default: the latest.")
+    ] = None
+    time_scale: Annotated[
+        float, typer.Option(help="Time scale of a simulated engine behind the URL.")
+    ] = 1.0
+    force: Force = False
+    as_json: AsJson = False
+
+    line: str = field(default="", init=False)
+    measured: str = field(default="", init=False)
+    facts: dict[str, Any] = field(default_factory=dict, init=False)
+    notes: list[str] = field(default_factory=list, init=False)
+    _opened: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
+
+    async def loads(self) -> Sequence[Any]:
+        """Return the loads of the study, one for each row. Raises InputError for bad options."""
+        raise NotImplementedError
+
+    async def row(self, load: Any) -> Row:
+        """Measure a load. Its keys are the columns, and more for the sentence."""
+        raise NotImplementedError
+
+    async def more(self, rows: Sequence[Row]) -> None:
+        """Measure what depends on the rows. Nothing by default."""
+
+    def sentence(self, rows: Sequence[Row]) -> str:
+        """Return the conclusion. It may complete the rows, and adds facts and notes."""
+        raise NotImplementedError
+
+    def plot(self, rows: Sequence[Row]) -> str:
+        """Draw the rows as an SVG document, after `sentence`."""
+        raise NotImplementedError
+
+    def columns(self, rows: Sequence[Row]) -> Sequence[Column]:
+        """Return the columns that these rows need."""
+        return [column for column in self.COLUMNS if column.needed(rows)]
+
+    def note(self, text: str, *, when: object = True) -> None:
+        """Add a remark to the result, `when` it applies."""
+        if when:
+            self.notes.append(text)
+
+    def note_failed(self, rows: Sequence[Row], what: str) -> None:
+        """Note how many requests failed, and `what` the table makes of them."""
+        failed = sum(row["failed"] for row in rows)
+        self.note(f"{failed} requests {what}", when=failed)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that repeat the result."""
+        return {"command": self.line, **{name: getattr(self, name) for name in self.SETTINGS}}
+
+    @property
+    def target(self) -> str:
+        return self.targets[0]
+
+    def engine_config(self, batched: int | None = None, seats: int | None = None) -> EngineConfig:
         """The engine of a sim: target with the shared options. Raises InputError."""
-        return sim_config(target, self.gpu, batched, seats, vllm_version=self.vllm_version)
+        return sim_config(self.target, self.gpu, batched, seats, vllm_version=self.vllm_version)
 
-    def open(
-        self, text: str | None = None, batched: int | None = None
-    ) -> AbstractAsyncContextManager[StudyTarget]:
-        """Open the target `text` (default: the first). `batched` is a simulated step's budget."""
-        return open_target(
-            text or self.targets[0],
+    async def open(self, target: str, batched: int | None = None) -> StudyTarget:
+        """Open a server for the time of the study. `batched` is a simulated step's budget."""
+        opening = open_target(
+            target,
             model=self.model,
             gpu=self.gpu,
             api_key=self.api_key,
@@ -121,57 +148,62 @@ class Study:
             batched_tokens=batched,
             vllm_version=self.vllm_version,
         )
+        return await self._opened.enter_async_context(opening)
 
-    def settings(self, server: StudyTarget | None = None, **more: Any) -> dict[str, Any]:
-        """The settings that repeat a result."""
-        values: dict[str, Any] = {"command": self.line, **more}
-        if server is not None:
-            values["salt"] = server.about.salt
-        return values
+    async def measure(self) -> Result:
+        """Measure all loads and draw the conclusion. Raises InputError and StudyFailed."""
+        async with self._opened:
+            rows = [await self.row(load) for load in await self.loads()]
+            await self.more(rows)
+            return self.conclude(rows)
 
-    def finish(self, work: Work) -> None:
-        """Run `work` and write its result. StudyFailed becomes one line and exit status 1."""
+    def conclude(self, rows: list[Row]) -> Result:
+        """Return the result of measured rows."""
+        words = self.sentence(rows)
+        if self.LOAD_KEYS:
+            words = doubted(words, self.notes, rows, *self.LOAD_KEYS)
+        columns, plot = self.columns(rows), self.plot(rows)
+        measured, settings = self.measured or self.target, self.settings()
+        return Result(
+            self.NAME, measured, words, columns, rows, self.facts, plot, self.notes, settings
+        )
+
+    def run(self) -> None:
+        """Measure and write the result. StudyFailed becomes one line and exit status 1."""
+        check_out(self.out, self.force)
+        if not 0 < self.time_scale <= MOST_TIME_SCALE:
+            raise InputError(f"--time-scale {self.time_scale:g}: give a number above 0")
         try:
             with fast_runner() as runner:
-                result = runner.run(work)
+                result = runner.run(self.measure())
         except StudyFailed as error:
-            print(f"forebay experiment {self.name}: {error}", file=sys.stderr)
+            print(f"forebay experiment {self.NAME}: {error}", file=sys.stderr)
             raise typer.Exit(1) from error
         except asyncio.CancelledError as error:
             raise KeyboardInterrupt from error
         finish(result, self.out, self.as_json)
 
 
-def study(name: str, *, several: bool = False) -> Callable[[Command], Command]:
-    """Decorate a command that takes a `Study`. `several` allows --target more than once."""
+def command(kind: type[Study]) -> Callable[..., None]:
+    """Return the Typer command of a study: an option for each field, its own before the shared."""
 
-    def with_options(command: Command) -> Command:
-        @wraps(command)
-        def called(context: typer.Context, **arguments: Any) -> None:
-            check_out(arguments["out"], arguments["force"])
-            if not 0 < arguments["time_scale"] <= MOST_TIME_SCALE:
-                raise InputError(f"--time-scale {arguments['time_scale']:g}: give a number above 0")
-            line = command_line(context)
-            target = arguments.pop("target")
-            shared = {f.name: arguments.pop(f.name) for f in fields(Study) if f.name in arguments}
-            targets = tuple(target) if several else (target,)
-            command(Study(name=name, line=line, targets=targets, **shared), **arguments)
+    def called(context: typer.Context, *, targets: Any, **arguments: Any) -> None:
+        study = kind(targets=targets if kind.SEVERAL else [targets], **arguments)
+        study.line = command_line(context)
+        study.run()
 
-        # Typer reads this signature: the shared options stand around the command's own.
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        shown = [inspect.Parameter("context", keyword, annotation=typer.Context)]
-        for option, kind in FIRST.items():
-            kind = SEVERAL if several and option == "target" else kind
-            shown.append(inspect.Parameter(option, keyword, annotation=kind))
-        shown += [parameter.replace(kind=keyword) for parameter in own]
-        for option, (kind, default) in LAST.items():
-            shown.append(inspect.Parameter(option, keyword, annotation=kind, default=default))
-        called.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-        called.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
-        return called
+    def place(option: inspect.Parameter) -> tuple[bool, int]:
+        holders = [option.name in inspect.get_annotations(base) for base in kind.__mro__]
+        return option.name not in FIRST, holders.index(True)
 
-    return with_options
+    shown = sorted(inspect.signature(kind, eval_str=True).parameters.values(), key=place)
+    if not kind.SEVERAL:
+        shown[0] = shown[0].replace(annotation=Annotated[str, TARGET])
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    shown.insert(0, inspect.Parameter("context", keyword, annotation=typer.Context))
+    called.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return called
 
 
 def integers(text: str, option: str) -> list[int]:
@@ -215,13 +247,10 @@ def _ascending(text: str) -> list[float]:
 def command_line(context: typer.Context) -> str:
     """The command as typed, without secrets."""
     words = context.command_path.split()
+    names = {param.name: param.opts[0] for param in context.command.params}
     for name, value in context.params.items():
         if value is None or value is False or name == SECRET:
             continue
-        option = {"as_json": "--json"}.get(name, "--" + name.replace("_", "-"))
-        if value is True:
-            words.append(option)
-            continue
         for item in value if isinstance(value, list | tuple) else [value]:
-            words += [option, str(item)]
+            words += [names[name]] if item is True else [names[name], str(item)]
     return shlex.join(words)

@@ -63,6 +63,10 @@ class PlayedLoad:
     verdict: str = "valid"
     reason: str = "simulated: every arrival is at its time"
 
+    def count(self, outcome: str) -> int:
+        """Return the number of requests with this outcome."""
+        return sum(reply.outcome == outcome for reply in self.seen)
+
     def checked(self, way: str) -> "PlayedLoad":
         """Return self. Raises StudyFailed if no request was answered."""
         if not any(reply.ok for reply in self.seen):

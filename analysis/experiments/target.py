@@ -84,6 +84,11 @@ class About:
     context: int | None
     salt: str | None = None
 
+    def check_length(self, tokens: int, option: str) -> None:
+        """Raise InputError that names `option` if a request of `tokens` exceeds the context."""
+        if self.context is not None and tokens > self.context:
+            raise InputError(f"{option}: {self.name} takes at most {self.context} tokens")
+
 
 class StudyTarget(Protocol):
     """A server that runs the requests of a study."""

@@ -1,10 +1,12 @@
 """Non-negative least squares on relative errors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
+
+CURVE_STEPS = 60  # straight pieces of a drawn curve
 
 
 def fit_terms(
@@ -30,3 +32,12 @@ def fit_terms(
                     best[place] = value / scale ** powers[place]
     fitted = sum(c * x**power for c, power in zip(best, powers, strict=True))
     return best, float(np.max(np.abs(fitted / t - 1)))
+
+
+def curve_points(
+    measured: Sequence[tuple[float, float]], curve: Callable[[float], float]
+) -> list[tuple[float, float]]:
+    """Points of a fitted curve to draw, evenly spaced on a logarithmic axis of the measured x."""
+    low, high = measured[0][0], measured[-1][0]
+    places = [low * (high / low) ** (step / CURVE_STEPS) for step in range(CURVE_STEPS + 1)]
+    return [(x, curve(x)) for x in places]

@@ -4,8 +4,8 @@
   head-of-line blocking, `saturation` finds the knee, `kv_study` fills the KV cache, `memory` counts
   the bytes that pages save, `needle` scores answers by depth and length.
 - A fleet: `hol_fleet` is the part of `hol` that has a proxy, `shared_document` has many users of
-  one document, `flood` has a tenant that sends too much (`flood_setup` is its stage).
+  one document, `flood` has more load than capacity.
 
-They import `forebay.analysis.experiments`, `charts`, `kv` and `statistics`, never each other except
-for the parts that are named: `phases` measures as `prefill` and `decode` do.
+They import `forebay.analysis.experiments`, `charts`, `kv` and `statistics`, never each other,
+except for `hol_fleet`.
 """

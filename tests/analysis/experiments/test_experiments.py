@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from forebay.analysis.experiments import STUDIES
+from forebay.analysis.experiments.cli import app
 from forebay.analysis.experiments.result import Result, finish
-from forebay.analysis.experiments.studies import flood
+from forebay.analysis.experiments.studies.flood import Flood
 from forebay.analysis.experiments.studies.hol import beside_a_chat
 from forebay.analysis.experiments.study import integers
 from forebay.analysis.experiments.target import Ask, SimTarget, open_target, sim_config
@@ -23,6 +24,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
 from forebay.traces.errors import InputError
 
+NAMES = list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 PHI = "sim:phi-3-mini@h200-nvl"
 OUTSIDE_TOKEN_S = 3.8e-6
 """Seconds outside the engine's steps for each token of a text: reading, tokenizing and decoding in
@@ -241,7 +243,7 @@ def test_results_are_not_overwritten(
     assert main([*words, "--out", str(tmp_path), "--force"]) == 0
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_study_shows_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", name, "--help"]) == 0
     assert f"forebay experiment {name} --target" in capsys.readouterr().out
@@ -271,7 +273,7 @@ def test_a_table_fits_80_columns_and_splits_no_word(
          "ttft_p50_s": 9.869, "ttft_p99_s": 113.25, "rejected_share": 0.136, "late_share": 1.0}
         for way in ("round robin", "proxy, no limits", "proxy")
     ]  # fmt: skip
-    finish(Result("flood", PHI, "So it is.", flood.COLUMNS, rows, {}, "<svg/>"), tmp_path, False)
+    finish(Result("flood", PHI, "So it is.", Flood.COLUMNS, rows, {}, "<svg/>"), tmp_path, False)
     table = capsys.readouterr().out.partition("So it is.")[0]
     assert max(map(len, table.splitlines())) <= 80
     for word in ("load", "proxy", "goodput", "TTFT", "p99", "rejected", "late", "113.250 s"):

@@ -11,9 +11,11 @@ import pytest
 
 from forebay.analysis.charts.panels import STYLE, Axis, Panel, Series, count_label, document
 from forebay.analysis.experiments.result import Column, markdown_table
-from forebay.analysis.experiments.studies.phases import prefill_row, static_slots
+from forebay.analysis.experiments.server_study import prefill_work
+from forebay.analysis.experiments.studies.phases import static_slots
 from forebay.proxy.cli import main
 from forebay.replay.engine.hardware.specs import H200_NVL, PHI_3_MINI
+from forebay.replay.engine.timing.roofline import least
 
 PHI = "sim:phi-3-mini@h200-nvl"
 
@@ -41,10 +43,10 @@ def test_both_phases_are_on_one_roofline(tmp_path: Path) -> None:
 
 
 def test_flops_of_a_prefill_are_two_for_each_weight_and_token() -> None:
-    row = prefill_row(PHI_3_MINI, H200_NVL, {"prompt_tokens": 512, "ttft_s": 0.02})
+    floor = least(PHI_3_MINI, H200_NVL, [prefill_work(512)])
     weights = PHI_3_MINI.parameters - 2 * PHI_3_MINI.vocab * PHI_3_MINI.hidden
     attention = 4 * 32 * 3072 * 512 * 512 / 2
-    assert row["flop_per_s"] * 0.02 == pytest.approx(2 * weights * 512 + attention, rel=0.01)
+    assert floor.flops == pytest.approx(2 * weights * 512 + attention, rel=0.01)
 
 
 def test_a_static_batch_waits_for_its_longest_answer() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,26 +17,19 @@ from forebay.analysis.charts.heat_map import heat_map
 from forebay.analysis.experiments import one_load
 from forebay.analysis.experiments.asking import ModelReply, is_simulated
 from forebay.analysis.experiments.gauges import GaugeSample, Pool, read_page
-from forebay.analysis.experiments.http_system import HttpWay, http_ways
-from forebay.analysis.experiments.load_stats import doubted, good, percentile
-from forebay.analysis.experiments.studies import (
-    flood,
-    kv_study,
-    needle,
-    saturation,
-    shared_document,
-)
-from forebay.analysis.experiments.studies.flood_setup import (
-    config_with,
-    highest_followed,
-    max_waits_s,
-)
-from forebay.analysis.experiments.studies.hol_fleet import THEIRS
-from forebay.analysis.experiments.studies.hol_fleet import _result as hol_result
+from forebay.analysis.experiments.http_system import http_ways
+from forebay.analysis.experiments.load_stats import good, percentile
+from forebay.analysis.experiments.result import Result, doubted
+from forebay.analysis.experiments.studies import flood, needle, shared_document
+from forebay.analysis.experiments.studies.flood import Flood
+from forebay.analysis.experiments.studies.hol_fleet import THEIRS, HolFleet
+from forebay.analysis.experiments.studies.kv_study import KvCache
+from forebay.analysis.experiments.studies.needle import Needle
+from forebay.analysis.experiments.studies.saturation import Saturation
+from forebay.analysis.experiments.studies.shared_document import PHASES, SharedDocument
 from forebay.analysis.experiments.study import Study, numbers
 from forebay.analysis.experiments.systems import IN_TURN, PROXY, PlayedLoad, Seen, SimWay, sim_ways
 from forebay.analysis.experiments.target import StudyFailed, sim_config
-from forebay.analysis.kv.plan import Choices
 from forebay.analysis.statistics.knee import gain_of_last_doubling, kneedle, last_followed
 from forebay.proxy.cli import main
 from forebay.replay.clock.virtual_loop import run
@@ -49,19 +42,19 @@ from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.traces.buckets import DEFAULT_BUCKETS
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
-from forebay.traces.synth.prompts.needle import NeedleAnswer, generated_haystack, needle_requests
 from forebay.traces.tokens import ByteEstimate
 
 PHI = "sim:phi-3-mini@h200-nvl"
 
 
-def asked(out: Path, **more: Any) -> Study:
-    given: dict[str, Any] = {
-        "name": "test", "line": "forebay experiment test", "targets": ("",), "out": out,
-        "model": None, "gpu": None, "api_key": None, "time_scale": 1.0, "force": False,
-        "as_json": False,
-    }  # fmt: skip
-    return Study(**given | more)
+def asked(out: Path, target: str = "") -> Study:
+    return Study(targets=[target], out=out)
+
+
+def saturation(way: SimWay) -> Saturation:
+    made = Saturation(targets=[PHI], out=Path("out"))
+    made.way = way
+    return made
 
 
 def one_engine(**options: Any) -> SimWay:
@@ -189,7 +182,7 @@ def test_a_plateau_that_was_measured_is_not_denied(
          "seats": None, "running": None, "failed": 0, "verdict": "valid"}
         for n, y in enumerate(came)
     ]  # fmt: skip
-    found = saturation.result(one_engine(), told, False, {})
+    found = saturation(one_engine()).conclude(told)
     assert words in found.sentence
     assert found.facts["knee_load"] == knee
 
@@ -215,10 +208,11 @@ def test_seats_are_inferred_where_nobody_tells_them() -> None:
 
     told = asyncio.run(sweep())
     way.max_num_seqs = None
-    assert saturation.max_num_seqs(way, told)[0] == 8
-    assert saturation.max_num_seqs(way, told[:2])[0] is None  # once may be chance
+    study = saturation(way)
+    assert study.seats(told)[0] == 8
+    assert study.seats(told[:2])[0] is None  # once may be chance
     blind = [row | {"seats": None, "running": None} for row in told]
-    assert "a proxy does not pass them on" in saturation.max_num_seqs(way, blind)[1]
+    assert "a proxy does not pass them on" in study.seats(blind)[1]
 
 
 def test_seats_are_not_what_ran_while_nobody_waited() -> None:
@@ -236,7 +230,7 @@ def test_one_pays_for_a_shared_document(tmp_path: Path) -> None:
     found = study("shared-document", tmp_path, *words)
     for way in (IN_TURN, PROXY):
         of = {row["phase"]: row for row in found["rows"] if row["way"] == way}
-        assert [of[phase]["cold"] for phase in shared_document.PHASES] == [1, 0, 0, 1]
+        assert [of[phase]["cold"] for phase in PHASES] == [1, 0, 0, 1]
         assert of["the others"]["hit_ratio"] > 0.99
         assert of["first"]["hit_ratio"] == 0
         # A hit takes 0.13 s, of which the API server has 0.1 s for the text.
@@ -291,19 +285,26 @@ def test_a_copy_for_each_user_is_growth() -> None:
         "own_tokens": 192,
         "prompt_tokens": document + 64,
     }
-    assert "KV use did not stay flat" in shared_document._kv_words(facts)
+    assert "KV use did not stay flat" in shared_document.kv_words(facts)
+
+
+def shared(users: int) -> SharedDocument:
+    options: dict[str, Any] = {
+        "document_tokens": 20_000,
+        "question_tokens": 64,
+        "output_tokens": 32,
+    }
+    return SharedDocument(targets=[PHI], out=Path("out"), users=users, apart=0.0, **options)
 
 
 def test_a_cache_that_is_off_is_not_called_shared() -> None:
     config = replace(sim_config(PHI, None, None), enable_prefix_caching=False)
     (way, _) = sim_ways(PHI, Scenario(config, 1), watched=True)
-    phases = shared_document.requests(6, 20_000, 64, 32, 0)
-    loads = asyncio.run(way.play("x", *phases))
-    told = [
-        shared_document.table_row(way, phase, load, 20_000)
-        for phase, load in zip(shared_document.PHASES, loads, strict=True)
-    ]
-    result = shared_document.result([way], told, {way.name: loads}, {})
+    study = shared(6)
+    study.ways = [way]
+    loads = asyncio.run(way.play("x", *study.requests()))
+    study.played = {way.name: dict(zip(PHASES, loads, strict=True))}
+    result = study.conclude([study.row_of(way, phase) for phase in PHASES])
     assert result.facts["kv_flat"] is False  # each user adds a copy
     assert result.sentence.startswith("The document was not shared: 6 of 6 users waited")
 
@@ -328,7 +329,6 @@ def test_fail_fast_keeps_goodput_in_a_flood(tmp_path: Path) -> None:
     assert of[PROXY, 2]["load_of_proxy"] == pytest.approx(
         2 * facts["capacity_per_s"] / facts["capacity_through_proxy_per_s"]
     )
-    assert facts["max_wait_s"]["document"] < 15.0
     assert facts["kept_from_knee"][PROXY] >= 0.95 > facts["kept_from_knee"][IN_TURN]
     assert of[PROXY, 2]["offered_per_s"] == pytest.approx(
         2 * found["facts"]["capacity_per_s"], 0.01
@@ -336,23 +336,19 @@ def test_fail_fast_keeps_goodput_in_a_flood(tmp_path: Path) -> None:
 
 
 def test_requests_that_the_proxy_admits_in_a_flood_are_in_time() -> None:
-    """The proxy's max_wait leaves room for the prefill, so goodput does not fall.
+    """The admission counts the prefill of the request itself, so goodput does not fall.
 
-    Nearly all that are late were rejected from the queue and took no prefill. By seed 0 to 0.2 % of
-    the admitted are late at 1.5 times the capacity, 0.6 to 1.1 % at 3 and 1.2 to 1.6 % at 6 times,
-    by up to 0.3 s: the waits leave no room for what the streams of others and the prompts before a
-    chat keep the API server and the engine busy with.
+    Nearly all that are late were rejected from the queue and took no prefill. Few of the admitted
+    are late: the targets leave no room for what the streams of others and the prompts before a chat
+    keep the API server and the engine busy with.
     """
-    config = sim_config("sim:llama-3-8b@h200", None, None)
-    slos, most = default_slos(DEFAULT_BUCKETS), flood.requests(2000.0, 1.0, 0)
-    waits = max_waits_s(slos, most, config)
-    assert 1.8 < waits["chat"] < 2.0
-    assert 13.0 < waits["document"] < 14.0
-    way = SimWay(PROXY, Scenario(config, 2, proxy=config_with(waits)), "x", watched=False)
+    config, slos = sim_config("sim:llama-3-8b@h200", None, None), default_slos(DEFAULT_BUCKETS)
+    scenario = Scenario(config, 2, proxy=flood.config_for(slos))
+    way = SimWay(PROXY, scenario, "x", watched=False)
     told = []
     for factor, least in ((1.5, 0.997), (3.0, 0.985), (6.0, 0.98)):
         (load,) = asyncio.run(way.play("x", flood.requests(factor * 23.3, 60.0, 0)))
-        told.append(flood.table_row(PROXY, factor, load, slos))
+        told.append(flood.row_of(PROXY, factor, load, slos))
         answered = [one for one in load.seen if one.ok]
         assert good(answered, slos) > least * len(answered)
     assert max(row["late_share"] for row in told[:2]) < 0.05
@@ -360,11 +356,10 @@ def test_requests_that_the_proxy_admits_in_a_flood_are_in_time() -> None:
     assert min(row["goodput_per_s"] for row in told) > 0.95 * told[0]["goodput_per_s"]
 
 
-def test_a_wait_that_no_prefill_leaves_room_for_is_short_and_not_negative() -> None:
-    config = sim_config("sim:llama-3-8b@h200", None, None)
-    most = flood.requests(2000.0, 1.0, 0)
-    waits = max_waits_s(parse_slos("document.ttft=1s,chat.tpot=1s", flood.NAMES), most, config)
-    assert waits == {"document": 0.1}  # a bucket without a TTFT target keeps its own
+def test_the_proxy_of_a_flood_has_the_targets_of_the_study() -> None:
+    slos = parse_slos("document.ttft=1s,chat.tpot=1s", flood.NAMES)
+    targets = {bucket.name: bucket.target_s for bucket in flood.config_for(slos).buckets}
+    assert targets == {"chat": 2.0, "document": 1.0}  # chats without a TTFT target keep their own
 
 
 @pytest.mark.parametrize(("limit", "found"), [(4.0, 10.5), (400.0, None)])
@@ -383,14 +378,14 @@ def test_capacity_is_the_highest_rate_that_is_followed(limit: float, found: floa
     def made(rate: float) -> list[TraceRequest]:
         return [TraceRequest(str(n), n / rate, 10, 10) for n in range(round(60 * rate))]
 
-    got = asyncio.run(highest_followed(cast(Any, Steady()), limit, made))
+    got = asyncio.run(flood.highest_followed(cast(Any, Steady()), limit, made))
     assert got == (found and pytest.approx(found, rel=0.02))
 
 
 def test_a_flood_says_when_fail_fast_does_not_help() -> None:
-    row = {"goodput_per_s": 1.0, "ttft_p99_s": None, "rejected_share": 0.9}
+    row = {"load": 3.0, "goodput_per_s": 1.0, "ttft_p99_s": None, "rejected_share": 0.9}
     last = {PROXY: row, IN_TURN: row | {"goodput_per_s": 2.0}}
-    told = flood._sentence([IN_TURN, PROXY], last, {PROXY: 4.0, IN_TURN: 2.0}, 3.0)
+    told = flood._words(last, {PROXY: 4.0, IN_TURN: 2.0})
     assert told.startswith("At 3x capacity the proxy does not help: it has goodput 1.00/s")
     assert "25% of its best" in told
 
@@ -398,11 +393,8 @@ def test_a_flood_says_when_fail_fast_does_not_help() -> None:
 def test_a_flood_of_a_url_alone_says_what_it_cannot_tell(tmp_path: Path) -> None:
     async def live() -> Any:
         async with serve(Server()) as up:
-            wanted = asked(tmp_path, targets=(up.url,))
-            ways = await flood._ways(wanted, None, 2, None)
-            limit = await flood._capacity(wanted, ways, 2, None, 0)
-            slos = default_slos(DEFAULT_BUCKETS)
-            return await flood.flooded(wanted, ways, [0.01, 0.02], limit, True, slos, 30.0, 0)
+            study = Flood(targets=[up.url], out=tmp_path, loads_text="0.01,0.02", duration=30.0)
+            return await study.measure()
 
     found = run(live())
     assert found.sentence.startswith("At 0.02x capacity the target has goodput ")
@@ -417,16 +409,13 @@ def test_what_was_refused_or_failed_is_missed() -> None:
     ok = Seen(rows(1)[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 1000, 0, "gpu0")
     late, refused = replace(ok, ttft_s=2.5, due_s=1.0), replace(ok, outcome="rejected", due_s=2.0)
     refused = replace(refused, waited_s=0.01)
-    told = flood.table_row(
-        PROXY, 1.0, PlayedLoad([ok, late, refused]), default_slos(DEFAULT_BUCKETS)
-    )
+    slos = default_slos(DEFAULT_BUCKETS)
+    told = flood.row_of(PROXY, 1.0, PlayedLoad([ok, late, refused]), slos)
     assert (told["attainment"], told["rejected_share"]) == pytest.approx((1 / 3, 1 / 3))
     assert told["ttft_p99_s"] is None  # two answers are no p99
     assert told["late_share"] == 0.5  # of the two admitted
     waited = replace(refused, waited_s=2.0)
-    told = flood.table_row(
-        PROXY, 1.0, PlayedLoad([ok, late, waited]), default_slos(DEFAULT_BUCKETS)
-    )
+    told = flood.row_of(PROXY, 1.0, PlayedLoad([ok, late, waited]), slos)
     assert told["late_share"] == pytest.approx(2 / 3)  # rejected from the queue
     assert percentile([float(i) for i in range(1000)], 99) == 989
 
@@ -477,20 +466,21 @@ def test_requests_that_end_before_the_others_begin_do_not_count(tmp_path: Path) 
 
 
 def test_a_cache_that_fills_early_is_not_called_as_predicted() -> None:
-    pool, trace = Pool(1001, 16), rows(4, 2000, 10)
+    trace, way = rows(4, 2000, 10), one_engine()
+    way.pools, way.about = [Pool(1001, 16)], replace(way.about, gpu=None)
 
     def load(running: int, share: float) -> PlayedLoad:
         ok = Seen(trace[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 2000, 0, "gpu0")
         return PlayedLoad([ok] * 4, [GaugeSample("gpu0", 0.0, running, 4 - running, share, 7)])
 
-    way = one_engine()
     for running, share, words in (
         (3, 0.9, "4 requests of 2,010 tokens, against 8 predicted"),
         (4, 0.9, "did not, nor with 4"),
         (3, 0.5, "max_num_seqs let only 3 run"),
     ):
-        told = kv_study.table_row(load(running, share), pool, 2000, 2010)
-        result = kv_study.result(way, None, pool, [told], 2010, {})
+        study = KvCache(targets=[PHI], out=Path("out"), prompt_tokens=2000, output_tokens=10)
+        study.way = way
+        result = study.conclude([study.row_of(load(running, share))])
         assert words in result.sentence
         assert "was not predicted" in result.notes[0]
 
@@ -509,14 +499,34 @@ def test_a_simulated_engine_is_not_judged_by_its_answers(tmp_path: Path) -> None
     assert any("1 lengths were skipped" in note for note in found["notes"])
 
 
-def needles(_room: int | None, count: Any) -> list[tuple[TraceRequest, NeedleAnswer]]:
-    text = generated_haystack(3000, 0)
-    return list(needle_requests(text, count, lengths=[512, 1024], depths=[0.0, 1.0]))
+def needle_study(target: str) -> Needle:
+    return Needle(
+        targets=[target], out=Path("out"), lengths="512,1k", depths="0,1", tokenizer="estimate"
+    )
 
 
-def test_right_answers_are_counted_and_cut_prompts_seen(tmp_path: Path) -> None:
-    """A model that reads only the first 600 tokens, and reports that in its usage."""
-    kept = 600 * 4
+@pytest.mark.parametrize(
+    ("kept_tokens", "judged", "sentence"),
+    [
+        (
+            600,
+            [(True, True), (True, True), (True, False), (False, False)],
+            "3 of 4 answers were right (75%); the shortest prompt with a miss has 1,024 tokens, "
+            "the worst cell is depth 1 at 1,024 tokens (0%); 2 prompts did not arrive whole.",
+        ),
+        (
+            2048,
+            [(True, True)] * 4,
+            "4 of 4 answers were right (100%): the fact was found at every depth, up to 1,024 "
+            "tokens.",
+        ),
+    ],
+)
+def test_right_answers_are_counted_and_cut_prompts_seen(
+    kept_tokens: int, judged: list[tuple[bool, bool]], sentence: str
+) -> None:
+    """A model that reads only the first tokens, and reports their number in its usage."""
+    kept = kept_tokens * 4
 
     async def chat(request: web.Request) -> web.Response:
         body = await request.json()
@@ -533,7 +543,7 @@ def test_right_answers_are_counted_and_cut_prompts_seen(tmp_path: Path) -> None:
     async def models(request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": MODEL, "max_model_len": 4096}]})
 
-    async def ask_all() -> Sequence[needle.Answered]:
+    async def ask_all() -> tuple[Needle, Result]:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", chat)
         app.router.add_post("/tokenize", tokenize)
@@ -544,29 +554,22 @@ def test_right_answers_are_counted_and_cut_prompts_seen(tmp_path: Path) -> None:
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
             url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-            wanted = asked(tmp_path, targets=(url,))
-            return await needle.by_url(wanted, needles, ByteEstimate(), "chat")
+            study = needle_study(url)
+            return study, await study.measure()
         finally:
             await runner.cleanup()
 
-    answers = run(ask_all())
-    assert [(answer.right, answer.whole) for answer in answers] == [
-        (True, True), (True, True), (True, False), (False, False)
-    ]  # fmt: skip
-    found = needle.result("http://x", answers, 0, {})
-    assert found.sentence == (
-        "3 of 4 answers were right (75%); the shortest prompt with a miss has 1,024 tokens, the "
-        "worst cell is depth 1 at 1,024 tokens (0%); 2 prompts did not arrive whole."
-    )
-    perfect = needle.result("http://x", [replace(a, right=True) for a in answers], 0, {})
-    assert "found at every depth, up to 1,024 tokens" in perfect.sentence
+    study, found = run(ask_all())
+    assert [(answer.right, answer.whole) for answer in study.answers] == judged
+    assert found.sentence == sentence
 
 
 def test_an_answer_that_could_be_a_models_is_judged() -> None:
     assert is_simulated("ban din tor mit")
     assert not is_simulated("The special number is 4711.")
     assert not is_simulated("ten")
-    refused = needle.judged(needles(None, ByteEstimate())[0][1], ModelReply(error="400 4xx"), 512)
+    _, answer = needle_study(PHI).prompts(None, ByteEstimate())[0]
+    refused = needle.judged(answer, ModelReply(error="400 4xx"), 512)
     assert (refused.right, refused.whole) == (False, None)
 
 
@@ -605,18 +608,12 @@ def test_saturation_by_url_is_what_virtual_time_says(tmp_path: Path) -> None:
 
 
 def test_a_shared_document_by_url(tmp_path: Path) -> None:
-    phases = shared_document.requests(6, 20_000, 64, 32, 0)
-
-    async def live() -> tuple[HttpWay, list[PlayedLoad]]:
+    async def live() -> Sequence[Mapping[str, Any]]:
         async with start_engine(config()) as server:
-            (way,) = await http_ways(asked(tmp_path), [("target", [server.url])], ())
-            return way, await way.play("shared", *phases)
+            study = replace(shared(6), targets=[server.url], out=tmp_path)
+            return (await study.measure()).rows
 
-    way, loads = run(live())
-    told = [
-        shared_document.table_row(way, phase, load, 20_000)
-        for phase, load in zip(shared_document.PHASES, loads, strict=True)
-    ]
+    told = run(live())
     assert [row["cold"] for row in told] == [1, 0, 0, 1]
     assert told[1]["hit_ratio"] > 0.99
     assert told[0]["kv_tokens"] is not None
@@ -638,8 +635,10 @@ def test_a_server_that_refuses_everything_fails_the_study(tmp_path: Path) -> Non
 
 def test_a_server_that_does_not_say_what_was_cached_is_bad_input() -> None:
     ok = Seen(rows(1)[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 1000, None, "gpu0")
+    study = shared(6)
+    study.played = {IN_TURN: {PHASES[0]: PlayedLoad([ok])}}
     with pytest.raises(InputError, match="--enable-prompt-tokens-details"):
-        shared_document.table_row(one_engine(), "first", PlayedLoad([ok]), 1000)
+        study.row_of(one_engine(), PHASES[0])
 
 
 def test_metrics_are_read_by_vllms_names() -> None:
@@ -693,7 +692,7 @@ GONE = "http://127.0.0.1:9"
         (["kv", "--target", GONE], "cannot be reached"),
         (
             ["kv", "--target", PHI, "--prompt-tokens", "131000"],
-            "longer than 131072 tokens with its output",
+            "takes at most 131072 tokens",
         ),
         (["kv", "--target", PHI, "--kv-cache-dtype", "fp8"], "--kv-cache-dtype"),
         (["needle", "--target", GONE], "cannot be reached"),
@@ -722,8 +721,7 @@ def test_bad_input_is_one_line(
 def test_a_server_without_metrics_cannot_tell_of_its_kv_cache(tmp_path: Path) -> None:
     async def live() -> None:
         async with serve(Server()) as up:
-            wanted = asked(tmp_path, targets=(up.url,))
-            await kv_study._way(wanted, Choices())
+            await KvCache(targets=[up.url], out=tmp_path).measure()
 
     with pytest.raises(InputError, match="no vllm:cache_config_info"):
         run(live())
@@ -769,8 +767,9 @@ def test_hol_of_a_fleet_says_what_shorter_stalls_cost(refused: int, words: str |
     ]
     request = TraceRequest("c", 0.0, 10, 10)
     seen = Seen(request, "ok", None, 0.0, 2.0, 1.0, 2.0, 0.1, 0.1, 10, 0, None)
-    loads = {name: PlayedLoad([seen, seen]) for name in (IN_TURN, PROXY)}
-    found = hol_result(asked(Path("out")), told, loads, 60_000, {})
+    study = HolFleet(targets=[PHI], out=Path("out"), prompt_tokens=60_000)
+    study.played = {name: PlayedLoad([seen, seen]) for name in (IN_TURN, PROXY)}
+    found = study.conclude(told)
     assert "the proxy shortens a chat's worst stall" in found.sentence
     assert ("rejects" in found.sentence) == (words is not None)
     if words:
