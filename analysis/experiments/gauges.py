@@ -64,34 +64,12 @@ class Pool:
         return -(-tokens // self.block_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsPage:
-    """The gauges on one /metrics page, None for a gauge that the page lacks."""
+def read_page(text: str, engine: str, at_s: float) -> tuple[GaugeSample | None, Pool | None]:
+    """Read Prometheus text. Sums counts over several engine cores and averages their shares.
 
-    running: float | None
-    waiting: float | None
-    kv_share: float | None
-    preemptions: float
-    pool: Pool | None
-    lag_s: float | None  # None: not a simulated engine
-
-    def sample(self, engine: str, at_s: float) -> GaugeSample | None:
-        if self.running is None or self.waiting is None or self.kv_share is None:
-            return None
-        running, waiting = round(self.running), round(self.waiting)
-        return GaugeSample(
-            engine,
-            at_s,
-            running,
-            waiting,
-            self.kv_share,
-            round(self.preemptions),
-            self.lag_s or 0.0,
-        )
-
-
-def read_page(text: str) -> MetricsPage:
-    """Read Prometheus text. Sums counts over several engine cores and averages their shares."""
+    Returns:
+        The gauges and the size of the KV cache, None for what the page lacks.
+    """
     values: dict[str, list[float]] = {}
     pool: Pool | None = None
     for line in text.splitlines():
@@ -104,16 +82,17 @@ def read_page(text: str) -> MetricsPage:
             pool = pool or _pool(dict(_LABEL.findall(labels)))
         with suppress(ValueError, IndexError):
             values.setdefault(name, []).append(float(number.split()[0]))
-    shares = next((values[name] for name in KV_SHARE if name in values), None)
-    preempted = next((values[name] for name in PREEMPTIONS if name in values), [0.0])
-    return MetricsPage(
-        sum(values[RUNNING]) if RUNNING in values else None,
-        sum(values[WAITING]) if WAITING in values else None,
-        sum(shares) / len(shares) if shares else None,
-        sum(preempted),
-        pool,
-        values[LAG][0] if LAG in values else None,
-    )
+
+    def of(*names: str) -> list[float]:
+        return next((values[name] for name in names if name in values), [])
+
+    running, waiting, shares = of(RUNNING), of(WAITING), of(*KV_SHARE)
+    if not (running and waiting and shares):
+        return None, pool
+    counts = (round(sum(counted)) for counted in (running, waiting, of(*PREEMPTIONS)))
+    mean_share, lag_s = sum(shares) / len(shares), sum(of(LAG)[:1])
+    in_flight, queued, preempted = counts
+    return GaugeSample(engine, at_s, in_flight, queued, mean_share, preempted, lag_s), pool
 
 
 def _pool(labels: dict[str, str]) -> Pool | None:
@@ -125,17 +104,17 @@ def _pool(labels: dict[str, str]) -> Pool | None:
     return Pool(blocks, block_tokens, int(reported) if reported.isdigit() else None)
 
 
-async def look(session: aiohttp.ClientSession, engine: Address) -> MetricsPage | None:
-    """Read the engine's /metrics. None if the engine has no such page."""
+async def look(
+    session: aiohttp.ClientSession, engine: Address, at_s: float = 0.0
+) -> tuple[GaugeSample | None, Pool | None]:
+    """Read the engine's /metrics, as `read_page` does. (None, None) without such a page."""
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     try:
-        async with session.get(
-            engine.url("/metrics"), timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)
-        ) as response:
-            if response.status != 200:
-                return None
-            return read_page(await response.text(errors="replace"))
+        async with session.get(engine.url("/metrics"), timeout=timeout) as response:
+            text = await response.text(errors="replace") if response.status == 200 else ""
+            return read_page(text, engine.name, at_s)
     except (aiohttp.ClientError, TimeoutError, OSError):
-        return None
+        return None, None
 
 
 @asynccontextmanager
@@ -145,8 +124,7 @@ async def watching(engines: Sequence[Address], clock: Clock) -> AsyncIterator[li
 
     async def watch(session: aiohttp.ClientSession, engine: Address) -> None:
         while True:
-            page = await look(session, engine)
-            sample = page.sample(engine.name, clock.now()) if page else None
+            sample, _ = await look(session, engine, clock.now())
             if sample is None:
                 return
             samples.append(sample)

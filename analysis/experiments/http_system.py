@@ -9,7 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from forebay.analysis.experiments.gauges import MetricsPage, Pool, look, watching
+from forebay.analysis.experiments.gauges import Pool, look, watching
 from forebay.analysis.experiments.result import RUNS
 from forebay.analysis.experiments.study import Study
 from forebay.analysis.experiments.systems import PlayedLoad, Seen
@@ -42,11 +42,10 @@ class HttpWay:
         addresses: Sequence[Address],
         engines: Sequence[Address],
         about: About,
-        pages: Sequence[MetricsPage],
+        pools: Sequence[Pool],
     ) -> None:
-        self.name, self.about = name, about
+        self.name, self.about, self.pools = name, about, pools
         self.max_num_seqs: int | None = None  # no server reports it
-        self.pools: Sequence[Pool] = [page.pool for page in pages if page.pool is not None]
         self._study, self._addresses, self._engines = options, addresses, engines
 
     async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[PlayedLoad]:
@@ -138,9 +137,10 @@ async def http_ways(
             addresses = parse_targets(urls, ", or sim:MODEL@GPU such as sim:phi-3-mini@h200-nvl")
             served = await ask_served(client.session, addresses, options.model)
             engines = parse_targets(engine_urls) if engine_urls else addresses
-            pages = [page for engine in engines if (page := await look(client.session, engine))]
+            looks = [await look(client.session, engine) for engine in engines]
             gpu = find_gpu(options.gpu) if options.gpu else None
+            pools = [pool for _, pool in looks if pool is not None]
             label = ", ".join(address.base for address in addresses)
             about = About(label, known_model(served.model), gpu, served.max_model_len)
-            ways.append(HttpWay(name, options, addresses, engines, about, pages))
+            ways.append(HttpWay(name, options, addresses, engines, about, pools))
     return ways

@@ -642,22 +642,22 @@ def test_a_server_that_does_not_say_what_was_cached_is_bad_input() -> None:
 
 
 def test_metrics_are_read_by_vllms_names() -> None:
-    page = read_page(
+    sample, pool = read_page(
         "# HELP x\n"
         'vllm:num_requests_running{engine="0",model_name="m"} 3.0\n'
         'vllm:num_requests_waiting{engine="0",model_name="m"} 2.0\n'
         'vllm:gpu_cache_usage_perc{model_name="m"} 0.25\n'
         'vllm:num_preemptions_total{engine="0",model_name="m"} 5.0\n'
         'vllm:cache_config_info{block_size="16",num_gpu_blocks="1001"} 1.0\n'
-        "process_start_time_seconds 1.7e9\n"
+        "process_start_time_seconds 1.7e9\n",
+        "gpu0",
+        1.5,
     )
-    assert page.sample("gpu0", 1.5) == GaugeSample("gpu0", 1.5, 3, 2, 0.25, 5)
-    assert page.pool == Pool(1001, 16)
-    assert page.pool.tokens == 16_016
-    assert page.lag_s is None
-    assert read_page("up 1\n").sample("gpu0", 0.0) is None
-    profiled = read_page('vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n')
-    assert profiled.pool is None
+    assert sample == GaugeSample("gpu0", 1.5, 3, 2, 0.25, 5)
+    assert pool == Pool(1001, 16)
+    assert pool.tokens == 16_016
+    unknown = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n'
+    assert read_page("up 1\n", "gpu0", 0.0) == read_page(unknown, "gpu0", 0.0) == (None, None)
 
 
 GONE = "http://127.0.0.1:9"
