@@ -106,19 +106,17 @@ def binding(
     missed: list[str],
     more_kv: Sequence[bool],
     more_slots: Sequence[bool],
-    gpus: int,
-    unit: str = "GPUs",
+    fleet: str,
 ) -> Binding:
-    """Find the scarce resource of a fleet of `gpus` that misses the targets `missed`.
+    """Find the scarce resource of a fleet, such as `2 servers`, that misses the targets `missed`.
 
     Args:
         more_kv, more_slots: True for each missed seed that met the targets with twice the KV cache,
             or twice the slots. Empty if that was not simulated.
-        unit: the word for what `gpus` counts.
     """
     # Twice the KV cache or twice the slots would help: that resource is scarce.
     load = (
-        f"with {gpus} {unit}, engines are busy {min(1.0, at.work_s):.0%} of the time, "
+        f"with {fleet}, engines are busy {min(1.0, at.work_s):.0%} of the time, "
         f"{at.prefill_part:.0%} of that with prefills; requests use {at.kv_mean:.0%} of the KV"
         f" cache on average, {at.kv_peak:.0%} at the peak, and {at.seats_peak} of {at.seats} slots"
     )

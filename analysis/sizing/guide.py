@@ -14,6 +14,7 @@ from forebay.analysis.sizing.search import JudgedWindow, LeastCount, Question, a
 from forebay.analysis.sizing.targets import LatencyTarget, NotMet
 from forebay.analysis.sizing.workers import JobRunner
 from forebay.analysis.sizing.workload import DOCUMENT, Users
+from forebay.analysis.statistics.units import numbered
 from forebay.proxy.config.backends import BackendConfig
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.scenario import Scenario
@@ -219,8 +220,8 @@ def _binding(
         for attained in judged.attained
         if not attained.met
     ]
-    unit = "GPUs" if question.scenario.engine.tensor_parallel_size == 1 else "servers"
-    return binding(usage, missed, met[: len(failed)], met[len(failed) :], gpus - 1, unit)
+    fleet = numbered(gpus - 1, question.unit)
+    return binding(usage, missed, met[: len(failed)], met[len(failed) :], fleet)
 
 
 def _with_slots(question: Question, slots: int) -> Question:

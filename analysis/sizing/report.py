@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.analysis.sizing.guide import SizingAnswer, Validation, sharing_takes_minutes
 from forebay.analysis.sizing.judge import FleetJudgement, pooled
 from forebay.analysis.statistics.share_intervals import wilson
+from forebay.analysis.statistics.units import numbered
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +25,7 @@ def _fleet(answer: SizingAnswer) -> str:
     gpu, each = answer.question.scenario.engine.gpu_spec.name, gpus_per_server(answer)
     if each == 1:
         return f"{answer.gpus} x {gpu}"
-    return f"{answer.gpus} servers of {each} x {gpu} ({answer.gpus * each} GPUs)"
+    return f"{numbered(answer.gpus, 'server')} of {each} x {gpu} ({answer.gpus * each} GPUs)"
 
 
 def provenance(answer: SizingAnswer, command: str) -> dict[str, Any]:
@@ -83,11 +84,6 @@ def gpus_per_server(answer: SizingAnswer) -> int:
 def paid_gpus(answer: SizingAnswer) -> int:
     """Return the GPUs of all engines, one spare included."""
     return (answer.gpus + 1) * gpus_per_server(answer)
-
-
-def unit(answer: SizingAnswer) -> str:
-    """Return the word for the units that an answer counts."""
-    return "GPUs" if gpus_per_server(answer) == 1 else "servers"
 
 
 def closest(answer: SizingAnswer) -> str:
@@ -179,7 +175,7 @@ def _cost_lines(answer: SizingAnswer, price: dict[str, float]) -> list[str]:
     lines = []
     if "per_hour" in price:
         lines.append(
-            f"cost of {paid_gpus(answer)} GPUs: {price['per_hour']:,.2f} per hour, "
+            f"cost of {numbered(paid_gpus(answer), 'GPU')}: {price['per_hour']:,.2f} per hour, "
             f"{price['per_month']:,.0f} per month of {HOURS_A_MONTH:g} h, "
             f"{price['per_request']:.4g} per request, "
             f"{price['per_million_output_tokens']:,.2f} per million output tokens"
@@ -241,14 +237,14 @@ def print_answer(
                 )
             )
     if check:
-        for line in validation_lines(check):
+        for line in validation_lines(check, answer.question.unit):
             console.print(Text(line))
-    # The last lines repeat the answer, and name the source of its step times.
+    # The last lines name the source of the step times, and repeat the answer.
     calibration = origin["calibration"]
-    remark = f"; {calibration['remark']}" if calibration["remark"] else ""
+    remark, source = calibration["remark"] or "", f"measured on {calibration['gpu']}"
+    words = remark if source in remark else "; ".join(filter(None, (source, remark)))
     for line in (
-        f"step times: {calibration['model']}@{calibration['gpu']} for {calibration['for']}"
-        f"{remark}; checked: {calibration['checked']}",
+        f"step times: {words} (details: --json)",
         f"{origin['command']}   seeds {', '.join(map(str, answer.seeds))}; "
         f"forebay {origin['versions']['forebay']}, Python {origin['versions']['python']}, "
         f"{origin['engine']}",
@@ -256,15 +252,20 @@ def print_answer(
         console.print(Text(line, style="dim"))
 
 
-def _around_table(answer: SizingAnswer) -> "Table":
+def _table() -> "Table":
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(f"worst of {len(answer.seeds)} seeds", no_wrap=True)
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+
+
+def _around_table(answer: SizingAnswer) -> "Table":
+    table = _table()
+    table.add_column(f"worst of {numbered(len(answer.seeds), 'seed')}", no_wrap=True)
     names = {-1: "N-1", 0: "N", 1: "N+1"}
     for count in answer.around:
-        table.add_column(f"{names[count - answer.gpus]}: {count} {unit(answer)}", justify="right")
+        fleet = numbered(count, answer.question.unit)
+        table.add_column(f"{names[count - answer.gpus]}: {fleet}", justify="right")
     for label, *cells in _around_rows(answer):
         table.add_row(label, *cells)
     return table
@@ -316,20 +317,16 @@ def _certainty(answer: SizingAnswer) -> list[str]:
         intervals.append(f"{target.name} {count:,} requests, {low:.1%} to {high:.1%}")
     window = answer.question.window
     return [
-        f"at {answer.gpus} {unit(answer)}, share within target over all seeds, 95 % interval "
-        f"(Wilson): "
-        f"{'; '.join(intervals)}",
+        f"at {numbered(answer.gpus, answer.question.unit)}, share within target over all seeds, "
+        f"95 % interval (Wilson): {'; '.join(intervals)}",
         f"each seed: {window.judged_s:,.0f} s judged after {window.warmup_s:,.0f} s of warm-up",
     ]
 
 
 def _naive_table(answer: SizingAnswer) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = _table()
     table.add_column("formula", no_wrap=True)
-    table.add_column(unit(answer), justify="right")
+    table.add_column(f"{answer.question.unit}s", justify="right")
     table.add_column("why it differs from the simulation", overflow="fold")
     for formula in answer.naive:
         table.add_row(formula.name, "-" if formula.gpus is None else str(formula.gpus), formula.why)
@@ -337,12 +334,9 @@ def _naive_table(answer: SizingAnswer) -> "Table":
 
 
 def _variants_table(answer: SizingAnswer) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = _table()
     table.add_column(f"what if (seed {answer.seeds[0]} only; unchanged: {answer.base})")
-    table.add_column(unit(answer), justify="right")
+    table.add_column(f"{answer.question.unit}s", justify="right")
     table.add_column("change", justify="right")
     for variant in answer.variants:
         change = "" if variant.gpus is None else f"{variant.gpus - answer.base:+d}"
@@ -352,8 +346,8 @@ def _variants_table(answer: SizingAnswer) -> "Table":
     return table
 
 
-def validation_lines(check: Validation) -> list[str]:
-    """The results of new seeds, and whether they agree with the search."""
+def validation_lines(check: Validation, unit: str) -> list[str]:
+    """The results of new seeds, and whether they agree with the search. `unit` is a server."""
     lines = []
     for judged in (check.fewer, check.recommended):
         if not judged:
@@ -364,11 +358,11 @@ def validation_lines(check: Validation) -> list[str]:
             + ")"
             for judgement in judged
         )
-        lines.append(f"validation, {judged[0].gpus} GPUs: {each}")
+        lines.append(f"validation, {numbered(judged[0].gpus, unit)}: {each}")
     doubt = ""
     if not all(judgement.met for judgement in check.recommended):
-        doubt = "; a new seed misses the targets: take one GPU more"
+        doubt = f"; a new seed misses the targets: take one {unit} more"
     elif any(judgement.met for judgement in check.fewer):
-        doubt = "; one GPU fewer is enough for some of them: the answer is on the safe side"
+        doubt = f"; one {unit} fewer is enough for some of them: the answer is on the safe side"
     lines.append(f"validation: new seeds, {check.window.judged_s:,.0f} s judged{doubt}")
     return lines

@@ -12,6 +12,7 @@ from functools import lru_cache
 from forebay.analysis.sizing.judge import FleetJudgement, Misses, judge
 from forebay.analysis.sizing.targets import LatencyTarget, NotMet
 from forebay.analysis.sizing.workload import Users
+from forebay.analysis.statistics.units import numbered
 from forebay.replay.sim.scenario import Enough, Scenario, simulate
 from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
@@ -44,6 +45,11 @@ class Question:
     window: JudgedWindow
     seed: int
     decides: bool = False
+
+    @property
+    def unit(self) -> str:
+        """The noun of a count: a GPU, or a server of several."""
+        return "GPU" if self.scenario.engine.tensor_parallel_size == 1 else "server"
 
     def ask(self, gpus: int) -> FleetJudgement:
         """Simulate `gpus` GPUs. Raises InputError if a target has no request to judge."""
@@ -109,7 +115,7 @@ def least_gpus(question: Question, guess: int, most: int) -> LeastCount:
         low, high = at, 0
         while not high:
             if low >= most:
-                raise NotMet(_unmet(judgements[low]))
+                raise NotMet(_unmet(judgements[low], question.unit))
             at = min(most, low + stride)
             if meets(at):
                 high = at
@@ -125,13 +131,13 @@ def least_gpus(question: Question, guess: int, most: int) -> LeastCount:
     return LeastCount(question, high, judgements)
 
 
-def _unmet(judged: FleetJudgement) -> str:
+def _unmet(judged: FleetJudgement, unit: str) -> str:
     missed = [attained for attained in judged.attained if not attained.met]
     shares = ", ".join(f"{attained.target}: met by {attained.shown}" for attained in missed)
     return (
-        f"--slo: not met with {judged.gpus} GPUs either ({shares}, GPUs {judged.busy:.0%} busy):"
-        " more GPUs do not help; smaller chunks (--max-num-batched-tokens) shorten the stalls that"
-        " prefills cause, else relax the target"
+        f"--slo: not met with {numbered(judged.gpus, unit)} either ({shares}, GPUs "
+        f"{judged.busy:.0%} busy): more {unit}s do not help; smaller chunks "
+        "(--max-num-batched-tokens) shorten the stalls that prefills cause, else relax the target"
     )
 
 

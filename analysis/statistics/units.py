@@ -42,6 +42,11 @@ def _one(value: float | None, scale: float, decimals: int, unit: str) -> str:
     return f"{value * scale:,.{decimals}f} {unit}"
 
 
+def numbered(count: int, noun: str) -> str:
+    """Return a number with its noun: `1 server`, `2 servers`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def counts(values: Sequence[float | None]) -> list[str]:
     return [NONE if v is None else f"{v:,.0f}" for v in values]
 

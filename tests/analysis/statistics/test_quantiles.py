@@ -21,6 +21,7 @@ from forebay.analysis.statistics.units import (
     counts,
     duration,
     durations,
+    numbered,
     printable,
     rates,
     ratio,
@@ -250,3 +251,9 @@ def test_an_axis_of_time_has_a_unit_of_its_length(last_s: float, unit: str) -> N
     unit_s, name = svg.time_unit(last_s)
     assert name == unit
     assert all(tick / unit_s == round(tick / unit_s, 1) for tick in svg.time_ticks(last_s))
+
+
+def test_a_number_has_its_noun() -> None:
+    numbers = (0, 1, 2, 1_200)
+    written = ["0 servers", "1 server", "2 servers", "1,200 servers"]
+    assert [numbered(number, "server") for number in numbers] == written
