@@ -2,16 +2,14 @@
 
 import asyncio
 import csv
-import json
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from study_runs import PHI, study
 
-from forebay.analysis.experiments.cli import app
 from forebay.analysis.experiments.result import Result, finish
 from forebay.analysis.experiments.studies.flood import Flood
 from forebay.analysis.experiments.studies.hol import beside_a_chat
@@ -24,17 +22,9 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
 from forebay.traces.errors import InputError
 
-NAMES = list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-PHI = "sim:phi-3-mini@h200-nvl"
 OUTSIDE_TOKEN_S = 3.8e-6
 """Seconds outside the engine's steps for each token of a text: reading, tokenizing and decoding in
 the API server, and taking in by the engine."""
-
-
-def study(name: str, out: Path, *words: str) -> dict[str, Any]:
-    assert main(["experiment", name, "--out", str(out), *words]) == 0
-    found: dict[str, Any] = json.loads((out / "results.json").read_text())
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +79,7 @@ def test_the_same_over_http_in_virtual_time() -> None:
 
 
 def test_hol_prints_the_trade_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--target", PHI, "--chunks", "8192,1024,131072", "--prompt-tokens", "60000")
+    words = ("--chunks", "8192,1024,131072", "--prompt-tokens", "60000")
     found = study("hol", tmp_path, *words)
     said = capsys.readouterr().out
     sizes = [row["max_num_batched_tokens"] for row in found["rows"]]
@@ -109,7 +99,7 @@ def test_hol_prints_the_trade_off(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_hol_stands_where_its_fleet_cannot(tmp_path: Path) -> None:
     """A prompt that just fits an engine leaves no room for a question about it."""
-    words = ("--target", PHI, "--chunks", "8192", "--prompt-tokens", "131050")
+    words = ("--chunks", "8192", "--prompt-tokens", "131050")
     found = study("hol", tmp_path, *words)
     assert len(found["rows"]) == 1
     assert "not measured, with and without the proxy: --prompt-tokens" in found["notes"][0]
@@ -119,7 +109,7 @@ def test_hol_stands_where_its_fleet_cannot(tmp_path: Path) -> None:
 def test_engines_are_compared_with_their_own_largest_chunk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--target", PHI, "--target", "sim:llama-3-8b@h200", "--chunks", "131072,512")
+    words = ("--target", "sim:llama-3-8b@h200", "--chunks", "131072,512")
     found = study("hol", tmp_path, *words, "--prompt-tokens", "30000")
     ratios = [row["upload_ratio"] for row in found["rows"]]
     assert ratios[0] == ratios[2] == 1
@@ -135,7 +125,7 @@ def test_prefill_finds_the_crossover(tmp_path: Path) -> None:
 
     What a token takes outside the steps adds to the linear term and moves it to 50,000.
     """
-    words = ("--target", PHI, "--repeats", "1", "--max-num-batched-tokens", "131072")
+    words = ("--repeats", "1", "--max-num-batched-tokens", "131072")
     found = study("prefill", tmp_path, *words)
     facts = found["facts"]
     in_steps = facts["linear_s_per_token"] - OUTSIDE_TOKEN_S
@@ -166,7 +156,7 @@ def test_decode_of_phi_is_bound_by_overhead_at_batch_1(tmp_path: Path) -> None:
     (tests/replay/engine/timing/test_step_time.py). With asynchronous scheduling the GPU's part,
     3.2 ms, hides behind the CPU's.
     """
-    words = ("--target", PHI, "--repeats", "1", "--lengths", "128,512", "--batches", "1,64")
+    words = ("--repeats", "1", "--lengths", "128,512", "--batches", "1,64")
     found = study("decode", tmp_path, *words)
     first = found["rows"][0]
     assert first["steady_itl_s"] == pytest.approx(6.17e-3, rel=0.01)
@@ -194,37 +184,6 @@ def test_a_study_over_http_counts_what_the_server_counts() -> None:
     run(live())
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "says"),
-    [
-        (["prefill", "--target", "sim:"], 2, "name a model"),
-        (["prefill", "--target", "sim:gpt-5"], 2, "gpt-5"),
-        (["prefill", "--target", PHI, "--lengths", "1k,x"], 2, "--lengths 1k,x"),
-        (["prefill", "--target", PHI, "--lengths", "1k,200k,300k"], 2, "only 1 of them fit in"),
-        (["prefill", "--target", PHI, "--lengths", "1k,1024"], 2, "give 3 lengths or more"),
-        (["hol", "--target", PHI, "--prompt-tokens", "131071"], 2, "--prompt-tokens 131071"),
-        (["decode", "--target", "http://127.0.0.1:9"], 2, "cannot be reached"),
-        (["nothing"], 2, "nothing"),
-    ],
-)
-def test_bad_input_is_one_line(
-    words: list[str], status: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    assert main(["experiment", *words, "--out", str(out)]) == status
-    said = capsys.readouterr()
-    assert says in said.err
-    assert len(said.err.strip().splitlines()) == 1
-    assert not out.exists()
-
-
-def test_no_study_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["experiment"]) == 2
-    said = capsys.readouterr()
-    assert said.err == ("forebay experiment: Missing command (see 'forebay experiment --help')\n")
-    assert said.out == ""
-
-
 @pytest.mark.parametrize("held", ["results.json", "results.csv", "plot.svg", "runs/a/run.json"])
 def test_results_are_not_overwritten(
     held: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -241,12 +200,6 @@ def test_results_are_not_overwritten(
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
     assert file.read_text() == "mine"
     assert main([*words, "--out", str(tmp_path), "--force"]) == 0
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_study_shows_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["experiment", name, "--help"]) == 0
-    assert f"forebay experiment {name} --target" in capsys.readouterr().out
 
 
 def test_lengths_are_read_as_people_write_them() -> None:
@@ -280,14 +233,3 @@ def test_a_table_fits_80_columns_and_splits_no_word(
         assert f" {word} " in f"{table} "
     assert "round robin" in table
     assert "proxy, no " in table  # the longest name may go on below
-
-
-def test_results_are_written_to_the_target_of_a_link(tmp_path: Path) -> None:
-    kept, out = tmp_path / "kept.json", tmp_path / "out"
-    kept.write_text("{}")
-    out.mkdir()
-    (out / "results.json").symlink_to(kept)
-    words = ("--target", PHI, "--lengths", "1k,2k,4k", "--repeats", "1", "--force")
-    assert study("prefill", out, *words)["study"] == "prefill"
-    assert (out / "results.json").is_symlink()
-    assert json.loads(kept.read_text())["study"] == "prefill"

@@ -1,29 +1,19 @@
 """Prefill beside decode on the roofline, and memory in pages beside reservations."""
 
-import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from study_runs import study
 
 from forebay.analysis.charts.panels import STYLE, Axis, Panel, Series, count_label, document
 from forebay.analysis.experiments.result import Column, markdown_table
 from forebay.analysis.experiments.server_study import prefill_work
 from forebay.analysis.experiments.studies.phases import static_slots
-from forebay.proxy.cli import main
 from forebay.replay.engine.hardware.specs import H200_NVL, PHI_3_MINI
 from forebay.replay.engine.timing.roofline import least
-
-PHI = "sim:phi-3-mini@h200-nvl"
-
-
-def study(name: str, out: Path, *words: str) -> dict[str, Any]:
-    assert main(["experiment", name, "--target", PHI, "--out", str(out), *words]) == 0
-    found: dict[str, Any] = json.loads((out / "results.json").read_text(encoding="utf-8"))
-    return found
 
 
 def test_both_phases_are_on_one_roofline(tmp_path: Path) -> None:
@@ -57,11 +47,6 @@ def test_a_static_batch_waits_for_its_longest_answer() -> None:
     assert static_slots(16) == pytest.approx(drawn, rel=0.01)
 
 
-def test_phases_without_a_data_sheet_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["experiment", "phases", "--target", PHI, "--out", "x", "--lengths", "1k"]) == 2
-    assert "--lengths 1k: give 3 lengths or more" in capsys.readouterr().err
-
-
 def test_pages_save_what_is_not_used(tmp_path: Path) -> None:
     found = study("memory", tmp_path, "--used-tokens", "256", "--max-model-lens", "2k,4k,32k")
     first = found["rows"][0]
@@ -71,22 +56,6 @@ def test_pages_save_what_is_not_used(tmp_path: Path) -> None:
     assert first["matrix_head_gib"] * 1024 == 16  # MiB: 4 bytes of 2,048 squared
     assert first["matrix_gib"] == 16
     assert "(87.5% saved)" in found["sentence"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--used-tokens", "4000"), "give lengths from --used-tokens 4000"),
-        (("--max-model-lens", "1m"), "give numbers such as 1k"),
-        (("--target", "http://127.0.0.1:1"), "memory is arithmetic; give sim:MODEL@GPU"),
-    ],
-)
-def test_memory_refuses_in_one_line(
-    words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = ["experiment", "memory", "--target", PHI, "--out", str(tmp_path)]
-    assert main([*base, *words]) == 2
-    assert said in capsys.readouterr().err
 
 
 def test_saturation_has_a_p95_and_a_p99_where_there_are_enough(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The studies of a whole service: knees, sharing, floods, KV cache, needles; in virtual time."""
 
 import asyncio
-import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any, cast
 import pytest
 from aiohttp import web
 from replay_server import MODEL, Server, serve
+from study_runs import PHI, study
 
 from forebay.analysis.charts.heat_map import heat_map
 from forebay.analysis.experiments import one_load
@@ -44,7 +44,7 @@ from forebay.traces.errors import InputError
 from forebay.traces.schema import TraceRequest
 from forebay.traces.tokens import ByteEstimate
 
-PHI = "sim:phi-3-mini@h200-nvl"
+LLAMA = "sim:llama-3-8b@h200"
 
 
 def asked(out: Path, target: str = "") -> Study:
@@ -64,13 +64,6 @@ def one_engine(**options: Any) -> SimWay:
 
 def rows(count: int, prompt: int = 1000, output: int = 20) -> list[TraceRequest]:
     return [TraceRequest(f"r{i}", 0.0, prompt, output) for i in range(count)]
-
-
-def study(name: str, out: Path, *words: str) -> dict[str, Any]:
-    assert main(["experiment", name, "--out", str(out), *words]) == 0
-    found: dict[str, Any] = json.loads((out / "results.json").read_text())
-    assert ElementTree.fromstring((out / "plot.svg").read_text()) is not None
-    return found
 
 
 # The knee
@@ -141,7 +134,7 @@ def made() -> one_load.Requests:
 
 
 def test_saturation_finds_the_seats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--target", PHI, "--max-num-seqs", "16", "--concurrency", "1,2,4,8,16,32,64")
+    words = ("--max-num-seqs", "16", "--concurrency", "1,2,4,8,16,32,64")
     found = study("saturation", tmp_path, *words)
     facts = found["facts"]
     assert facts["knee_load"] == facts["max_num_seqs"] == 16
@@ -155,13 +148,6 @@ def test_saturation_finds_the_seats(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "Kneedle" in said
     assert "seed: 0" in said
     assert "command: forebay experiment saturation --" in said
-
-
-def test_saturation_says_when_there_is_no_knee(tmp_path: Path) -> None:
-    found = study("saturation", tmp_path, "--target", PHI, "--concurrency", "1,2,4")
-    assert found["sentence"].startswith("No knee was found up to 4 requests in flight")
-    assert found["facts"]["knee_load"] is None
-    assert found["facts"]["last_doubling_gain"] > 0.5
 
 
 @pytest.mark.parametrize(
@@ -188,14 +174,14 @@ def test_a_plateau_that_was_measured_is_not_denied(
 
 
 def test_rates_are_followed_up_to_what_the_seats_bear(tmp_path: Path) -> None:
-    words = ("--target", PHI, "--max-num-seqs", "10", "--rates", "2,4,10", "--seconds", "60")
+    words = ("--max-num-seqs", "10", "--rates", "2,4,10", "--seconds", "60")
     found = study("saturation", tmp_path, *words)
     assert found["facts"]["knee_load"] == 4
     for row in found["rows"][:2]:
         assert row["requests_per_s"] == pytest.approx(row["offered_per_s"], rel=0.05)
     assert found["rows"][2]["requests_per_s"] < 8
     already = study(
-        "saturation", tmp_path, *words[:4], "--rates", "9,10,11", "--seconds", "60", "--force"
+        "saturation", tmp_path, *words[:2], "--rates", "9,10,11", "--seconds", "60", "--force"
     )
     assert already["sentence"].startswith("No knee was found: already 9")
 
@@ -226,7 +212,7 @@ def test_seats_are_not_what_ran_while_nobody_waited() -> None:
 
 
 def test_one_pays_for_a_shared_document(tmp_path: Path) -> None:
-    words = ("--target", PHI, "--users", "12", "--document-tokens", "30000", "--gpus", "1")
+    words = ("--users", "12", "--document-tokens", "30000", "--gpus", "1")
     found = study("shared-document", tmp_path, *words)
     for way in (IN_TURN, PROXY):
         of = {row["phase"]: row for row in found["rows"] if row["way"] == way}
@@ -242,14 +228,6 @@ def test_one_pays_for_a_shared_document(tmp_path: Path) -> None:
     assert "KV use stayed flat" in found["sentence"]
 
 
-def test_a_document_in_turn_is_paid_for_on_every_engine(tmp_path: Path) -> None:
-    words = ("--target", PHI, "--users", "8", "--document-tokens", "30000", "--gpus", "2")
-    found = study("shared-document", tmp_path, *words)
-    paid = [row["cold"] for row in found["rows"] if row["way"] == IN_TURN]
-    assert paid == [1, 1, 0, 2]
-    assert "Round robin: 2 cold." in found["sentence"]
-
-
 @pytest.mark.parametrize(
     ("users", "gpus", "copies_of_proxy"), [(5, 2, 1), (20, 2, 2), (20, 4, 4), (200, 1, 1)]
 )
@@ -258,9 +236,12 @@ def test_a_copy_on_another_engine_is_no_growth_of_users(
 ) -> None:
     """A copy takes a free engine 0.5 s, and saves five users as much of tokenizing and decoding."""
     words = ("--users", str(users), "--document-tokens", "20000", "--gpus", str(gpus))
-    found = study("shared-document", tmp_path, "--target", PHI, *words)
+    found = study("shared-document", tmp_path, *words)
     for way, copies in ((IN_TURN, gpus), (PROXY, copies_of_proxy)):
-        (row,) = [r for r in found["rows"] if (r["way"], r["phase"]) == (way, "the others")]
+        row = next(r for r in found["rows"] if (r["way"], r["phase"]) == (way, "the others"))
+        if way == IN_TURN:
+            assert [r["cold"] for r in found["rows"] if r["way"] == way] == [1, gpus - 1, 0, gpus]
+            assert f"Round robin: {gpus} cold." in found["sentence"]
         assert row["kv_copies"] == copies
         assert row["kv_tokens"] > copies * found["facts"]["document_tokens"]
         assert 0 < row["kv_tokens_per_user"] <= found["facts"]["own_tokens"] == 192
@@ -313,7 +294,7 @@ def test_a_cache_that_is_off_is_not_called_shared() -> None:
 
 
 def test_fail_fast_keeps_goodput_in_a_flood(tmp_path: Path) -> None:
-    found = study("flood", tmp_path, "--target", PHI, "--loads", "0.5,2", "--seconds", "60")
+    found = study("flood", tmp_path, "--loads", "0.5,2", "--seconds", "60")
     of = {(row["way"], row["load"]): row for row in found["rows"]}
     for way in (IN_TURN, flood.NO_FAIL_FAST, PROXY):
         assert of[way, 0.5]["rejected_share"] == 0
@@ -342,7 +323,7 @@ def test_requests_that_the_proxy_admits_in_a_flood_are_in_time() -> None:
     are late: the targets leave no room for what the streams of others and the prompts before a chat
     keep the API server and the engine busy with.
     """
-    config, slos = sim_config("sim:llama-3-8b@h200", None, None), default_slos(DEFAULT_BUCKETS)
+    config, slos = sim_config(LLAMA, None, None), default_slos(DEFAULT_BUCKETS)
     scenario = Scenario(config, 2, proxy=flood.config_for(slos))
     way = SimWay(PROXY, scenario, "x", watched=False)
     told = []
@@ -435,7 +416,7 @@ def test_a_load_that_was_not_as_meant_is_doubted() -> None:
 
 
 def test_the_kv_cache_is_full_where_it_was_predicted(tmp_path: Path) -> None:
-    words = ("--target", PHI, "--prompt-tokens", "60000", "--output-tokens", "200")
+    words = ("--prompt-tokens", "60000", "--output-tokens", "200")
     found = study("kv", tmp_path, *words)
     facts = found["facts"]
     assert facts["predicted_pool_tokens"] == facts["reported_pool_tokens"]
@@ -448,8 +429,8 @@ def test_the_kv_cache_is_full_where_it_was_predicted(tmp_path: Path) -> None:
 
 def test_requests_that_end_before_the_others_begin_do_not_count(tmp_path: Path) -> None:
     """The prompts of 7 take 105 steps; the first answer, begun after 15, has ended by then."""
-    words = ("--target", "sim:llama-3-8b@h200", "--prompt-tokens", "120000", "--output-tokens")
-    found = study("kv", tmp_path / "few", *words, "64")
+    words = ("--prompt-tokens", "120000", "--output-tokens")
+    found = study("kv", tmp_path / "few", *words, "64", target=LLAMA)
     assert found["facts"]["worst_share_error"] < 0.001
     assert [row["together"] for row in found["rows"]] == [True, True, True, *[False] * 4]
     assert found["notes"][-1].startswith("rows from 6 requests on do not count")
@@ -459,7 +440,7 @@ def test_requests_that_end_before_the_others_begin_do_not_count(tmp_path: Path) 
         r"--output-tokens (\d+) or more", found["sentence"]
     )  # fmt: skip
     assert advice is not None
-    found = study("kv", tmp_path / "enough", *words, advice[1])
+    found = study("kv", tmp_path / "enough", *words, advice[1], target=LLAMA)
     assert all(row["together"] for row in found["rows"])
     assert found["facts"]["reported_full_at"] == found["facts"]["predicted_full_at"] == 8
     assert found["facts"]["worst_share_error"] < 0.001
@@ -489,7 +470,7 @@ def test_a_cache_that_fills_early_is_not_called_as_predicted() -> None:
 
 
 def test_a_simulated_engine_is_not_judged_by_its_answers(tmp_path: Path) -> None:
-    words = ("--target", PHI, "--lengths", "1k,8k,128000,130k", "--depths", "0,0.5,1")
+    words = ("--lengths", "1k,8k,128000,130k", "--depths", "0,0.5,1")
     found = study("needle", tmp_path, *words)
     assert found["facts"]["simulated"]
     assert found["facts"]["right"] is None
@@ -666,6 +647,17 @@ GONE = "http://127.0.0.1:9"
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (["prefill", "--target", "sim:"], "name a model"),
+        (["prefill", "--target", PHI, "--lengths", "1k,x"], "--lengths 1k,x"),
+        (["prefill", "--target", PHI, "--lengths", "1k,200k,300k"], "only 1 of them fit in"),
+        (["prefill", "--target", PHI, "--lengths", "1k,1024"], "give 3 lengths or more"),
+        (["phases", "--target", PHI, "--lengths", "1k"], "--lengths 1k: give 3 lengths or more"),
+        (["decode", "--target", GONE], "cannot be reached"),
+        (["hol", "--target", PHI, "--prompt-tokens", "131071"], "--prompt-tokens 131071"),
+        (["memory", "--target", PHI, "--used-tokens", "4000"], "from --used-tokens 4000"),
+        (["memory", "--target", PHI, "--max-model-lens", "1m"], "give numbers such as 1k"),
+        (["memory", "--target", GONE], "memory is arithmetic; give sim:MODEL@GPU"),
+        (["nothing"], "nothing"),
         (["saturation", "--target", PHI, "--concurrency", "1,2"], "3 loads or more"),
         (["saturation", "--target", PHI, "--rates", "1,x,3"], "--rates 1,x,3"),
         (["saturation", "--target", PHI, "--prompt-tokens", "131000"], "--prompt-tokens 131000"),
@@ -738,7 +730,7 @@ def test_numbers_are_read_as_people_write_them() -> None:
 
 
 def test_hol_of_a_fleet_compares_four_ways(tmp_path: Path) -> None:
-    words = ("--target", PHI, "--fleet", "--seconds", "40", "--prompt-tokens", "60000")
+    words = ("--fleet", "--seconds", "40", "--prompt-tokens", "60000")
     found = study("hol", tmp_path, *words)
     of = {(row["way"], row["prefill"]): row for row in found["rows"]}
     assert len(of) == 4

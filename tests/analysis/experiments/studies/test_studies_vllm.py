@@ -1,14 +1,11 @@
 """The studies against a real vLLM on the CPU: the metrics they read exist and mean the same."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from study_runs import study
 from vllm_server import ModelSize, needed_vllm_python, vllm_server, write_model
-
-from forebay.proxy.cli import main
 
 SEATS = 6
 pytestmark = pytest.mark.timeout(400)  # vLLM loads first
@@ -27,15 +24,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield running
 
 
-def study(name: str, url: str, out: Path, *words: str) -> dict[str, Any]:
-    assert main(["experiment", name, "--target", url, "--out", str(out), *words]) == 0
-    found: dict[str, Any] = json.loads((out / "results.json").read_text())
-    return found
-
-
 def test_the_seats_of_a_real_vllm_are_inferred(url: str, tmp_path: Path) -> None:
     words = ("--concurrency", "2,12,24", "--prompt-tokens", "256", "--output-tokens", "32")
-    found = study("saturation", url, tmp_path, *words)
+    found = study("saturation", tmp_path, *words, target=url)
     assert found["facts"]["max_num_seqs"] == SEATS
     assert [row["running"] for row in found["rows"]][-2:] == [SEATS, SEATS]
     # No verdict is asked for: client and engine share these cores, and may keep each other waiting.
@@ -43,7 +34,7 @@ def test_the_seats_of_a_real_vllm_are_inferred(url: str, tmp_path: Path) -> None
 
 def test_one_pays_for_a_document_on_a_real_vllm(url: str, tmp_path: Path) -> None:
     words = ("--users", "8", "--document-tokens", "2048", "--output-tokens", "64")
-    found = study("shared-document", url, tmp_path, *words)
+    found = study("shared-document", tmp_path, *words, target=url)
     assert [row["cold"] for row in found["rows"]] == [1, 0, 0, 1]
     assert found["facts"]["hit_ratio_of_the_others"] > 0.95
     of = {row["phase"]: row["kv_tokens"] for row in found["rows"]}
@@ -51,7 +42,7 @@ def test_one_pays_for_a_document_on_a_real_vllm(url: str, tmp_path: Path) -> Non
 
 
 def test_the_kv_cache_of_a_real_vllm_fills_as_predicted(url: str, tmp_path: Path) -> None:
-    found = study("kv", url, tmp_path, "--prompt-tokens", "2800", "--output-tokens", "300")
+    found = study("kv", tmp_path, "--prompt-tokens", "2800", "--output-tokens", "300", target=url)
     facts, rows = found["facts"], found["rows"]
     assert facts["predicted_full_at"] == 4
     assert facts["reported_full_at"] in (4, 5)  # of four, one may be done before the last begins
@@ -64,7 +55,7 @@ def test_the_kv_cache_of_a_real_vllm_fills_as_predicted(url: str, tmp_path: Path
 
 def test_a_real_model_is_judged_by_its_answers(url: str, tmp_path: Path) -> None:
     """With random weights it finds nothing; that its prompts are whole is the tokenizer's word."""
-    found = study("needle", url, tmp_path, "--lengths", "1k", "--depths", "0,1")
+    found = study("needle", tmp_path, "--lengths", "1k", "--depths", "0,1", target=url)
     assert not found["facts"]["simulated"]
     assert found["facts"]["right"] == 0
     assert found["facts"]["arrived_whole"] == 2
