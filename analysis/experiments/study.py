@@ -18,7 +18,13 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from forebay.analysis.experiments.result import Column, Result, Row, check_out, doubted, finish
-from forebay.analysis.experiments.target import StudyFailed, StudyTarget, open_target, sim_config
+from forebay.analysis.experiments.target import (
+    SIM,
+    StudyFailed,
+    StudyTarget,
+    open_target,
+    sim_config,
+)
 from forebay.proxy.runtime.event_loop import fast_runner
 from forebay.replay.engine.config import EngineConfig
 from forebay.traces.command_line.options import AsJson, Force
@@ -173,6 +179,8 @@ class Study:
         check_out(self.out, self.force)
         if not 0 < self.time_scale <= MOST_TIME_SCALE:
             raise InputError(f"--time-scale {self.time_scale:g}: give a number above 0")
+        if self.vllm_version is not None and not self.target.startswith(SIM):
+            raise InputError("--vllm-version: only for a sim: target; a server runs what it runs")
         try:
             with fast_runner() as runner:
                 result = runner.run(self.measure())

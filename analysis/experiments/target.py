@@ -237,8 +237,6 @@ async def open_target(
     if text.startswith(SIM):
         yield SimTarget(sim_config(text, gpu, batched_tokens, vllm_version=vllm_version), text)
         return
-    if vllm_version is not None:
-        raise InputError("--vllm-version: only for a sim: target; a server runs what it runs")
     (address,) = parse_targets([text], ", or sim:MODEL@GPU such as sim:phi-3-mini@h200-nvl")
     clock = Clock(time_scale)
     async with Client(

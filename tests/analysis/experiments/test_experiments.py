@@ -2,19 +2,23 @@
 
 import asyncio
 import csv
+import json
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+import typer
 from study_runs import PHI, study
+from typer.testing import CliRunner
 
-from forebay.analysis.experiments.result import Result, finish
+from forebay.analysis.experiments.result import FILLED, VARIED, Column, Result, Row, finish
 from forebay.analysis.experiments.studies.flood import Flood
 from forebay.analysis.experiments.studies.hol import beside_a_chat
-from forebay.analysis.experiments.study import integers
-from forebay.analysis.experiments.target import Ask, SimTarget, open_target, sim_config
+from forebay.analysis.experiments.study import Study, command, integers
+from forebay.analysis.experiments.target import Ask, SimTarget, StudyFailed, open_target, sim_config
 from forebay.analysis.statistics.fitting import fit_terms
 from forebay.proxy.cli import main
 from forebay.replay.clock.virtual_loop import run
@@ -233,3 +237,60 @@ def test_a_table_fits_80_columns_and_splits_no_word(
         assert f" {word} " in f"{table} "
     assert "round robin" in table
     assert "proxy, no " in table  # the longest name may go on below
+
+
+@dataclass(kw_only=True)
+class Weigh(Study):
+    """Weigh each fruit."""
+
+    NAME = "weigh"
+    COLUMNS = (
+        Column("fruit", "fruit", "text", when=VARIED),
+        Column("kg", "kg", "count", when=FILLED),
+    )
+    SETTINGS = ("fruits",)
+
+    fruits: Annotated[str, typer.Option(help="Fruits.")] = "fig"
+    empty: Annotated[bool, typer.Option("--empty", help="Nothing can be weighed.")] = False
+
+    async def loads(self) -> Sequence[str]:
+        return self.fruits.split(",")
+
+    async def row(self, load: str) -> Row:
+        if load == "stone":
+            raise StudyFailed("a stone is no fruit")
+        return {"fruit": load, "kg": None if self.empty else len(load)}
+
+    def sentence(self, rows: Sequence[Row]) -> str:
+        self.note("one fruit only", when=len(rows) == 1)
+        return f"{len(rows)} weighed."
+
+    def plot(self, rows: Sequence[Row]) -> str:
+        return "<svg/>"
+
+
+@pytest.mark.parametrize(
+    ("words", "columns", "notes"),
+    [
+        (("--fruits", "fig,pear"), ["fruit", "kg"], []),
+        (("--fruits", "fig,pear", "--empty"), ["fruit"], []),
+        ((), ["kg"], ["one fruit only"]),
+    ],
+)
+def test_a_study_needs_loads_rows_and_a_sentence(
+    words: tuple[str, ...], columns: list[str], notes: list[str], tmp_path: Path
+) -> None:
+    runner = CliRunner()
+    app = typer.Typer()
+    app.command()(command(Weigh))
+    out = tmp_path / "out"
+    done = runner.invoke(app, ["--target", PHI, "--out", str(out), "--api-key", "hush", *words])
+    assert done.exit_code == 0
+    found = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert [column["key"] for column in found["columns"]] == columns
+    assert found["notes"] == notes
+    assert "--fruits" in found["command"]
+    assert "hush" not in found["command"]
+    assert found["fruits"] == ("fig,pear" if words else "fig")
+    failed = runner.invoke(app, ["--target", PHI, "--out", str(tmp_path), "--fruits", "stone"])
+    assert failed.exit_code == 1

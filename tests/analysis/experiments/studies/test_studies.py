@@ -662,6 +662,7 @@ GONE = "http://127.0.0.1:9"
         (["saturation", "--target", PHI, "--rates", "1,x,3"], "--rates 1,x,3"),
         (["saturation", "--target", PHI, "--prompt-tokens", "131000"], "--prompt-tokens 131000"),
         (["saturation", "--target", GONE], "cannot be reached"),
+        (["saturation", "--target", GONE, "--vllm-version", "0.11"], "only for a sim: target"),
         (["saturation", "--target", "sim:gpt-5"], "gpt-5"),
         (
             ["shared-document", "--target", PHI, "--engine", GONE],
