@@ -13,13 +13,12 @@ from forebay.analysis.experiments.gauges import Pool, look, watching
 from forebay.analysis.experiments.result import RUNS
 from forebay.analysis.experiments.study import Study
 from forebay.analysis.experiments.systems import PlayedLoad, Seen
-from forebay.analysis.experiments.target import About, known_model
+from forebay.analysis.experiments.target import About, ask_about
 from forebay.replay.clock.clock import Clock
-from forebay.replay.engine.hardware.find import find_gpu
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.schedule import TRACE_ARRIVALS, Arrivals
 from forebay.replay.plan.target import Target as Address
-from forebay.replay.plan.target import ask_served, parse_targets
+from forebay.replay.plan.target import parse_targets
 from forebay.replay.results.folder import TABLE
 from forebay.replay.results.verdict import FAILED
 from forebay.replay.runner import replay
@@ -134,13 +133,9 @@ async def http_ways(
         clock, first_token_timeout_s=60.0, stall_timeout_s=60.0, api_key=options.api_key
     ) as client:
         for name, urls in named:
-            addresses = parse_targets(urls, ", or sim:MODEL@GPU such as sim:phi-3-mini@h200-nvl")
-            served = await ask_served(client.session, addresses, options.model)
+            addresses, _, about = await ask_about(client, urls, options.model, options.gpu)
             engines = parse_targets(engine_urls) if engine_urls else addresses
             looks = [await look(client.session, engine) for engine in engines]
-            gpu = find_gpu(options.gpu) if options.gpu else None
             pools = [pool for _, pool in looks if pool is not None]
-            label = ", ".join(address.base for address in addresses)
-            about = About(label, known_model(served.model), gpu, served.max_model_len)
             ways.append(HttpWay(name, options, addresses, engines, about, pools))
     return ways

@@ -20,8 +20,8 @@ from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.plan.options import PATHS
-from forebay.replay.plan.target import Served, ask_served, parse_targets
 from forebay.replay.plan.target import Target as Address
+from forebay.replay.plan.target import ask_served, parse_targets
 from forebay.replay.send.bodies import RequestStyle, body_slices
 from forebay.replay.send.http.client import Client
 from forebay.replay.send.http.exchange import ClientExchange, ProgressWatch
@@ -130,14 +130,12 @@ class SimTarget:
 class HttpTarget:
     """An OpenAI-compatible server."""
 
-    def __init__(self, client: Client, clock: Clock, address: Address, served: Served,
-                 gpu: GpuSpec | None) -> None:  # fmt: skip
-        self._client, self._clock, self._address = client, clock, address
-        self._served = served
+    def __init__(
+        self, client: Client, clock: Clock, address: Address, model: str, about: About
+    ) -> None:
+        self._client, self._clock, self._address, self._model = client, clock, address, model
         self._salt, self._sent = token_hex(8), 0
-        self.about = About(
-            address.base, known_model(served.model), gpu, served.max_model_len, self._salt
-        )
+        self.about = replace(about, salt=self._salt)
 
     async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[MeasuredAnswer]:
         bodies = [self._body(ask) for ask in asks]
@@ -163,7 +161,7 @@ class HttpTarget:
     def _body(self, ask: Ask) -> bytes:
         self._sent += 1
         row = TraceRequest(f"{ask.name}-{self._sent}", 0.0, ask.prompt_tokens, ask.output_tokens)
-        return b"".join(body_slices(row, RequestStyle(self._served.model, salt=self._salt)))
+        return b"".join(body_slices(row, RequestStyle(self._model, salt=self._salt)))
 
     async def _send(
         self,
@@ -187,12 +185,24 @@ def _answer(ask: Ask, events: OutputEvents, sent_s: float, output: int | None, c
     )
 
 
-def known_model(name: str) -> ModelSpec | None:
-    """The model that a server lists under `name`, or None if it is not built in."""
+async def ask_about(
+    client: Client, urls: Sequence[str], model: str | None, gpu: str | None
+) -> tuple[Sequence[Address], str, About]:
+    """Ask servers for the model that they serve. Raises InputError.
+
+    Returns:
+        Their addresses, the name of the model, and the facts. The model and the GPU of the facts
+        are None if they are not built in, or not named.
+    """
+    addresses = parse_targets(urls, ", or sim:MODEL@GPU such as sim:phi-3-mini@h200-nvl")
+    served = await ask_served(client.session, addresses, model)
+    label = ", ".join(address.base for address in addresses)
     try:
-        return find_model(name)
+        spec: ModelSpec | None = find_model(served.model)
     except InputError:
-        return None
+        spec = None
+    sheet = find_gpu(gpu) if gpu else None
+    return addresses, served.model, About(label, spec, sheet, served.max_model_len)
 
 
 def sim_config(
@@ -237,12 +247,11 @@ async def open_target(
     if text.startswith(SIM):
         yield SimTarget(sim_config(text, gpu, batched_tokens, vllm_version=vllm_version), text)
         return
-    (address,) = parse_targets([text], ", or sim:MODEL@GPU such as sim:phi-3-mini@h200-nvl")
     clock = Clock(time_scale)
     async with Client(
         clock, first_token_timeout_s=FIRST_TOKEN_S, stall_timeout_s=STALL_S, api_key=api_key
     ) as client:
-        served = await ask_served(client.session, [address], model)
-        target = HttpTarget(client, clock, address, served, find_gpu(gpu) if gpu else None)
+        (address,), model, about = await ask_about(client, [text], model, gpu)
+        target = HttpTarget(client, clock, address, model, about)
         _ = (await target.run([Ask("warm-up", 64, 4)]))[0].ttft_s  # opens the connection
         yield target

@@ -17,10 +17,9 @@ from forebay.analysis.experiments.asking import ModelReply, ask, count_tokens, i
 from forebay.analysis.experiments.result import FILLED, Column, Row
 from forebay.analysis.experiments.study import Gpus, Lengths, Seed, Study, integers, shares
 from forebay.analysis.experiments.systems import PROXY, SimWay
-from forebay.analysis.experiments.target import SIM, StudyFailed
+from forebay.analysis.experiments.target import SIM, StudyFailed, ask_about
 from forebay.replay.clock.clock import Clock
 from forebay.replay.plan.options import PATHS
-from forebay.replay.plan.target import ask_served, parse_targets
 from forebay.replay.send.http.client import Client
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.workload import with_blocks
@@ -158,16 +157,14 @@ class Needle(Study):
     async def by_url(self) -> list[Answered]:
         """Ask the questions one by one, grouped by haystack, so that each is prefilled once."""
         count = counter(self.tokenizer) if self.tokenizer else counter()
-        (address,) = parse_targets(self.targets)
         clock = Clock(self.time_scale)
         async with Client(
             clock, first_token_timeout_s=60, stall_timeout_s=60, api_key=self.api_key
         ) as client:
-            session = client.session
-            model = await ask_served(session, [address], self.model)
+            (address,), model, about = await ask_about(client, self.targets, self.model, self.gpu)
             answers = []
-            for row, answer in self.prompts(model.max_model_len, count):
-                question = (session, address, model.model, row.text or "")
+            for row, answer in self.prompts(about.context, count):
+                question = (client.session, address, model, row.text or "")
                 tokens = await count_tokens(*question)
                 reply = await ask(*question, row.output_tokens, self.endpoint)
                 answers.append(judged(answer, reply, tokens))
