@@ -68,7 +68,7 @@ def read_page(text: str, engine: str, at_s: float) -> tuple[GaugeSample | None, 
     """Read Prometheus text. Sums counts over several engine cores and averages their shares.
 
     Returns:
-        The gauges and the size of the KV cache, None for what the page lacks.
+        The gauges and the size of the KV cache. Each is None if the page lacks it.
     """
     values: dict[str, list[float]] = {}
     pool: Pool | None = None

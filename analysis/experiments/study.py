@@ -179,7 +179,8 @@ class Study:
         check_out(self.out, self.force)
         if not 0 < self.time_scale <= MOST_TIME_SCALE:
             raise InputError(f"--time-scale {self.time_scale:g}: give a number above 0")
-        if self.vllm_version is not None and not self.target.startswith(SIM):
+        by_url = any(not target.startswith(SIM) for target in self.targets)
+        if self.vllm_version is not None and by_url:
             raise InputError("--vllm-version: only for a sim: target; a server runs what it runs")
         try:
             with fast_runner() as runner:

@@ -96,7 +96,7 @@ class KvCache(Study):
             )
         # Reject loads that cannot fill the cache before anything is measured.
         option = f"--prompt-tokens {self.prompt_tokens}"
-        self.way.about.check_length(self.length, option)
+        self.way.about.check_length(self.length, f"{option} with its output")
         fit, most = self.fit, self.way.max_num_seqs or MOST
         if not fit:
             raise InputError(f"{option}: the KV cache has only {self.pool.tokens} tokens")

@@ -685,7 +685,7 @@ GONE = "http://127.0.0.1:9"
         (["kv", "--target", GONE], "cannot be reached"),
         (
             ["kv", "--target", PHI, "--prompt-tokens", "131000"],
-            "takes at most 131072 tokens",
+            "--prompt-tokens 131000 with its output: sim:phi-3-mini@h200-nvl takes at most 131072",
         ),
         (["kv", "--target", PHI, "--kv-cache-dtype", "fp8"], "--kv-cache-dtype"),
         (["needle", "--target", GONE], "cannot be reached"),
