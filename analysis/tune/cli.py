@@ -53,7 +53,7 @@ class TuneArguments(PacedTrafficOptions):
     model: EngineModel = "Llama-3-8B"
     gpu: EngineGpu = "H200"
     calibration: Annotated[
-        Path | None, typer.Option(help="step-time constants, as `engine calibrate -o` writes them")
+        Path | None, typer.Option(help="step-time constants, as `engine fit -o` writes them")
     ] = None
     requests: Annotated[int, typer.Option(min=100, help="most requests, from the first")] = 2000
     jobs: Jobs = None

@@ -67,7 +67,7 @@ class SimulateArguments(PacedTrafficOptions):
     model: EngineModel = "Llama-3-8B"
     gpu: Annotated[str, typer.Option(help="GPU of the engines; a mix: h200+h100+l40s")] = "H200"
     calibration: Annotated[
-        Path | None, typer.Option(help="step-time constants, as `engine calibrate -o` writes them")
+        Path | None, typer.Option(help="step-time constants, as `engine fit -o` writes them")
     ] = None
     sweep: Annotated[
         list[str] | None,

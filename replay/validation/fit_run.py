@@ -6,7 +6,7 @@ and times per token come nearest to the measured ones. Requests that were served
 cost of one more sequence in a step, which requests that were alone cannot show.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from math import inf
@@ -14,7 +14,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.replay.engine.calibration.fit import CANDIDATES, Fit, fit_times, refusal
+from forebay.replay.engine.calibration.fit import Fit, fit_times, fitted_count, refusal
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.timing.step_constants import Calibration, CalibrationFile
 from forebay.replay.sim.engine.request import SimRequest
@@ -37,7 +37,8 @@ Floats = NDArray[np.float64]
 class RunFit:
     """A finished fit. `measured` and `predicted` list the same requests in the same order.
 
-    The first `fitted` of them were fitted, the others are held out.
+    Attributes:
+        fitted, held_out: the errors of the fitted and of the held-out requests. Either may be ().
     """
 
     file: CalibrationFile
@@ -45,24 +46,29 @@ class RunFit:
     prior: Calibration
     measured: tuple[Timed, ...]
     predicted: tuple[Timed, ...]
-    fitted: int
-
-    def lines(self, *, held_out: bool) -> tuple["FitLine", ...]:
-        """Return the errors of the held-out requests, or of the fitted requests."""
-        part = slice(self.fitted, None) if held_out else slice(self.fitted)
-        return compared(self.measured[part], self.predicted[part])
+    fitted: tuple["FitLine", ...]
+    held_out: tuple["FitLine", ...]
 
     def refusal(self) -> str | None:
         """Return why the fit is no physics, or None: the server was faster than the GPU can be."""
-        if (text := refusal(self.fit)) is not None:
+        if (text := refusal(self.fit)) is not None or not self.fitted:
             return text
-        longest = max(self.lines(held_out=False), key=lambda line: line.error)
+        longest = max(self.fitted, key=lambda line: line.error)
         return _missed(longest) if longest.error > MOST_MISSED else None
 
-    def doubt(self) -> str | None:
-        """Return the time that the server exceeds by far, or None: it did other work as well."""
-        shortest = min(self.lines(held_out=False), key=lambda line: line.error)
-        return _missed(shortest) if shortest.error < -MOST_MISSED else None
+    def warnings(self) -> list[str]:
+        """Return the times that the server exceeds by far, or []: it did other work as well."""
+        shortest = min(self.fitted, key=lambda line: line.error, default=None)
+        return [_missed(shortest)] if shortest and shortest.error < -MOST_MISSED else []
+
+    def furthest(self) -> tuple[str, float]:
+        """Return the held-out figure (else any) that is furthest off, and its relative error."""
+        worst = _worst(self.held_out or self.fitted)
+        return worst.name, worst.error
+
+
+def _worst(lines: Sequence["FitLine"]) -> "FitLine":
+    return max(lines, key=lambda line: abs(line.error))
 
 
 def _missed(line: "FitLine") -> str:
@@ -132,7 +138,6 @@ def fit_run(
     used: str,
     today: date,
     hold_out: float = 0.0,
-    candidates: Mapping[str, float] = CANDIDATES,
 ) -> RunFit:
     """Fit constants so that an engine with `config` serves `measured` in the measured times.
 
@@ -140,7 +145,7 @@ def fit_run(
         hold_out: share of the requests, the last ones, that load the engine and are not fitted.
     """
     # The last requests load the engine, but their times do not move the constants.
-    first = max(1, round(len(measured) * (1 - hold_out)))
+    first = fitted_count(len(measured), hold_out)
 
     def times(of: Sequence[Timed]) -> list[float]:
         done = [timed for timed in of[:first] if timed.finished]
@@ -150,31 +155,31 @@ def fit_run(
         lambda constants: times(predict(measured, config, constants)),
         times(measured),
         prior,
-        candidates,
-        step=SLOPE_STEP,
+        slope_step=SLOPE_STEP,
         least_gain=LEAST_GAIN,
     )
     # Judge the fit by the requests that it has not seen, if there are any.
     predicted = predict(measured, config, result.constants)
-    rest = compared(measured[first:], predicted[first:])
+    fitted = compared(measured[:first], predicted[:first])
+    held_out = compared(measured[first:], predicted[first:])
     file = CalibrationFile(
         config.model_spec.name,
         config.gpu_spec.name,
         today.isoformat(),
         used,
-        _checked(rest),
+        _checked(held_out),
         result.constants,
         result.fitted,
-        tuple(asdict(line) for line in rest or compared(measured, predicted)),
+        tuple(asdict(line) for line in held_out or fitted),
     )
-    return RunFit(file, result, prior, tuple(measured), predicted, first)
+    return RunFit(file, result, prior, tuple(measured), predicted, fitted, held_out)
 
 
 def _checked(held_out: Sequence["FitLine"]) -> str:
     if not held_out:
         return "not checked: every request was fitted; --hold-out 0.3 keeps some to judge it"
-    worst = max(held_out, key=lambda line: abs(line.error))
-    return f"{held_out[0].requests} held-out requests: at most {worst.error:+.1%}, at {worst.name}"
+    worst = _worst(held_out)
+    return f"{worst.requests} held-out requests: at most {worst.error:+.1%}, at {worst.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,30 +229,20 @@ def _times(measured: Sequence[Timed], predicted: Sequence[Timed], name: str) -> 
 
 
 def _lines(name: str, times: Floats) -> Iterator[FitLine]:
-    ratios = np.array([_ratios(times[drawn]) for drawn in _resamples(len(times))])
-    lows, highs = np.quantile(ratios, (0.025, 0.975), axis=0)
-    ordered = np.sort(times, axis=0)
-    for at, quantile in enumerate((None, *QUANTILES)):
-        mine, models = (
-            times.mean(axis=0) if quantile is None else ordered[_rank(quantile, len(times))]
-        ).tolist()
+    drawn = np.array([_figures(times[rows]) for rows in _resamples(len(times))])
+    lows, highs = np.quantile(drawn[..., 1] / drawn[..., 0], (0.025, 0.975), axis=0) - 1
+    figures = zip((None, *QUANTILES), _figures(times), lows, highs, strict=True)
+    for quantile, (mine, models), low, high in figures:
         yield FitLine(
-            name, quantile, len(times), mine, models, models / mine - 1,
-            float(lows[at]) - 1, float(highs[at]) - 1,
+            name, quantile, len(times), float(mine), float(models), float(models / mine) - 1,
+            float(low), float(high),
         )  # fmt: skip
 
 
-def _ratios(times: Floats) -> Floats:
-    """Return predicted over measured: of the mean, then of each quantile."""
-    ordered = np.sort(times, axis=0)
-    places = [_rank(quantile, len(times)) for quantile in QUANTILES]
-    both = np.vstack([times.mean(axis=0), ordered[places]])
-    shares: Floats = both[:, 1] / both[:, 0]
-    return shares
-
-
-def _rank(quantile: float, count: int) -> int:
-    return max(0, -int(-quantile * count // 1) - 1)
+def _figures(times: Floats) -> Floats:
+    """Return the mean and each quantile (nearest rank): measured and predicted."""
+    ranks = np.quantile(times, QUANTILES, axis=0, method="inverted_cdf")
+    return np.vstack([times.mean(axis=0), ranks])
 
 
 def _resamples(count: int) -> Iterator[NDArray[np.int64]]:

@@ -7,22 +7,21 @@
 A result file knows lengths and not prompts. With the trace that it is of, prompts are the trace's.
 """
 
-import csv
-import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import orjson
-
-from forebay.replay.engine.calibration.points import LEAST_DECODED
+from forebay.replay.engine.calibration.points import parsed_rows
 from forebay.traces.errors import InputError
 from forebay.traces.formats import open_trace
+from forebay.traces.rows import RowError, SourceRow
 from forebay.traces.schema import TraceRequest
 
+LEAST_DECODED = 8
+"""Output tokens: fewer give no time per token."""
 MOST_ADDED = 256
 """Tokens that a chat template may add to a prompt. With more, the run is of another trace."""
 MOST_FAILED = 0.05
@@ -38,13 +37,10 @@ COLUMNS = {
     "output_tokens": ("output_tokens", "completion_tokens", "output_len"),
     "ttft": ("ttft", "ttft_service"),
     "e2e": ("e2e", "e2e_service", "latency"),
-    "cached_tokens": ("cached_tokens",),
-    "error": ("error",),
 }
-"""Columns of a per-request file and their names. Times end in _s, _ms or _ns, or are seconds."""
-_UNITS = {"": 1.0, "_s": 1.0, "_ms": 1e-3, "_ns": 1e-9}
-_TIMES = ("sent", "ttft", "e2e")
-_NEEDED = ("sent", "input_tokens", "output_tokens", "ttft", "e2e")
+"""Columns of a per-request file and their names. Times end in _s, _ms or _ns, or are seconds.
+A file may also have `cached_tokens` and `error`."""
+_UNITS = {"": "s", "_s": "s", "_ms": "ms", "_ns": "ns"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,17 +202,11 @@ def read_results(path: Path, trace: Sequence[TraceRequest] | None = None) -> tup
 
     Raises InputError that names the file, the request and the column.
     """
-    rows = _result_rows(path)
-    if not rows:
+    requests = [request for part in parsed_rows(path, _results) for request in part]
+    if not requests:
         raise InputError(f"{path}: holds no requests; `vllm bench serve` needs --save-detailed")
-    if trace is not None and len(trace) != len(rows):
-        raise InputError(
-            f"{path}: has {len(rows):,} requests, --trace {len(trace):,}; give the trace it is of"
-        )
-    requests = [
-        _result(path, number, row, trace[number - 1] if trace else None)
-        for number, row in enumerate(rows, 1)
-    ]
+    if trace is not None:
+        requests = _with_prompts(path, requests, trace)
     if not any(request.finished for request in requests):
         raise InputError(f"{path}: no request was answered")
     first_s = min(request.sent_s for request in requests)
@@ -224,126 +214,117 @@ def read_results(path: Path, trace: Sequence[TraceRequest] | None = None) -> tup
     return tuple(sorted(moved, key=lambda request: request.sent_s))
 
 
+def _with_prompts(
+    path: Path, requests: Sequence[Timed], trace: Sequence[TraceRequest]
+) -> list[Timed]:
+    """Return the requests with the prompts of the trace (InputError: they are of another)."""
+    if len(trace) != len(requests):
+        raise InputError(
+            f"{path}: has {len(requests):,} requests, --trace {len(trace):,}; give the trace it "
+            "is of"
+        )
+    named = []
+    for number, (request, traced) in enumerate(zip(requests, trace, strict=True), 1):
+        prompt, output = request.row.input_tokens, request.row.output_tokens
+        if not 0 <= prompt - traced.input_tokens <= MOST_ADDED:
+            raise InputError(
+                f"{path}: request {number} has {prompt:,} prompt tokens, in the trace it has "
+                f"{traced.input_tokens:,}; give the trace it is of, in the same order"
+            )
+        row = replace(traced, input_tokens=prompt, output_tokens=output)
+        named.append(replace(request, row=row))
+    return named
+
+
+def _results(row: SourceRow) -> list[Timed]:
+    """Read the request of a row, or all requests of vLLM's document (RowError: a bad value)."""
+    if not isinstance(row.get("ttfts"), list):
+        return [_result(row)]
+    requests = []
+    for request in _vllm_rows(row):
+        try:
+            requests.append(_result(request))
+        except RowError as error:
+            raise RowError(f"request {request.number}: {error}") from error
+    return requests
+
+
+def _vllm_rows(document: SourceRow) -> list[SourceRow]:
+    """Turn the parallel lists of `vllm bench serve --save-detailed` into rows."""
+    names = {"sent": "start_times", "input_tokens": "input_lens", "output_tokens": "output_lens",
+             "ttft": "ttfts", "itls": "itls"}  # fmt: skip
+    lists = {name: document.get(key) for name, key in names.items()}
+    count = len(lists["ttft"])
+    for name, values in lists.items():
+        if not isinstance(values, list) or len(values) != count:
+            raise RowError(
+                f"{names[name]} is no list as long as ttfts; repeat the run with --save-result "
+                "--save-detailed"
+            )
+    gaps = lists.pop("itls")
+    lists["e2e"] = [ttft + sum(more) for ttft, more in zip(lists["ttft"], gaps, strict=True)]
+    lists["error"] = document.get("errors") or [""] * count
+    rows = zip(*lists.values(), strict=True)
+    return [
+        SourceRow(number, dict(zip(lists, row, strict=True)), document.facts)
+        for number, row in enumerate(rows, 1)
+    ]
+
+
+def _result(row: SourceRow) -> Timed:
+    """Read one request. A failed request may lack numbers (RowError: a bad or missing value)."""
+    failed = bool(row.get("error"))
+    prompt, output = (
+        max(1, row.whole_or(0, *COLUMNS[name]) or 0 if failed else row.whole(*COLUMNS[name]))
+        for name in ("input_tokens", "output_tokens")
+    )
+    sent_s, ttft_s, e2e_s = (_seconds(row, name, failed) for name in ("sent", "ttft", "e2e"))
+    if not failed and not 0 < ttft_s <= e2e_s:
+        raise RowError(
+            f"ttft {ttft_s:g} s, e2e {e2e_s:g} s; the first token comes after 0 and not after the "
+            "last"
+        )
+    request = TraceRequest(row.text(*COLUMNS["id"]) or f"r{row.number}", 0.0, prompt, output)
+    gap_s = (e2e_s - ttft_s) / (output - 1) if output >= LEAST_DECODED else None
+    cached = row.whole_or(None, "cached_tokens")
+    return Timed(request, sent_s, ttft_s, e2e_s, gap_s, cached, finished=not failed)
+
+
+def _seconds(row: SourceRow, name: str, failed: bool) -> float:
+    """Return a time under one of its names and units, or 0 if a failed request lacks it."""
+    for column in COLUMNS[name]:
+        for suffix, unit in _UNITS.items():
+            if row.get(column + suffix) is not None:
+                return row.seconds(column + suffix, unit=unit)
+    if failed:
+        return 0.0
+    raise RowError(f"{name} is missing; give {' or '.join(COLUMNS[name])} with _s or _ms")
+
+
 def model_of(path: Path) -> str | None:
     """Return the model that a run folder or a result file says it is of, or None."""
-    file = path / "run.json" if path.is_dir() else path
-    try:
-        body = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None  # not one JSON value: a file of rows says nothing about its model
-    named = body.get("model" if path.is_dir() else "model_id") if isinstance(body, dict) else None
+    folder = path.is_dir()
+    named = _json_object(path / "run.json" if folder else path).get(
+        "model" if folder else "model_id"
+    )
     return named if isinstance(named, str) else None
 
 
-def _result_rows(path: Path) -> list[dict[str, Any]]:
+def _json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, or {} for any other file."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as text; give a result file") from error
-    if not text.lstrip().startswith(("{", "[")):
-        return [{k: v for k, v in row.items() if v} for row in csv.DictReader(io.StringIO(text))]
-    try:
-        body = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        body = [_json_line(path, at, line) for at, line in enumerate(text.splitlines(), 1) if line]
-    if isinstance(body, dict) and isinstance(body.get("ttfts"), list):
-        return _vllm_rows(path, body)
-    rows = body if isinstance(body, list) else [body]
-    if not all(isinstance(row, dict) for row in rows):
-        raise InputError(f"{path}: not a list of requests; give an object for each")
-    return rows
-
-
-def _json_line(path: Path, number: int, line: str) -> Any:
-    try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise InputError(f"{path}:{number}: not JSON ({error})") from error
-
-
-def _vllm_rows(path: Path, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Turn the parallel lists of `vllm bench serve --save-detailed` into rows."""
-    names = {"sent": "start_times", "input_tokens": "input_lens", "output_tokens": "output_lens"}
-    lists = {name: body.get(key) for name, key in {**names, "ttft": "ttfts"}.items()}
-    gaps, errors = body.get("itls"), body.get("errors")
-    for name, values in (*lists.items(), ("itls", gaps)):
-        if not isinstance(values, list) or len(values) != len(body["ttfts"]):
-            raise InputError(f"{path}: {names.get(name, name)} is no list as long as ttfts; repeat "
-                             "the run with --save-result --save-detailed")  # fmt: skip
-    assert gaps is not None
-    lists["e2e"] = [ttft + sum(more) for ttft, more in zip(body["ttfts"], gaps, strict=True)]
-    lists["error"] = errors if isinstance(errors, list) else [""] * len(gaps)
-    return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
-
-
-def _result(path: Path, number: int, row: Mapping[str, Any], traced: TraceRequest | None) -> Timed:
-    cells = {name: _cell(row, name) for name in COLUMNS}
-    failed = bool(cells["error"])
-    values = _values(path, number, cells, failed=failed)
-    output, prompt = max(1, int(values["output_tokens"])), max(1, int(values["input_tokens"]))
-    request = traced or TraceRequest(str(cells["id"] or f"r{number}"), 0.0, prompt, output)
-    if not 0 <= prompt - request.input_tokens <= MOST_ADDED:
-        raise InputError(
-            f"{path}: request {number} has {prompt:,} prompt tokens, in the trace it has "
-            f"{request.input_tokens:,}; give the trace it is of, in the same order"
-        )
-    cached = cells["cached_tokens"]
-    gap_s = (values["e2e"] - values["ttft"]) / (output - 1) if output >= LEAST_DECODED else None
-    return Timed(
-        replace(request, input_tokens=prompt, output_tokens=output),
-        values["sent"], values["ttft"], values["e2e"], gap_s,
-        None if cached is None else int(cached), finished=not failed,
-    )  # fmt: skip
-
-
-def _values(path: Path, number: int, row: Mapping[str, Any], *, failed: bool) -> dict[str, float]:
-    """Return the numbers of one row. A failed request may lack some. Raises InputError."""
-    values: dict[str, float] = {}
-    for name in _NEEDED:
-        value = 0.0 if failed and row[name] is None else row[name]
-        if value is None or not 0 <= value < float("inf"):
-            unit = " with _s or _ms" if name in _TIMES else ""
-            raise InputError(
-                f"{path}: request {number}: {name} is {'missing' if value is None else value}; "
-                f"give {' or '.join(COLUMNS[name])}{unit}, 0 or more"
-            )
-        values[name] = value
-    if not failed and not 0 < values["ttft"] <= values["e2e"]:
-        raise InputError(
-            f"{path}: request {number}: ttft {values['ttft']:g} s, e2e {values['e2e']:g} s; the "
-            "first token comes after 0 and not after the last"
-        )
-    return values
-
-
-def _cell(row: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a column under one of its names, times in seconds, or None."""
-    text = name in ("id", "error")
-    units: Iterable[tuple[str, float]] = _UNITS.items() if name in _TIMES else (("", 1.0),)
-    for key, scale in ((key + unit, by) for key in COLUMNS[name] for unit, by in units):
-        value = row.get(key)
-        if value is None or text:
-            if value:
-                return value
-            continue
-        try:
-            return float(value) * scale
-        except (TypeError, ValueError):
-            return float("nan")
-    return None
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # a file of rows says nothing about its model
+    return body if isinstance(body, dict) else {}
 
 
 def _trace_of(run: Path) -> Path:
     """Return the trace that a run says it replayed (InputError: it names no trace)."""
     path = run / "run.json"
-    if not path.is_file():
-        raise InputError(
-            f"{run}: no such run; give a folder that `forebay replay --out` wrote, or results of "
-            "`vllm bench serve --save-detailed`"
-        )
     try:
-        trace = Path(json.loads(path.read_text(encoding="utf-8"))["trace"]["path"])
-    except (OSError, ValueError, KeyError, TypeError):
+        trace = Path(_json_object(path)["trace"]["path"])
+    except (KeyError, TypeError):
         raise InputError(f"{path}: names no trace; give it as --trace") from None
     if not trace.is_file():
         raise InputError(f"{path}: its trace {trace} is not there; give it as --trace")

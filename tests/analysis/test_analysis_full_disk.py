@@ -54,7 +54,7 @@ def with_room(size: int, *words: str) -> subprocess.CompletedProcess[str]:
         f"experiment prefill {SIM} --lengths 1k,2k,4k --repeats 1 --out {{new}}/prefill",
         f"search {{made}}/t.jsonl {SIM} --arrivals poisson --attainment 0.9 --out {{new}}/search",
         "size --users 2 --document-tokens 2000 --quick --jobs 1 --out {new}/size",
-        "engine calibrate {made}/p.csv --model llama-3-8b --gpu h200 --json -o {new}/cal.json",
+        "engine fit {made}/p.csv --model llama-3-8b --gpu h200 --json -o {new}/cal.json",
         "demo --duration 5 --time-scale 5 --json --out {new}/demo",
     ],
 )

@@ -34,7 +34,7 @@ def test_a_command_exists(line: str) -> None:
         if not hasattr(command, "commands"):
             break
         if command.invoke_without_command and word.startswith("-"):
-            break  # `forebay engine` serves, `forebay engine calibrate` is a word of its own
+            break  # `forebay engine` serves, `forebay engine fit` is a word of its own
         assert word in command.commands, words
         command = command.commands[word]
     known = {name for parameter in command.params for name in parameter.opts}

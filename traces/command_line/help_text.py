@@ -32,6 +32,8 @@ REPLACED = {
     "forebay traces cap": "forebay traces edit --cap LIMITS",
     "forebay traces spread": "forebay traces edit --spread TIME",
     "forebay traces anonymise": "forebay traces edit --anonymise",
+    "forebay engine calibrate": "forebay engine fit",
+    "forebay engine validate": "forebay engine fit --hold-out 1",
 }
 """{words of an earlier command: present command}, named in an error for one release."""
 NAME_WIDTH = 26  # a longer option name has a line of its own
@@ -67,7 +69,7 @@ class PlainGroup(_Plain, TyperGroup):
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
         command = super().get_command(ctx, cmd_name)
         if command is None and (now := REPLACED.get(f"{ctx.command_path} {cmd_name}")):
-            raise InputError(f"{cmd_name}: this is an option now: {now}")
+            raise InputError(f"{cmd_name}: write this instead: {now}")
         return command
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:

@@ -4,14 +4,14 @@ The evidence is held-out points and leave-one-out cross-validation. A fit with a
 points meets its own points regardless of their values.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from statistics import median
 from typing import Any
 
-from forebay.replay.engine.calibration.fit import Fit, fit
-from forebay.replay.engine.calibration.points import Point, Points
+from forebay.replay.engine.calibration.fit import Fit, fit_times, fitted_count, refusal
+from forebay.replay.engine.calibration.points import Point
 from forebay.replay.engine.calibration.workloads import PointSteps, point_steps, predicted_s
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.timing.roofline import least
@@ -29,47 +29,36 @@ KERNEL_SHARE = 0.82
 
 
 @dataclass(frozen=True, slots=True)
-class RejectedPoint:
-    """A point that the GPU cannot have measured."""
-
-    point: Point
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """A point and the model's prediction of it.
+class PointFit:
+    """A finished fit of points.
 
     Attributes:
-        model_s: prediction by the final constants.
-        left_out_s: prediction by constants fitted without this point. None for held-out points and
-            without cross-validation.
+        points: the points that the GPU can have measured, as in `file.points`.
+        rejected: {line: why} of the others.
+        doubts: lines with points that are faster than kernels alone.
     """
-
-    point: Point
-    model_s: float
-    left_out_s: float | None
-
-    @property
-    def error(self) -> float:
-        return self.model_s / self.point.seconds - 1
-
-    @property
-    def left_out_error(self) -> float | None:
-        return None if self.left_out_s is None else self.left_out_s / self.point.seconds - 1
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationResult:
-    """A finished calibration. `used` describes the points that were read."""
 
     file: CalibrationFile
     fit: Fit
     prior: Calibration
-    compared: tuple[Compared, ...]
-    rejected: tuple[RejectedPoint, ...]
+    points: tuple[Point, ...]
+    rejected: dict[int, str]
     doubts: tuple[str, ...]
-    used: str
+
+    def refusal(self) -> str | None:
+        """Return why the fit is no physics, or None."""
+        return refusal(self.fit)
+
+    def warnings(self) -> list[str]:
+        return [f"rejected {reason}" for reason in self.rejected.values()] + [
+            f"doubtful {doubt}" for doubt in self.doubts
+        ]
+
+    def furthest(self) -> tuple[str, float]:
+        """Return the held-out point (else any) that is furthest off, and its relative error."""
+        rows = [row for row in self.file.points if row["held_out"]] or self.file.points
+        worst = max(rows, key=lambda row: abs(row["error"]))
+        return f"line {worst['line']}", worst["error"]
 
 
 def kernel_table() -> Calibration:
@@ -78,150 +67,110 @@ def kernel_table() -> Calibration:
 
 
 def calibrate(
-    read: Points,
+    points: Sequence[Point],
     model: ModelSpec,
     gpu: GpuSpec,
+    prior: Calibration,
     *,
-    prior: Calibration | None = None,
-    hold_out: Collection[int] = (),
-    cross_validate: bool = True,
-    peak_share: float = 1.0,
+    used: str,
     today: date,
-) -> CalibrationResult:
-    """Fit `read.points` for `model` on `gpu`.
+    hold_out: float = 0.0,
+) -> PointFit:
+    """Fit `points` for `model` on `gpu`.
 
     Args:
-        hold_out: lines to hold out, in addition to the lines marked as held out.
-        peak_share: points that need more than this share of the data sheet's peak are rejected.
+        used: describes the points in the file.
+        hold_out: share of the points, the last ones, that are held out as well as the marked ones.
 
-    Raises InputError when a line to hold out does not exist, or nothing is left to fit.
+    Raises InputError when nothing is left to fit.
     """
-    if unknown := set(hold_out) - {point.line for point in read.points}:
-        raise InputError(f"--hold-out {min(unknown)}: no point on that line")
+    first = fitted_count(len(points), hold_out)
+    points = [
+        replace(point, held_out=point.held_out or place >= first)
+        for place, point in enumerate(points)
+    ]
     # Impossible points must not move the constants, so they leave before the fit.
-    gate = _Gate(model, gpu, peak_share)
-    for point in read.points:
-        gate.take(point)
-    fitting = [i for i, p in enumerate(gate.kept) if not (p.held_out or p.line in hold_out)]
-    if not fitting:
-        raise InputError(f"no point left to fit{gate.rejected_text()}")
-    # A few constants can meet few points: held-out points and cross-validation test the fit.
-    prior = prior or kernel_table()
-    whole, left_out = _fits(gate, fitting, prior, cross_validate)
-    compared = tuple(
-        Compared(point, predicted_s(steps, model, gpu, whole.constants), left_out.get(i))
-        for i, (point, steps) in enumerate(zip(gate.kept, gate.steps, strict=True))
-    )
+    possible, rejected, doubts = _possible(points, model, gpu)
+    fitting = {point.line: work for point, work in possible if not point.held_out}
+    if not fitting and first:
+        reason = next((f"; {len(rejected)} were rejected: {why}" for why in rejected.values()), "")
+        raise InputError(f"no point left to fit{reason}")
+    measured_s = {point.line: point.seconds for point, _ in possible}
+
+    def fit_of(works: dict[int, PointSteps]) -> Fit:
+        return fit_times(
+            lambda constants: [predicted_s(w, model, gpu, constants) for w in works.values()],
+            [measured_s[line] for line in works],
+            prior,
+        )
+
+    # A few constants can meet few points: predict each point from a fit without it.
+    whole = fit_of(fitting)
+    left_out: dict[int, float] = {}
+    for line, work in fitting.items() if len(fitting) > 1 else ():
+        without = fit_of({other: steps for other, steps in fitting.items() if other != line})
+        seconds = predicted_s(work, model, gpu, without.constants)
+        left_out[line] = seconds / measured_s[line] - 1
+    rows = []
+    for point, work in possible:
+        model_s = predicted_s(work, model, gpu, whole.constants)
+        row = asdict(point) | {"model_s": model_s, "error": model_s / point.seconds - 1}
+        rows.append(row | {"left_out_error": left_out.get(point.line)})
+    checked = _checked(rows, whole)
     file = CalibrationFile(
-        model.name,
-        gpu.name,
-        today.isoformat(),
-        read.used,
-        _checked(
-            [comparison for i, comparison in enumerate(compared) if i not in fitting],
-            compared,
-            whole,
-        ),
-        whole.constants,
-        whole.fitted,
-        tuple(_row(comparison, i in fitting) for i, comparison in enumerate(compared)),
-    )
-    return CalibrationResult(
-        file, whole, prior, compared, tuple(gate.rejected), tuple(gate.doubts), read.used
+        model.name, gpu.name, today.isoformat(), used, checked, whole.constants, whole.fitted,
+        tuple(rows),
+    )  # fmt: skip
+    return PointFit(
+        file, whole, prior, tuple(point for point, _ in possible), rejected, tuple(doubts)
     )
 
 
-class _Gate:
-    """Keeps the points that the GPU's data sheet allows."""
-
-    def __init__(self, model: ModelSpec, gpu: GpuSpec, peak_share: float) -> None:
-        self.model = model
-        self.gpu = gpu
-        self.kept: list[Point] = []
-        self.steps: list[PointSteps] = []
-        self.rejected: list[RejectedPoint] = []
-        self.doubts: list[str] = []
-        self._peak_share = peak_share
-
-    def take(self, point: Point) -> None:
-        """Keep `point` with the steps behind it, or reject it."""
-        work = point_steps(point, self.model, self.gpu)
-        floors = [least(self.model, self.gpu, [step]) for step in work.steps]
+def _possible(
+    points: Sequence[Point], model: ModelSpec, gpu: GpuSpec
+) -> tuple[list[tuple[Point, PointSteps]], dict[int, str], list[str]]:
+    """Return the points that the data sheet allows, why the others are rejected, and doubts."""
+    possible: list[tuple[Point, PointSteps]] = []
+    rejected: dict[int, str] = {}
+    doubts: list[str] = []
+    for point in points:
+        work = point_steps(point, model, gpu)
+        floors = [least(model, gpu, [step]) for step in work.steps]
         floor_s = (max if work.longest else sum)(floor.seconds for floor in floors)
         share = floor_s / point.seconds
-        compute = sum(floor.compute_s for floor in floors) >= sum(
-            floor.memory_s for floor in floors
-        )
-        peak = self.gpu.peak_flops / 1e12 if compute else self.gpu.bandwidth / 1e12
-        unit = "TFLOP/s" if compute else "TB/s"
+        compute_s = sum(floor.compute_s for floor in floors)
+        peak, unit = gpu.bandwidth / 1e12, "TB/s"
+        if compute_s >= sum(floor.memory_s for floor in floors):
+            peak, unit = gpu.peak_flops / 1e12, "TFLOP/s"
         needs = (
             f"line {point.line}: {point} in {point.seconds:.4g} s needs {share * peak:,.3g} "
-            f"{unit}, {share:.0%} of the {peak:,.4g} of {self.gpu.name}"
+            f"{unit}, {share:.0%} of the {peak:,.4g} of {gpu.name}"
         )
-        if share > self._peak_share:
+        if share > 1:
             cause = "a prefix-cache hit (cached_tokens), or another GPU, batch or precision?"
-            self.rejected.append(RejectedPoint(point, f"{needs}; {cause}"))
-            return
+            rejected[point.line] = f"{needs}; {cause}"
+            continue
         if share > KERNEL_SHARE:
-            self.doubts.append(f"{needs}; kernels alone reach {KERNEL_SHARE:.0%}")
-        self.kept.append(point)
-        self.steps.append(work)
-
-    def rejected_text(self) -> str:
-        if not self.rejected:
-            return ""
-        return f"; {len(self.rejected)} were rejected: {self.rejected[0].reason}"
+            doubts.append(f"{needs}; kernels alone reach {KERNEL_SHARE:.0%}")
+        possible.append((point, work))
+    return possible, rejected, doubts
 
 
-def _fits(
-    gate: _Gate, fitting: list[int], prior: Calibration, cross_validate: bool
-) -> tuple[Fit, dict[int, float]]:
-    """Fit all points of `fitting`. With `cross_validate` predict each from a fit without it."""
-
-    def fit_of(indices: list[int]) -> Fit:
-        chosen = [gate.steps[i] for i in indices]
-        measured_s = [gate.kept[i].seconds for i in indices]
-        return fit(chosen, measured_s, gate.model, gate.gpu, prior)
-
-    left_out: dict[int, float] = {}
-    if cross_validate and len(fitting) > 1:
-        for i in fitting:
-            without = fit_of([j for j in fitting if j != i])
-            left_out[i] = predicted_s(gate.steps[i], gate.model, gate.gpu, without.constants)
-    return fit_of(fitting), left_out
-
-
-def error_text(errors: list[float]) -> str:
+def error_text(errors: Sequence[float]) -> str:
     """Describe relative errors by their median and the worst."""
     sizes = sorted(abs(error) for error in errors)
     return f"median {median(sizes):.1%}, worst {sizes[-1]:.1%}"
 
 
-def _checked(held_out: list[Compared], compared: Sequence[Compared], whole: Fit) -> str:
+def _checked(rows: Sequence[dict[str, Any]], whole: Fit) -> str:
     """Describe in one line how far the calibration was checked."""
     parts = []
-    if held_out:
-        errors = [comparison.error for comparison in held_out]
-        parts.append(f"{len(held_out)} held-out points: {error_text(errors)}")
-    errors = [
-        comparison.left_out_error
-        for comparison in compared
-        if comparison.left_out_error is not None
-    ]
-    if errors:
-        text = f"leave-one-out over {len(errors)}: {error_text(errors)}"
-        if len(errors) <= len(whole.fitted):
+    if held_out := [row["error"] for row in rows if row["held_out"]]:
+        parts.append(f"{len(held_out)} held-out points: {error_text(held_out)}")
+    left_out = [row["left_out_error"] for row in rows if row["left_out_error"] is not None]
+    if left_out:
+        text = f"leave-one-out over {len(left_out)}: {error_text(left_out)}"
+        if len(left_out) <= len(whole.fitted):
             text += ", each time with a constant back at its prior, for want of points"
         parts.append(text)
     return "; ".join(parts) or "not checked: no point was held out"
-
-
-def _row(comparison: Compared, fitted: bool) -> dict[str, Any]:
-    point = comparison.point
-    row: dict[str, Any] = {"line": point.line, "kind": point.kind}
-    row |= {"prompt_tokens": point.prompt_tokens, "cached_tokens": point.cached_tokens}
-    row |= {"batch_size": point.batch_size, "output_tokens": point.output_tokens}
-    row |= {"max_num_batched_tokens": point.max_num_batched_tokens, "seconds": point.seconds}
-    row |= {"held_out": not fitted, "model_s": comparison.model_s, "error": comparison.error}
-    row |= {"left_out_error": comparison.left_out_error, "note": point.note}
-    return row

@@ -1,8 +1,8 @@
 """Fit the step-time constants to measured points: least squares on relative errors.
 
-The method is damped Gauss-Newton in the logarithm of the constants, so that no constant changes its
-sign and all have equal weight. Only constants that the points can tell apart are fitted. A constant
-keeps the prior's value if it moves no point, or moves the points as the chosen ones do.
+scipy solves it for the logarithm of the constants, so that no constant changes its sign and all
+have equal weight. Only constants that the points can tell apart are fitted. A constant keeps the
+prior's value if it moves no point, or moves the points as the chosen ones do.
 This module does no I/O.
 """
 
@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.replay.engine.calibration.workloads import PointSteps, predicted_s
-from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.timing.step_constants import CONSTANTS, Calibration
+from forebay.traces.errors import InputError
 
 CANDIDATES = {
     "gemm_compute": 0.2,
@@ -45,9 +44,13 @@ MOST_ERROR = 1.0
 SMALL_RMS, MOST_RMS_RATIO = 0.03, 1.2
 """Errors that a fit without a constant at its bound may leave: small ones, or hardly larger."""
 SMALLEST_S = 1e-8
-_STEP = 1e-4  # step of ln(constant) for a slope
-_LEAST_GAIN = 0.0  # iterate to the last digit: such a fit takes milliseconds
-_ROUNDS = 60
+SLOPE_STEP = 1e-4
+"""Step of ln(constant) for a slope."""
+LEAST_GAIN = 1e-15
+"""Iterate to the last digit: a fit of points takes milliseconds."""
+MOST_ROUNDS = 60
+NO_TIME_S = 2 * SMALLEST_S
+"""A fit comes near a bound and does not reach it, so this time counts as the lower bound 0."""
 Vector = NDArray[np.float64]
 
 
@@ -73,56 +76,42 @@ class Fit:
     rms: float
 
 
-def fit(
-    works: Sequence[PointSteps],
-    measured_s: Sequence[float],
-    model: ModelSpec,
-    gpu: GpuSpec,
-    prior: Calibration,
-) -> Fit:
-    """Fit constants so that `works` take `measured_s`, as nearly as possible."""
-
-    def seconds(constants: Calibration) -> list[float]:
-        return [predicted_s(work, model, gpu, constants) for work in works]
-
-    return fit_times(seconds, measured_s, prior, CANDIDATES)
+def fitted_count(count: int, hold_out: float) -> int:
+    """Return the number of measurements to fit, of which a share is held out."""
+    return 0 if hold_out == 1 else max(1, round(count * (1 - hold_out)))
 
 
 def fit_times(
     predicted: Callable[[Calibration], Sequence[float]],
     measured_s: Sequence[float],
     prior: Calibration,
-    candidates: Mapping[str, float],
+    candidates: Mapping[str, float] = CANDIDATES,
     *,
-    step: float = _STEP,
-    least_gain: float = _LEAST_GAIN,
+    slope_step: float = SLOPE_STEP,
+    least_gain: float = LEAST_GAIN,
 ) -> Fit:
     """Fit constants so that `predicted` gives `measured_s`, as nearly as possible.
 
     A constant keeps the prior after all if its standard error is larger than itself, or if it
-    would stop at its bound and the others do as well without.
+    would stop at its bound and the others do as well without. Without times, all keep it.
 
     Args:
         candidates: constants that may be fitted, with their uncertainty (in ln).
-        step: step of ln(constant) for slopes, coarse where predictions are not smooth.
+        slope_step: step of ln(constant) for slopes, coarse where predictions are not smooth.
         least_gain: a round that lowers the sum of squares by less than this share is the last.
+
+    Raises InputError without scipy.
     """
-    target = np.log(np.asarray(measured_s, dtype=np.float64))
-
-    def logs(constants: Calibration) -> Vector:
-        return np.log(np.asarray(predicted(constants), dtype=np.float64))
-
+    if not len(measured_s):
+        return Fit(prior, (), {}, (), {}, 0.0)
+    problem = _Problem(predicted, measured_s, prior, slope_step, least_gain)
     # Fit only the constants that the points can tell apart, in units of their uncertainty.
     names, uncertainty = list(candidates), np.array(list(candidates.values()))
-    effects = _jacobian(logs, _started(prior, names), names, step) * uncertainty
+    effects = problem.slopes(problem.start(names), names) * uncertainty
     chosen, left = _identifiable(effects, names)
-
-    def fit_of(chosen: tuple[str, ...], left: dict[str, float]) -> Fit:
-        return _fit_of(chosen, left, prior, lambda c: logs(c) - target, step, least_gain)
-
     # Drop the least certain constant and fit again, until each fitted constant is a value.
     while True:
-        attempt = fit_of(chosen, left)
+        attempt = problem.fit(chosen, left)
         doubtful = attempt.at_bound or [
             name for name, error in attempt.relative_errors.items() if error and error > MOST_ERROR
         ]
@@ -130,12 +119,11 @@ def fit_times(
             return attempt
         worst = max(doubtful, key=lambda name: attempt.relative_errors[name] or 0.0)
         chosen = tuple(name for name in chosen if name != worst)
-        without = left | {worst: float(np.abs(effects[:, names.index(worst)]).max())}
+        left = left | {worst: float(np.abs(effects[:, names.index(worst)]).max())}
         if attempt.at_bound:
-            tried = fit_of(chosen, without)
-            if tried.rms > max(SMALL_RMS, MOST_RMS_RATIO * attempt.rms):
+            without = problem.fit(chosen, left)
+            if without.rms > max(SMALL_RMS, MOST_RMS_RATIO * attempt.rms):
                 return attempt
-        left = without
 
 
 def refusal(fit: Fit) -> str | None:
@@ -155,51 +143,88 @@ def refusal(fit: Fit) -> str | None:
     return None
 
 
-def _fit_of(
-    chosen: tuple[str, ...],
-    left: dict[str, float],
-    prior: Calibration,
-    residuals_of: Callable[[Calibration], Vector],
-    step: float,
-    least_gain: float,
-) -> Fit:
-    constants = _started(prior, chosen)
-    for names_now in dict.fromkeys((tuple(name for name in chosen if name != LAST), chosen)):
-        if names_now:
-            constants = _minimise(residuals_of, constants, names_now, step, least_gain)
-    residuals = residuals_of(constants)
-    spare = len(residuals) - len(chosen)
-    return Fit(
-        constants,
-        chosen,
-        _errors(_jacobian(residuals_of, constants, chosen, step), residuals, chosen, spare),
-        tuple(name for name in chosen if _bounded(name, getattr(constants, name))),
-        left,
-        float(np.sqrt(np.mean(residuals**2))),
-    )
+class _Problem:
+    """The least-squares problem of one set of measured times."""
+
+    def __init__(
+        self,
+        predicted: Callable[[Calibration], Sequence[float]],
+        measured_s: Sequence[float],
+        prior: Calibration,
+        slope_step: float,
+        least_gain: float,
+    ) -> None:
+        self._predicted = predicted
+        self._target = np.log(np.asarray(measured_s, dtype=np.float64))
+        self._prior = prior
+        self._slope_step = slope_step
+        self._least_gain = least_gain
+
+    def start(self, names: Sequence[str]) -> Calibration:
+        """Return the prior with the start of each constant of `names` that is 0."""
+        zeros: dict[str, Any] = {
+            name: STARTS[name]
+            for name in names
+            if name in STARTS and not getattr(self._prior, name)
+        }
+        return replace(self._prior, **zeros)
+
+    def residuals(self, constants: Calibration) -> Vector:
+        """Return ln(predicted / measured) of each time."""
+        return np.log(np.asarray(self._predicted(constants), dtype=np.float64)) - self._target
+
+    def slopes(self, constants: Calibration, names: Sequence[str]) -> Vector:
+        """Return d ln(seconds) / d ln(constant), one row for each time."""
+        step, columns = self._slope_step, []
+        for name in names:
+            value = max(getattr(constants, name), SMALLEST_S)
+            high = self.residuals(replace(constants, **{name: value * math.exp(step)}))
+            low = self.residuals(replace(constants, **{name: value * math.exp(-step)}))
+            columns.append((high - low) / (2 * step))
+        return np.stack(columns, axis=1)
+
+    def fit(self, chosen: tuple[str, ...], left: dict[str, float]) -> Fit:
+        """Fit the constants `chosen`. `left` are the candidates that keep the prior."""
+        constants, errors = self.start(chosen), dict[str, float | None]()
+        for names in dict.fromkeys((tuple(name for name in chosen if name != LAST), chosen)):
+            if names:
+                constants, errors = self._minimise(constants, names)
+        at_bound = tuple(name for name in chosen if _bounded(name, getattr(constants, name)))
+        rms = float(np.sqrt(np.mean(self.residuals(constants) ** 2)))
+        return Fit(constants, chosen, errors, at_bound, left, rms)
+
+    def _minimise(
+        self, start: Calibration, names: tuple[str, ...]
+    ) -> tuple[Calibration, dict[str, float | None]]:
+        """Return the best constants, and the standard errors of `names`."""
+        low, high = np.transpose([_bounds(name) for name in names])
+
+        def constants(logs: Vector) -> Calibration:
+            values = np.clip(np.exp(logs), low, high).tolist()
+            return replace(start, **dict(zip(names, values, strict=True)))
+
+        solution = _least_squares()(
+            lambda logs: self.residuals(constants(logs)),
+            np.log(np.clip([getattr(start, name) for name in names], low, high)),
+            jac=lambda logs: self.slopes(constants(logs), names),
+            bounds=(np.log(low), np.log(high)),
+            x_scale="jac",
+            ftol=self._least_gain,
+            xtol=1e-12,
+            gtol=1e-12,
+            max_nfev=MOST_ROUNDS,
+        )
+        return constants(solution.x), _errors(solution.jac, solution.fun, names)
 
 
-def _started(prior: Calibration, names: Sequence[str]) -> Calibration:
-    """Return `prior` with the start of each constant of `names` that is 0."""
-    zeros: dict[str, Any] = {
-        name: STARTS[name] for name in names if name in STARTS and not getattr(prior, name)
-    }
-    return replace(prior, **zeros)
-
-
-def _jacobian(
-    logs: Callable[[Calibration], Vector], at: Calibration, names: Sequence[str], step: float
-) -> Vector:
-    """Return d ln(seconds) / d ln(constant), one row for each point."""
-    if not names:
-        return np.zeros((len(logs(at)), 0))
-    columns = []
-    for name in names:
-        value = max(getattr(at, name), SMALLEST_S)
-        high = logs(replace(at, **{name: value * math.exp(step)}))
-        low = logs(replace(at, **{name: value * math.exp(-step)}))
-        columns.append((high - low) / (2 * step))
-    return np.stack(columns, axis=1)
+def _least_squares() -> Any:
+    try:
+        from scipy.optimize import least_squares
+    except ImportError:
+        raise InputError(
+            "a fit needs scipy, which is not installed: pip install 'forebay[lab]'"
+        ) from None
+    return least_squares
 
 
 def _identifiable(
@@ -228,55 +253,20 @@ def _identifiable(
     return tuple(names[i] for i in sorted(chosen)), left
 
 
-def _minimise(
-    residuals: Callable[[Calibration], Vector],
-    start: Calibration,
-    names: tuple[str, ...],
-    slope_step: float,
-    least_gain: float,
-) -> Calibration:
-    at, now = start, residuals(start)
-    damping = 1e-3
-    slope = _jacobian(residuals, at, names, slope_step)
-    for _ in range(_ROUNDS):
-        normal = slope.T @ slope
-        step = np.linalg.solve(
-            normal + damping * np.diag(np.diag(normal) + 1e-12), -(slope.T @ now)
-        )
-        tried = _moved(at, names, step.tolist())
-        after = residuals(tried)
-        if after @ after < now @ now:
-            gained, before = float(now @ now - after @ after), float(now @ now)
-            at, now, damping = tried, after, damping / 5
-            if gained < max(1e-14, least_gain * before):
-                break
-            slope = _jacobian(residuals, at, names, slope_step)
-        else:
-            damping *= 5
-            if damping > 1e9:
-                break
-    return at
-
-
-def _moved(at: Calibration, names: tuple[str, ...], step: list[float]) -> Calibration:
-    """Move the constants in log space, within their bounds and by at most a factor of e."""
-    values = {}
-    for name, by in zip(names, step, strict=True):
-        allowed = CONSTANTS[name]
-        value = max(getattr(at, name), SMALLEST_S) * math.exp(max(-1.0, min(1.0, by)))
-        values[name] = min(allowed.high, max(allowed.low, SMALLEST_S, value))
-    return replace(at, **values)
+def _bounds(name: str) -> tuple[float, float]:
+    allowed = CONSTANTS[name]
+    return max(allowed.low, SMALLEST_S), allowed.high
 
 
 def _bounded(name: str, value: float) -> bool:
-    allowed = CONSTANTS[name]
-    return value >= allowed.high * 0.999 or value <= max(allowed.low, SMALLEST_S) * 1.001
+    low, high = _bounds(name)
+    return value >= high * 0.999 or value <= max(low * 1.001, NO_TIME_S)
 
 
-def _errors(
-    slope: Vector, residuals: Vector, names: tuple[str, ...], spare: int
-) -> dict[str, float | None]:
-    if spare <= 0 or not names:
+def _errors(slopes: Vector, residuals: Vector, names: tuple[str, ...]) -> dict[str, float | None]:
+    """Return the standard errors as shares. None without a time to spare."""
+    spare = len(residuals) - len(names)
+    if spare <= 0:
         return dict.fromkeys(names)
-    covariance = np.linalg.pinv(slope.T @ slope) * float(residuals @ residuals) / spare
+    covariance = np.linalg.pinv(slopes.T @ slopes) * float(residuals @ residuals) / spare
     return {n: float(math.sqrt(max(0.0, covariance[i, i]))) for i, n in enumerate(names)}

@@ -74,7 +74,7 @@ class EngineCommand:
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
     calibration: Annotated[
-        Path | None, typer.Option(help="Step-time constants, as `calibrate -o` writes them.")
+        Path | None, typer.Option(help="Step-time constants, as `engine fit -o` writes them.")
     ] = None
     list_calibrations: Annotated[
         bool, typer.Option("--list-calibrations", help="Print the shipped calibrations and exit.")

@@ -1,7 +1,7 @@
 """The constants of the step-time model, and the calibration files that hold them.
 
 A calibration names the measurements it was fitted to and how far it was checked. The shipped ones
-lie in `calibration/data/`. `forebay engine calibrate` writes more and `--calibration` reads them.
+lie in `calibration/data/`. `forebay engine fit` writes more and `--calibration` reads them.
 `step_time` applies the constants.
 """
 
@@ -189,12 +189,12 @@ def parse_calibration(raw: bytes, name: str) -> CalibrationFile:
     except ValueError as error:
         raise InputError(f"{name}: not JSON ({error})") from error
     if not isinstance(body, dict):
-        raise InputError(f"{name}: not an object; `forebay engine calibrate -o` makes one")
+        raise InputError(f"{name}: not an object; `forebay engine fit -o` makes one")
     _check_keys(body, _KEYS, name, "")
     if body.get("format") != FORMAT:
         raise InputError(
             f"{name}: format is {body.get('format')!r}; this version reads {FORMAT}; "
-            "fit the points again with `forebay engine calibrate`"
+            "fit the points again with `forebay engine fit`"
         )
     for key in _TEXTS:
         if not isinstance(body.get(key), str):

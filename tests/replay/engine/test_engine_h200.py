@@ -44,8 +44,8 @@ HIT_LIMITS = {"direct-4": 0.0, "flag-direct-4": 0.009}
 
 def validate(run: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "forebay.proxy", "engine", "validate", str(RUNS / run),
-         "--trace", str(RUNS / "t4.jsonl"), *SERVER, *FLAGS[run], "--json"],
+        [sys.executable, "-m", "forebay.proxy", "engine", "fit", str(RUNS / run),
+         "--hold-out", "1", "--trace", str(RUNS / "t4.jsonl"), *SERVER, *FLAGS[run], "--json"],
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -58,11 +58,11 @@ def test_the_simulated_engine_is_as_near_a_real_h200_as_it_was(run: str) -> None
     told = validate(run)
     errors = {
         f"{line['measure']} p{100 * line['quantile']:g}": line["error"]
-        for line in told["lines"]
+        for line in told["points"]
         if line["quantile"] is not None  # the others are means
     }
     assert errors.keys() == LIMITS[run].keys()
-    assert {line["requests"] for line in told["lines"]} == {215}
+    assert {line["requests"] for line in told["points"]} == {215}
     further = {name: error for name, error in errors.items() if abs(error) > LIMITS[run][name]}
     assert not further
     hits = told["hit_ratio"]

@@ -287,7 +287,7 @@ def test_a_replay_calibrates_and_the_fit_predicts(vllm: str, model: Path, tmp_pa
         forebay("replay", str(trace), "--target", vllm, "--arrivals", "closed:1", "--out", str(run),
                 "--warmup", "2", "--quiet")  # fmt: skip
         done = run_forebay(
-            "engine", "calibrate", str(run), "--trace", str(trace), "--block-size", "32",
+            "engine", "fit", str(run), "--trace", str(trace), "--block-size", "32",
             "--model", str(model / "config.json"), "--gpu", str(tmp_path / "gpu.json"),
             "--num-gpu-blocks-override", str(BLOCKS), "--max-num-seqs", str(SEQS),
             "--max-num-batched-tokens", str(BATCHED_TOKENS), "--out", str(file), "--json",

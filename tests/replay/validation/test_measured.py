@@ -14,14 +14,15 @@ from forebay.replay.engine.calibration.calibrate import kernel_table
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.timing.step_constants import read_calibration
 from forebay.replay.validation.fit_run import FitLine, compared, predict
-from forebay.replay.validation.fit_run_cli import differ
 from forebay.replay.validation.measured import Timed, is_results, read_results
+from forebay.replay.validation.model_names import differ
 from forebay.traces.errors import InputError
 from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
 
 CONFIG = EngineConfig("llama-3-8b", "h200")
 MODEL = ("--model", "llama-3-8b", "--gpu", "h200")
+COMPARED = (*MODEL, "--hold-out", "1")
 
 
 def served(count: int, **constants: float) -> list[Timed]:
@@ -94,8 +95,8 @@ def test_a_failed_request_is_played_and_not_compared(tmp_path: Path) -> None:
     [
         ({"start_times": None}, "start_times is no list as long as ttfts; repeat the run with"),
         ({"itls": [[]]}, "itls is no list as long as ttfts"),
-        ({"ttfts": [-1.0, 1.0]}, "request 1: ttft is -1.0; give ttft or ttft_service with _s"),
-        ({"input_lens": ["many", 3]}, "request 1: input_tokens is nan; give input_tokens or"),
+        ({"ttfts": [-1.0, 1.0]}, "request 1: ttft: -1.0 is not a time of 0 or more"),
+        ({"input_lens": ["many", 3]}, "request 1: input_tokens: 'many' is not a whole number"),
         ({"ttfts": [0.0, 1.0]}, "request 1: ttft 0 s, e2e"),
     ],
 )
@@ -117,22 +118,22 @@ def test_results_of_another_trace(tmp_path: Path) -> None:
         read_results(path, trace[::-1])
 
 
-def test_validate_reads_vllm_bench(tmp_path: Path) -> None:
+def test_the_shipped_constants_are_compared_with_vllm_bench(tmp_path: Path) -> None:
     """Against the engine's own times it is exact, at the mean and at every quantile."""
     path = tmp_path / "bench.json"
     path.write_text(json.dumps(vllm_bench(served(12))))
-    done = forebay("engine", "validate", str(path), *MODEL, "--within", "0.01", "--json")
+    done = forebay("engine", "fit", str(path), *COMPARED, "--within", "0.01", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    named = [(line["measure"], line["quantile"]) for line in told["lines"]]
+    named = [(line["measure"], line["quantile"]) for line in told["points"]]
     assert named == [(m, q) for m in ("ttft", "tpot", "e2e") for q in (None, 0.5, 0.9, 0.99)]
-    assert all(line["low"] <= line["error"] + 1e-9 for line in told["lines"])
+    assert all(line["low"] <= line["error"] + 1e-9 for line in told["points"])
     assert told["hit_ratio"] == {"measured": None, "simulated": 0.0}
     assert done.stderr == ""  # Meta-Llama-3-8B-Instruct may well be llama-3-8b
-    table = forebay("engine", "validate", str(path), *MODEL)
+    table = forebay("engine", "fit", str(path), *COMPARED)
     assert "ttft mean" in table.stdout
     assert "measured not in the file, simulated 0.0%" in table.stdout
-    other = forebay("engine", "validate", str(path), "--model", "qwen2.5-14b", "--gpu", "h200")
+    other = forebay("engine", "fit", str(path), "--model", "qwen2.5-14b", "--gpu", "h200")
     assert (other.returncode, other.stdout) == (2, "")
     assert "is of meta-llama/Meta-Llama-3-8B-Instruct, --model is qwen2.5-14b" in other.stderr
 
@@ -140,9 +141,9 @@ def test_validate_reads_vllm_bench(tmp_path: Path) -> None:
 def test_a_run_under_an_unknown_name_is_compared_with_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     path.write_text(json.dumps({**vllm_bench(served(4)), "model_id": "our-finetune"}))
-    done = forebay("engine", "validate", str(path), *MODEL, "--json")
+    done = forebay("engine", "fit", str(path), *COMPARED, "--json")
     assert done.returncode == 0
-    assert json.loads(done.stdout)["lines"]
+    assert json.loads(done.stdout)["points"]
     said = "is of our-finetune, --model is llama-3-8b; are they one model?"
     assert done.stderr == f"forebay engine: warning: {path}: {said}\n"
 
@@ -152,7 +153,7 @@ def test_a_part_is_held_out_while_all_of_it_is_played(tmp_path: Path) -> None:
     truth = served(30, gemm_compute=0.5)
     path.write_text("".join(json.dumps(row) + "\n" for row in lines_of(truth)))
     done = forebay(
-        "engine", "calibrate", str(path), *MODEL, "--hold-out", "0.3", "--out", str(out), "--json"
+        "engine", "fit", str(path), *MODEL, "--hold-out", "0.3", "--out", str(out), "--json"
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -160,10 +161,9 @@ def test_a_part_is_held_out_while_all_of_it_is_played(tmp_path: Path) -> None:
     assert max(abs(row["error"]) for row in told["points"]) < 0.03
     assert told["checked"].startswith("9 held-out requests: at most ")
     assert read_calibration(out).constants.gemm_compute == pytest.approx(0.5, rel=0.05)
-    for wrong in ("1", "3,5"):
-        refused = forebay("engine", "calibrate", str(path), *MODEL, "--hold-out", wrong)
-        assert (refused.returncode, refused.stdout) == (2, "")
-        assert "of RUN or RESULTS give a share, e.g. 0.3; at most 0.9" in refused.stderr
+    refused = forebay("engine", "fit", str(path), *COMPARED, "--out", str(tmp_path / "new.json"))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--hold-out 1 fits nothing; hold out a smaller share" in refused.stderr
 
 
 def test_a_fit_that_leaves_physics_is_printed_and_not_written(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_fit_that_leaves_physics_is_printed_and_not_written(tmp_path: Path) ->
     path, out = tmp_path / "rows.jsonl", tmp_path / "cal.json"
     fast = [replace(one, ttft_s=one.ttft_s / 3, e2e_s=one.e2e_s / 3) for one in served(16)]
     path.write_text("".join(json.dumps(row) + "\n" for row in lines_of(fast)))
-    done = forebay("engine", "calibrate", str(path), *MODEL, "--out", str(out))
+    done = forebay("engine", "fit", str(path), *MODEL, "--out", str(out))
     assert done.returncode == 2
     assert "ttft mean" in done.stdout
     assert "this fit is no calibration: " in done.stderr
@@ -221,10 +221,8 @@ def test_a_trace_gives_results_their_prompts(tmp_path: Path) -> None:
     path, trace = tmp_path / "rows.jsonl", tmp_path / "trace.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in lines_of(predict(asked, CONFIG))))
     write_trace(trace, iter(rows))
-    with_trace = forebay("engine", "validate", str(path), *MODEL, "--trace", str(trace), "--json")
+    with_trace = forebay("engine", "fit", str(path), *COMPARED, "--trace", str(trace), "--json")
     hits = json.loads(with_trace.stdout)["hit_ratio"]
     assert hits["measured"] == hits["simulated"] > 0.4
-    alone = json.loads(forebay("engine", "validate", str(path), *MODEL, "--json").stdout)[
-        "hit_ratio"
-    ]
+    alone = json.loads(forebay("engine", "fit", str(path), *COMPARED, "--json").stdout)["hit_ratio"]
     assert alone["simulated"] == 0.0 < alone["measured"]

@@ -1,6 +1,7 @@
 """Calibrations: the shipped ones against published rows, the fit against known answers."""
 
 import json
+import sys
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -8,18 +9,15 @@ from typing import Any
 
 import pytest
 from commands import forebay
-from made_runs import SCHEMA, answered
 
-from forebay.replay.clock.virtual_loop import run
-from forebay.replay.engine.calibration.calibrate import CalibrationResult, calibrate, kernel_table
+from forebay.replay.engine.calibration.calibrate import PointFit, calibrate, kernel_table
 from forebay.replay.engine.calibration.fit import Fit, refusal
-from forebay.replay.engine.calibration.points import Point, Points, read_points
+from forebay.replay.engine.calibration.points import Point, read_points
 from forebay.replay.engine.calibration.workloads import point_steps, predicted_s
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.hardware.specs import H200_NVL, H200_SXM, LLAMA_3_8B, PHI_3_MINI
-from forebay.replay.engine.server.server import start_engine
 from forebay.replay.engine.timing.roofline import bound_by, least
 from forebay.replay.engine.timing.step_constants import (
     CONSTANTS,
@@ -30,11 +28,7 @@ from forebay.replay.engine.timing.step_constants import (
     read_calibration,
     shipped,
 )
-from forebay.replay.plan.options import ReplayOptions
-from forebay.replay.plan.schedule import parse_arrivals
-from forebay.replay.runner import replay
 from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
 
 TODAY = date(2026, 11, 21)
 ONE_CHUNK = 131_072
@@ -54,36 +48,38 @@ HELD_OUT = [
 ]
 
 
-def fitted(
-    points: list[Point], model: str = "phi-3-mini", gpu: str = "h200-nvl"
-) -> CalibrationResult:
-    read, sizes = Points(tuple(points), "points of a test"), find_model(model)
+def fitted(points: list[Point], model: str = "phi-3-mini", gpu: str = "h200-nvl") -> PointFit:
+    sizes = find_model(model)
     # Phi-3's prior has its own launch times: its rows have no step that a launch bounds.
-    prior = calibration_of(sizes, find_gpu(gpu)) if sizes is PHI_3_MINI else None
-    return calibrate(read, sizes, find_gpu(gpu), prior=prior, today=TODAY)
+    prior = calibration_of(sizes, find_gpu(gpu)) if sizes is PHI_3_MINI else kernel_table()
+    return calibrate(points, sizes, find_gpu(gpu), prior, used="points of a test", today=TODAY)
+
+
+def errors_of(done: PointFit) -> list[float]:
+    return [row["error"] for row in done.file.points]
 
 
 @pytest.fixture(scope="module")
-def phi() -> CalibrationResult:
+def phi() -> PointFit:
     return fitted([*FITTED, *HELD_OUT])
 
 
-def test_held_out_published_rows(phi: CalibrationResult) -> None:
-    errors = {one.point.line: one.error for one in phi.compared if one.point.held_out}
+def test_held_out_published_rows(phi: PointFit) -> None:
+    errors = {row["line"]: row["error"] for row in phi.file.points if row["held_out"]}
     assert len(errors) == 3
     assert abs(errors[6]) < 0.01
     assert abs(errors[7]) < 0.01
     assert abs(errors[8]) < 0.001
 
 
-def test_the_shipped_constants_are_the_fit_of_their_points(phi: CalibrationResult) -> None:
+def test_the_shipped_constants_are_the_fit_of_their_points(phi: PointFit) -> None:
     ours = calibration_of(PHI_3_MINI, H200_NVL)
     assert set(phi.fit.fitted) == {"gemm_compute", "prefill_compute", "step_s", "request_s"}
     for name in CONSTANTS:
         assert getattr(phi.file.constants, name) == pytest.approx(getattr(ours, name), rel=0.005)
 
 
-def test_as_many_constants_as_points_are_no_evidence(phi: CalibrationResult) -> None:
+def test_as_many_constants_as_points_are_no_evidence(phi: PointFit) -> None:
     assert "3 held-out points" in phi.file.checked
     assert "for want of points" in phi.file.checked
     assert phi.fit.relative_errors == dict.fromkeys(phi.fit.fitted)  # no degree of freedom left
@@ -136,14 +132,12 @@ LONG = [Point(11, "itl", 1.0, 100_000, batch_size=4), Point(12, "tpot", 1.0, 30_
 
 
 def test_the_fit_finds_the_constants_behind_the_points() -> None:
-    truth = replace(kernel_table(), gemm_compute=0.58, prefill_compute=0.55, step_s=3e-3,
-                    request_s=40e-3, decode_bandwidth=0.5, sequence_s=25e-6)  # fmt: skip
-    done = fitted(made(truth, TTFTS + ITLS + LONG), "llama-3-8b", "h200")
+    done = fitted(made(BUSY, TTFTS + ITLS + LONG), "llama-3-8b", "h200")
     for name in ("gemm_compute", "prefill_compute", "step_s", "request_s", "decode_bandwidth",
                  "sequence_s"):  # fmt: skip
         assert name in done.fit.fitted
-        assert getattr(done.file.constants, name) == pytest.approx(getattr(truth, name), rel=0.01)
-    assert max(abs(one.error) for one in done.compared) < 1e-4
+        assert getattr(done.file.constants, name) == pytest.approx(getattr(BUSY, name), rel=0.01)
+    assert max(map(abs, errors_of(done))) < 1e-4
 
 
 def test_what_the_points_cannot_show_keeps_the_prior() -> None:
@@ -163,7 +157,62 @@ def test_a_constant_never_leaves_what_is_physical() -> None:
         assert allowed.low <= getattr(done.file.constants, name) <= allowed.high
 
 
+def digits(done: PointFit) -> dict[str, str]:
+    """The fitted constants as they are printed."""
+    return {name: f"{getattr(done.fit.constants, name):.4g}" for name in done.fit.fitted}
+
+
 TTFTS_MEASURED = made(kernel_table(), TTFTS)
+BUSY = replace(kernel_table(), gemm_compute=0.58, prefill_compute=0.55, step_s=3e-3,
+               request_s=40e-3, decode_bandwidth=0.5, sequence_s=25e-6)  # fmt: skip
+
+
+def noisy(constants: Calibration, *factors: float) -> list[Point]:
+    points = made(constants, TTFTS + ITLS + LONG)
+    return [replace(p, seconds=p.seconds * f) for p, f in zip(points, factors, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("points", "constants", "rms"),
+    [
+        (
+            [replace(TTFTS[0], prompt_tokens=1_024, seconds=0.04),
+             replace(TTFTS[1], prompt_tokens=8_192, seconds=0.25)],
+            {"gemm_compute": "0.8152", "tokenize_token_s": "5.766e-06"},
+            0.0,
+        ),
+        (
+            noisy(kernel_table(), 1.02, 0.98, 1.01, 0.99, 1.02, 0.98, 1.01, 0.99),
+            {"gemm_compute": "0.748", "prefill_compute": "0.6264", "decode_bandwidth": "0.9065",
+             "step_s": "0.001472", "sequence_s": "4.789e-06", "request_s": "0.001978"},
+            0.0106,
+        ),
+        (
+            noisy(BUSY, 1.05, 0.97, 1.03, 0.94, 1.02, 0.93, 1.06, 0.99),
+            {"gemm_compute": "0.5726", "prefill_compute": "0.6044", "decode_bandwidth": "0.4817",
+             "step_s": "0.003138", "request_s": "0.04138"},
+            0.0278,
+        ),
+    ],
+    ids=["two", "noisy", "noisier"],
+)  # fmt: skip
+def test_scipy_finds_the_constants_of_the_earlier_solver(
+    points: list[Point], constants: dict[str, str], rms: float
+) -> None:
+    """The figures are those of Forebay's own Gauss-Newton, which scipy replaced."""
+    done = fitted(points, "llama-3-8b", "h200")
+    assert {name: constants[name] for name in done.fit.fitted} == digits(done)
+    assert len(digits(done)) == len(constants)
+    assert done.fit.rms == pytest.approx(rms, rel=2e-3, abs=1e-9)
+
+
+def test_a_fit_at_a_bound_is_no_worse_than_the_earlier_solver(phi: PointFit) -> None:
+    assert digits(phi) == {"gemm_compute": "0.6556", "prefill_compute": "0.652",
+                           "step_s": "0.006077", "request_s": "0.003948"}  # fmt: skip
+    fast = [replace(point, seconds=point.seconds * 0.75) for point in TTFTS_MEASURED]
+    done = fitted(fast, "llama-3-8b", "h200")
+    assert done.fit.at_bound == ("gemm_compute", "request_s")
+    assert done.fit.rms < 0.09757
 
 
 @pytest.mark.parametrize(
@@ -177,30 +226,27 @@ TTFTS_MEASURED = made(kernel_table(), TTFTS)
 )
 def test_the_roofline_turns_the_impossible_away(point: Point, says: str) -> None:
     done = fitted([*TTFTS_MEASURED, point], "llama-3-8b", "h200")
-    assert [one.point.line for one in done.rejected] == [4]
-    assert says in done.rejected[0].reason
-    assert "prefix-cache hit" in done.rejected[0].reason
-    assert all(one.point is not point for one in done.compared)
+    assert list(done.rejected) == [4]
+    assert says in done.rejected[4]
+    assert "prefix-cache hit" in done.rejected[4]
+    assert [(at.kind, at.seconds) for at in done.points] == [
+        (at.kind, at.seconds) for at in TTFTS_MEASURED
+    ]
     with pytest.raises(InputError, match="no point left to fit; 1 were rejected: line 4"):
         fitted([point], "llama-3-8b", "h200")
 
 
-def test_what_no_kernel_reaches_is_doubtful_and_can_be_turned_away() -> None:
+def test_a_point_that_no_kernel_reaches_is_doubtful() -> None:
     """91 % of peak, end to end: kernels alone reach 82 %."""
     work = point_steps(TTFTS[2], LLAMA_3_8B, H200_SXM)
     fast = replace(
         TTFTS[2], line=20, seconds=least(LLAMA_3_8B, H200_SXM, work.steps).seconds / 0.91
     )
-    read = Points((*TTFTS_MEASURED, fast), "")
-    kept = calibrate(read, LLAMA_3_8B, H200_SXM, cross_validate=False, today=TODAY)
+    kept = fitted([*TTFTS_MEASURED, fast], "llama-3-8b", "h200")
     assert not kept.rejected
     assert len(kept.doubts) == 1
     assert kept.doubts[0].startswith("line 20: ")
     assert "91%" in kept.doubts[0]
-    strict = calibrate(
-        read, LLAMA_3_8B, H200_SXM, cross_validate=False, peak_share=0.82, today=TODAY
-    )
-    assert [one.point.line for one in strict.rejected] == [20]
 
 
 def test_a_hit_given_as_one_is_possible() -> None:
@@ -210,14 +256,12 @@ def test_a_hit_given_as_one_is_possible() -> None:
 
 
 def test_more_points_than_constants_are_cross_validated() -> None:
-    points = made(kernel_table(), TTFTS + ITLS + LONG)
-    factors = (1.02, 0.98, 1.01, 0.99, 1.02, 0.98, 1.01, 0.99)
-    noisy = [replace(p, seconds=p.seconds * f) for p, f in zip(points, factors, strict=True)]
-    done = fitted(noisy, "llama-3-8b", "h200")
-    worst_own = max(abs(one.error) for one in done.compared)
-    left_out = [one.left_out_error for one in done.compared]
+    points = noisy(kernel_table(), 1.02, 0.98, 1.01, 0.99, 1.02, 0.98, 1.01, 0.99)
+    done = fitted(points, "llama-3-8b", "h200")
+    worst_own = max(map(abs, errors_of(done)))
+    left_out = [row["left_out_error"] for row in done.file.points]
     assert all(error is not None for error in left_out)
-    assert max(abs(error or 0.0) for error in left_out) > worst_own
+    assert max(map(abs, left_out)) > worst_own
     assert "leave-one-out over 8" in done.file.checked
 
 
@@ -228,15 +272,15 @@ HEAD = "kind,prompt_tokens,seconds,held_out\n"
     ("text", "says"),
     [
         (HEAD, "no points"),
-        (HEAD + "ttft,1000,1\n", r":2: 3 cells under 4 headings"),
-        (HEAD + "# a note\nttft,1000,fast,\n", ":3: seconds fast"),
-        (HEAD + "ttft,1000,0,\n", ":2: seconds 0"),
-        (HEAD + "ttft,1.5,1,\n", ":2: prompt_tokens 1.5"),
+        (HEAD + "ttft,1000,1\n", ":2: 3 fields, the header has 4"),
+        (HEAD + "# a note\nttft,1000,fast,\n", ":3: seconds: 'fast' is not a time"),
+        (HEAD + "ttft,1000,0,\n", ":2: seconds is 0"),
+        (HEAD + "ttft,1.5,1,\n", ":2: prompt_tokens: '1.5' is not a whole"),
         (HEAD + "guess,1000,1,\n", ":2: kind guess: give ttft"),
-        (HEAD + "ttft,,1,\n", ":2: prompt_tokens is missing"),
+        (HEAD + "ttft,,1,\n", ":2: prompt_tokens: no such column"),
         (HEAD + "ttft,1000,1,maybe\n", ":2: held_out maybe"),
         ("kind,prompt_tokens,time\nttft,1,1\n", ":2: time: unknown"),
-        ('{"kind":"ttft"}\n{"kind":\n', r":1: prompt_tokens|:2: not JSON"),
+        ('{"kind":"ttft"}\n{"kind":\n', ":1: seconds: no such column"),
         ('{"kind":"ttft","prompt_tokens":64,"cached_tokens":64,"seconds":1}', "fewer than"),
         ('{"kind":"ttft","prompt_tokens":64,"batch_size":2,"seconds":1}', "alone"),
     ],
@@ -246,70 +290,6 @@ def test_bad_points_are_named_by_line(text: str, says: str, tmp_path: Path) -> N
     path.write_text(text)
     with pytest.raises(InputError, match=says):
         read_points(path)
-
-
-def test_points_of_a_run_are_those_of_lone_requests(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    def row(number: int, at_s: float, until_s: float, ttft_s: float, **more: Any) -> dict[str, Any]:
-        return answered(number, "chat", at_s, ttft_s, sent_s=at_s, done_s=until_s, **more)
-
-    rows = [
-        row(0, 0.0, 2.0, 0.1),
-        row(1, 3.0, 5.0, 0.3),
-        row(2, 6.0, 8.0, 9.0),  # beside the next one
-        row(3, 7.0, 7.5, 9.0),
-        row(4, 7.1, 7.2, 0.2, backend="gpu1"),  # alone on a server of its own
-        row(5, 10.0, 11.0, 9.0, outcome="failed"),
-    ]
-    full = [{name: row.get(name) for name in SCHEMA.names} for row in rows]
-    pq.write_table(pa.Table.from_pylist(full, SCHEMA), str(tmp_path / "requests.parquet"))
-    read = read_points(tmp_path, 4_096)
-    assert [(p.kind, p.seconds, p.max_num_batched_tokens) for p in read.points] == [
-        ("tpot", 0.01, 4_096),
-        ("ttft", 0.2, 4_096),  # the median of 0.1, 0.3 and 0.2
-    ]
-    assert "3 of 6 requests" in read.used
-    pq.write_table(pa.Table.from_pylist(full[2:4], SCHEMA), str(tmp_path / "requests.parquet"))
-    with pytest.raises(InputError, match="--arrivals closed:1"):
-        read_points(tmp_path)
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_replayed_run_gives_back_the_servers_constants(tmp_path: Path, ahead: bool) -> None:
-    """From HTTP to constants: replay one at a time against a server, then fit its folder.
-
-    A server that schedules ahead hides step_s, and the fit finds that it adds nothing.
-    """
-    truth = replace(kernel_table(), gemm_compute=0.5, prefill_compute=0.55, step_s=4e-3,
-                    request_s=30e-3)  # fmt: skip
-    file = replace(calibration_file_of("*", "h200-sxm"), model="llama-3-8b", constants=truth)
-    (tmp_path / "truth.json").write_text(json.dumps(file.as_json()))
-    lengths = (100, 1_000, 4_000, 12_000, 30_000, 60_000)
-    rows = [TraceRequest(f"r{i}", 0.0, n, 20 + i) for i, n in enumerate(lengths)]
-
-    async def main() -> None:
-        config = EngineConfig(
-            "llama-3-8b", "h200", calibration=tmp_path / "truth.json", async_scheduling=ahead
-        )
-        async with start_engine(config) as server:
-            asked = ReplayOptions(
-                rows, [server.url], tmp_path / "run", arrivals=parse_arrivals("closed:1"),
-                quiet=True,
-            )  # fmt: skip
-            await replay(asked)
-
-    run(main())
-    read = read_points(tmp_path / "run")
-    assert len(read.points) == 2 * len(lengths)
-    done = calibrate(read, LLAMA_3_8B, H200_SXM, cross_validate=False, today=TODAY)
-    found = done.file.constants
-    for name in ("gemm_compute", "prefill_compute", "request_s"):
-        assert name in done.fit.fitted
-        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.03)
-    assert found.step_s == pytest.approx(0.0 if ahead else truth.step_s, rel=0.03, abs=1e-4)
-    assert max(abs(one.error) for one in done.compared) < 0.01
 
 
 GOOD = calibration_file_of("phi-3-mini-128k", "h200-nvl").as_json()
@@ -350,7 +330,7 @@ def test_what_a_time_is_bound_by() -> None:
     assert bound_by(prefill, prefill.seconds * 1.5) == "compute"
 
 
-def test_calibrate_writes_what_the_engine_reads(tmp_path: Path) -> None:
+def test_fit_writes_what_the_engine_reads(tmp_path: Path) -> None:
     points, out, prior = tmp_path / "points.csv", tmp_path / "cal.json", tmp_path / "prior.json"
     prior.write_text(json.dumps(calibration_file_of("phi-3-mini-128k", "h200-nvl").as_json()))
     points.write_text(
@@ -361,8 +341,8 @@ def test_calibrate_writes_what_the_engine_reads(tmp_path: Path) -> None:
         )
         + "ttft,65536,131072,0.5,,\n"
     )
-    words = ("calibrate", str(points), "--model", "phi-3-mini", "--gpu", "h200-nvl", "--json",
-             "--prior", str(prior))  # fmt: skip
+    words = ("fit", str(points), "--model", "phi-3-mini", "--gpu", "h200-nvl", "--json",
+             "--calibration", str(prior))  # fmt: skip
     done = forebay("engine", *words, "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "rejected line 9" in done.stderr
@@ -386,18 +366,15 @@ def test_calibrate_writes_what_the_engine_reads(tmp_path: Path) -> None:
 def test_the_table_says_which_part_of_it_is_evidence(tmp_path: Path) -> None:
     points = tmp_path / "points.csv"
     points.write_text("kind,prompt_tokens,seconds\nttft,1024,0.04\nttft,8192,0.25\n")
-    done = forebay("engine", "calibrate", str(points), "--model", "llama-3-8b", "--gpu", "h200")
+    done = forebay("engine", "fit", str(points), "--model", "llama-3-8b", "--gpu", "h200")
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "as many constants as points: no evidence" in said
-    assert "The points do not identify" in said
+    assert "decode_bandwidth 0.9 0.9 share 0.05 to 1 prior" in said
 
 
 def test_help_shows_an_example() -> None:
-    assert (
-        "forebay engine calibrate points.csv --model"
-        in forebay("engine", "calibrate", "--help").stdout
-    )
+    assert "forebay engine fit points.csv --model" in forebay("engine", "fit", "--help").stdout
 
 
 def test_the_list_of_shipped_calibrations() -> None:
@@ -414,7 +391,7 @@ def test_a_calibration_is_written_to_the_target_of_a_link(tmp_path: Path) -> Non
     kept.write_text("{}")
     link.symlink_to(kept)
     words = ("--model", "llama-3-8b", "--gpu", "h200", "--out", str(link), "--force")
-    done = forebay("engine", "calibrate", str(points), *words)
+    done = forebay("engine", "fit", str(points), *words)
     assert done.returncode == 0, done.stderr
     assert link.is_symlink()
     assert read_calibration(kept).model == "llama-3-8b"
@@ -429,3 +406,19 @@ def test_a_constant_near_zero_is_refused_only_if_it_is_certain(
     constants = replace(kernel_table(), tokenize_token_s=low)
     why = refusal(Fit(constants, (name,), {name: error}, (name,), {}, 0.1))
     assert (why is not None and why.startswith(f"{name} would be negative")) is refused
+
+
+def test_a_fit_without_scipy_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = tmp_path / "points.csv"
+    points.write_text("kind,prompt_tokens,seconds\nttft,1024,0.04\nttft,8192,0.25\n")
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    words = ("engine", "fit", str(points), "--model", "llama-3-8b", "--gpu", "h200")
+    done = forebay(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "forebay engine: a fit needs scipy, which is not installed: pip install 'forebay[lab]'\n"
+    )
+    compared = forebay(*words, "--hold-out", "1", "--json")
+    assert json.loads(compared.stdout)["fitted"] == []
