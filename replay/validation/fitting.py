@@ -1,4 +1,4 @@
-"""Fit what the command line names, print the fit, and write its calibration."""
+"""Fit the sources of a command, print the fit, and write its calibration."""
 
 import sys
 from collections.abc import Sequence

@@ -88,7 +88,7 @@ def _of_points(done: PointFit) -> tuple[list[Table], str]:
         )
     fitted = [row["error"] for row in done.file.points if not row["held_out"]]
     if not fitted:
-        return [table], "Nothing was fitted;"
+        return [table], "No point was fitted."
     own = f"Fitted points: {error_text(fitted)}"
     if len(fitted) <= len(done.fit.fitted):
         own += " (as many constants as points: no evidence)"

@@ -92,7 +92,7 @@ def calibrate(
     # Impossible points must not move the constants, so they leave before the fit.
     possible, rejected, doubts = _possible(points, model, gpu)
     fitting = {point.line: work for point, work in possible if not point.held_out}
-    if not fitting and first:
+    if not possible or not (fitting or hold_out == 1):
         reason = next((f"; {len(rejected)} were rejected: {why}" for why in rejected.values()), "")
         raise InputError(f"no point left to fit{reason}")
     measured_s = {point.line: point.seconds for point, _ in possible}

@@ -7,7 +7,7 @@ This module does no I/O.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,7 +85,6 @@ def fit_times(
     predicted: Callable[[Calibration], Sequence[float]],
     measured_s: Sequence[float],
     prior: Calibration,
-    candidates: Mapping[str, float] = CANDIDATES,
     *,
     slope_step: float = SLOPE_STEP,
     least_gain: float = LEAST_GAIN,
@@ -96,7 +95,6 @@ def fit_times(
     would stop at its bound and the others do as well without. Without times, all keep it.
 
     Args:
-        candidates: constants that may be fitted, with their uncertainty (in ln).
         slope_step: step of ln(constant) for slopes, coarse where predictions are not smooth.
         least_gain: a round that lowers the sum of squares by less than this share is the last.
 
@@ -104,9 +102,10 @@ def fit_times(
     """
     if not len(measured_s):
         return Fit(prior, (), {}, (), {}, 0.0)
-    problem = _Problem(predicted, measured_s, prior, slope_step, least_gain)
+    target = np.log(np.asarray(measured_s, dtype=np.float64))
+    problem = _Problem(predicted, target, prior, slope_step, least_gain)
     # Fit only the constants that the points can tell apart, in units of their uncertainty.
-    names, uncertainty = list(candidates), np.array(list(candidates.values()))
+    names, uncertainty = list(CANDIDATES), np.array(list(CANDIDATES.values()))
     effects = problem.slopes(problem.start(names), names) * uncertainty
     chosen, left = _identifiable(effects, names)
     # Drop the least certain constant and fit again, until each fitted constant is a value.
@@ -143,39 +142,30 @@ def refusal(fit: Fit) -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
 class _Problem:
-    """The least-squares problem of one set of measured times."""
+    """The least-squares problem of one set of measured times. `target` has their logarithms."""
 
-    def __init__(
-        self,
-        predicted: Callable[[Calibration], Sequence[float]],
-        measured_s: Sequence[float],
-        prior: Calibration,
-        slope_step: float,
-        least_gain: float,
-    ) -> None:
-        self._predicted = predicted
-        self._target = np.log(np.asarray(measured_s, dtype=np.float64))
-        self._prior = prior
-        self._slope_step = slope_step
-        self._least_gain = least_gain
+    predicted: Callable[[Calibration], Sequence[float]]
+    target: Vector
+    prior: Calibration
+    slope_step: float
+    least_gain: float
 
     def start(self, names: Sequence[str]) -> Calibration:
         """Return the prior with the start of each constant of `names` that is 0."""
         zeros: dict[str, Any] = {
-            name: STARTS[name]
-            for name in names
-            if name in STARTS and not getattr(self._prior, name)
+            name: STARTS[name] for name in names if name in STARTS and not getattr(self.prior, name)
         }
-        return replace(self._prior, **zeros)
+        return replace(self.prior, **zeros)
 
     def residuals(self, constants: Calibration) -> Vector:
         """Return ln(predicted / measured) of each time."""
-        return np.log(np.asarray(self._predicted(constants), dtype=np.float64)) - self._target
+        return np.log(np.asarray(self.predicted(constants), dtype=np.float64)) - self.target
 
     def slopes(self, constants: Calibration, names: Sequence[str]) -> Vector:
         """Return d ln(seconds) / d ln(constant), one row for each time."""
-        step, columns = self._slope_step, []
+        step, columns = self.slope_step, []
         for name in names:
             value = max(getattr(constants, name), SMALLEST_S)
             high = self.residuals(replace(constants, **{name: value * math.exp(step)}))
@@ -209,7 +199,7 @@ class _Problem:
             jac=lambda logs: self.slopes(constants(logs), names),
             bounds=(np.log(low), np.log(high)),
             x_scale="jac",
-            ftol=self._least_gain,
+            ftol=self.least_gain,
             xtol=1e-12,
             gtol=1e-12,
             max_nfev=MOST_ROUNDS,

@@ -48,11 +48,18 @@ HELD_OUT = [
 ]
 
 
-def fitted(points: list[Point], model: str = "phi-3-mini", gpu: str = "h200-nvl") -> PointFit:
+def fitted(
+    points: list[Point],
+    model: str = "phi-3-mini",
+    gpu: str = "h200-nvl",
+    hold_out: float = 0.0,
+) -> PointFit:
     sizes = find_model(model)
     # Phi-3's prior has its own launch times: its rows have no step that a launch bounds.
     prior = calibration_of(sizes, find_gpu(gpu)) if sizes is PHI_3_MINI else kernel_table()
-    return calibrate(points, sizes, find_gpu(gpu), prior, used="points of a test", today=TODAY)
+    return calibrate(
+        points, sizes, find_gpu(gpu), prior, used="a test", today=TODAY, hold_out=hold_out
+    )
 
 
 def errors_of(done: PointFit) -> list[float]:
@@ -232,8 +239,19 @@ def test_the_roofline_turns_the_impossible_away(point: Point, says: str) -> None
     assert [(at.kind, at.seconds) for at in done.points] == [
         (at.kind, at.seconds) for at in TTFTS_MEASURED
     ]
-    with pytest.raises(InputError, match="no point left to fit; 1 were rejected: line 4"):
-        fitted([point], "llama-3-8b", "h200")
+    for hold_out in (0.0, 1.0):
+        with pytest.raises(InputError, match="no point left to fit; 1 were rejected: line 4"):
+            fitted([point], "llama-3-8b", "h200", hold_out)
+
+
+def test_the_last_points_are_held_out_as_the_marked_are() -> None:
+    marked = [replace(TTFTS_MEASURED[0], held_out=True), *TTFTS_MEASURED[1:], *LONG]
+    done = fitted(marked, "llama-3-8b", "h200", 0.4)
+    assert [row["held_out"] for row in done.file.points] == [True, False, False, False, True, True]
+    assert done.file.checked.startswith("3 held-out points: ")
+    unfitted = fitted(marked, "llama-3-8b", "h200", 1.0)
+    assert unfitted.fit.constants == kernel_table()
+    assert all(row["held_out"] for row in unfitted.file.points)
 
 
 def test_a_point_that_no_kernel_reaches_is_doubtful() -> None:
