@@ -6,17 +6,20 @@ and the kind of time zone are the same in all rows of a file.
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import count
 from math import inf, isfinite
 from reprlib import Repr
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 
 UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _ISO_REST = re.compile(r"(\.[0-9]{6})[0-9]+")
 _LONG_WORD = re.compile(r"(\S{100})\S{20,}")
+_Default = TypeVar("_Default")
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 
 
@@ -61,6 +64,8 @@ class FileFacts:
         zoned: True if times have a UTC offset, None before the first time.
         notes: missing or dropped values, each with its number of rows.
         last_input_tokens: prompt length of the last row that has it.
+        places: 0, 1, 2 ... for requests of a file that has neither times nor names for them.
+        memory: values that the reader of a format keeps for later rows, such as the last turn.
     """
 
     path: str = ""
@@ -69,6 +74,8 @@ class FileFacts:
     zoned: bool | None = None
     notes: Counter[str] = field(default_factory=Counter)
     last_input_tokens: int = 1
+    places: Iterator[int] = field(default_factory=count)
+    memory: dict[Any, Any] = field(default_factory=dict)
 
 
 class SourceRow:
@@ -99,6 +106,18 @@ class SourceRow:
     def note(self, what: str) -> None:
         """Count a missing or dropped value, which the command prints with its number of rows."""
         self.facts.notes[what] += 1
+
+    def second(self) -> float:
+        """Return the time of the next request of a file without times: 0, 1, 2 ... seconds."""
+        return float(next(self.facts.places))
+
+    def turn_before(self, session: str | None, name: str) -> str | None:
+        """Return the last turn of `session`, which `name` is from now on."""
+        if session is None:
+            return None
+        before = self.facts.memory.get(session)
+        self.facts.memory[session] = name
+        return before
 
     def get(self, *columns: str) -> Any:
         """Return the first of `columns` that is present and not empty, or None."""
@@ -135,7 +154,7 @@ class SourceRow:
             f"{_named(self, columns)}: {shown(value)} is not a whole number of {least} or more"
         )
 
-    def whole_or(self, default: int | None, *columns: str, least: int = 0) -> int | None:
+    def whole_or(self, default: _Default, *columns: str, least: int = 0) -> int | _Default:
         """Read a whole number like `whole`, or return `default` if no column has a value."""
         return default if self.get(*columns) is None else self.whole(*columns, least=least)
 
@@ -150,6 +169,10 @@ class SourceRow:
         if type(value) in (int, float) and isfinite(value):
             return float(value)
         raise RowError(f"{_named(self, columns)}: {shown(value)} is not a number")
+
+    def number_or(self, default: _Default, *columns: str) -> float | _Default:
+        """Read a finite number, or return `default` if no column has a value."""
+        return default if self.get(*columns) is None else self.number_of(*columns)
 
     def seconds(self, *columns: str, unit: str = "s") -> float:
         """Read a time or duration of 0 or more in `unit`, and return seconds."""

@@ -1,4 +1,4 @@
-"""The trace formats. To add one, write a function from a row to a request and a line of a table.
+"""The trace formats. To add one, write a function from a row to a request, under `row_format`.
 
 In reading order: `table` defines `TraceFormat` and chooses a format by the `head` of a file,
 `readers` has a file for each family of formats, `body` reads the JSON bodies that many formats
@@ -22,6 +22,7 @@ from forebay.traces.formats.table import (
     formats,
     names,
     open_trace,
+    row_format,
     trace_format,
 )
 
@@ -39,5 +40,6 @@ __all__ = [
     "head_of",
     "names",
     "open_trace",
+    "row_format",
     "trace_format",
 ]

@@ -154,8 +154,8 @@ def build(
     *,
     name: str,
     arrival_s: float,
-    input_tokens: int | None,
-    output_tokens: int | None,
+    input_tokens: int | None = None,
+    output_tokens: int | None = None,
 ) -> TraceRequest:
     """Make the request of a log row. Missing lengths are from the text or the options.
 

@@ -31,6 +31,9 @@ class Head:
     def has(self, *columns: str) -> bool:
         return self.columns.issuperset(columns)
 
+    def has_any(self, *columns: str) -> bool:
+        return not self.columns.isdisjoint(columns)
+
 
 def head_of(path: str | Path) -> Head:
     """Look at the first bytes of `path`. Standard input (`-`) is only peeked at."""

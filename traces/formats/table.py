@@ -1,17 +1,18 @@
 """Define the table of trace formats, and choose a reader by name or by the file's first bytes.
 
-A format is a description and a function from rows to requests. Forebay's formats are in `readers`.
-A plug-in adds its own through the entry point group `forebay.traces` (docs/reference/formats.md).
+A format is a function from a row to its requests, and a description (`row_format`). Forebay's
+formats are in `readers`. A plug-in adds its own through the entry point group `forebay.traces`
+(docs/reference/formats.md).
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from sys import maxsize
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, BinaryIO, Final, NamedTuple
 
 import typer
 
@@ -21,15 +22,15 @@ from forebay.traces.formats.head import Head, head_of
 from forebay.traces.formats.totals import refuse_totals
 from forebay.traces.reading.containers import Rows, table_rows, unpacked
 from forebay.traces.reading.jsonl import read_trace
-from forebay.traces.reading.reader import REORDER_ROWS, Order, ParseRow, TraceReader
-from forebay.traces.rows import FileFacts
+from forebay.traces.reading.reader import REORDER_ROWS, Order, Parsed, ParseRow, TraceReader
+from forebay.traces.rows import FileFacts, SourceRow
 from forebay.traces.schema import TraceRequest
 from forebay.traces.tokens import DEFAULT_ENCODING, TokenCounter, counter
 
 FOREBAY: Final = "forebay"
 GROUP: Final = "forebay.traces"
 MODULES: Final = (
-    *("published", "turns", "agents", "tracelab", "mlperf", "client_sets"),
+    *("published", "turns", "kv_cache_tester", "tracelab", "mlperf", "client_sets"),
     *("tools", "servers", "gateways", "prompts"),
 )
 CSV_COLUMNS: Final = ("id", "arrival_s", "input_tokens", "output_tokens", "session", "tenant",
@@ -88,6 +89,26 @@ _counter = cache(counter)
 DEFAULTS: Final = ReadOptions()
 
 
+class Served(NamedTuple):
+    """How a load test's request was answered. Times are seconds, points in time of any origin.
+
+    Attributes:
+        sent_s: when it was sent.
+        due_s: when it was to be sent, None if the file does not say.
+        input_tokens, output_tokens: lengths of prompt and answer, None if not known.
+        ttft_s, e2e_s: seconds to the first and the last token. Without `e2e_s` it failed.
+        stall_s: the longest gap between two events of the answer.
+    """
+
+    sent_s: float
+    due_s: float | None
+    input_tokens: int
+    output_tokens: int | None
+    ttft_s: float | None
+    e2e_s: float | None
+    stall_s: float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFormat:
     """A format that Forebay reads.
@@ -97,11 +118,12 @@ class TraceFormat:
         what: one line about the file, for the table in the docs.
         keeps: the parts of a request that are kept, apart from times and lengths.
         recognise: True if a head is of this format. The first such format of the table wins.
-        parser: makes the function from one row to its requests, which may keep state for a file.
+        parser: makes the function from one row to its requests. `row_format` writes it.
         unpack: splits a document into rows.
         rows: the function that cuts the file into rows.
         order: times count from any origin unless `rebase` is False, and rows are in order of
             arrival unless rows are held back to sort them.
+        served: reads the answer to a row's request, if the file is the result of a load test.
         own_ids: True if ids are from the file, so an id may occur twice.
         folder: reads a file or a folder by itself, in place of `parser`.
     """
@@ -110,9 +132,10 @@ class TraceFormat:
     what: str
     keeps: str = ""
     recognise: Callable[[Head], bool]
-    parser: Callable[[ReadOptions], ParseRow]
+    parser: Callable[[ReadOptions], ParseRow] = lambda options: lambda row: None
     unpack: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] | None = None
     rows: Rows = table_rows
+    served: Callable[[SourceRow], Served] | None = None
     order: Order = field(default=Order(rebase=True))
     own_ids: bool = False
     folder: Callable[[Path, ReadOptions], Iterator[TraceRequest]] | None = None
@@ -132,28 +155,39 @@ class TraceFormat:
                 raise InputError(f"{path}: no such file or folder; check the path")
             return FolderReader(path, self.folder(Path(path), options), doubt)
         # Else the reader streams rows.
-        rows = self.rows
-        if self.unpack is not None:
-            rows = partial(_unpacked_rows, self.rows, self.unpack)
         order = self.order
         if options.sort:
             order = Order(order.rebase, maxsize)
         return TraceReader(
             path,
             self.parser(options),
-            rows=rows,
+            rows=self.unpacked_rows,
             skip_bad=options.skip_bad,
             order=order,
             own_ids=self.own_ids,
             doubt=doubt,
         )
 
+    def unpacked_rows(self, file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
+        """Read `file` as numbered rows, or a RowError in the place of a row."""
+        rows = self.rows(file, facts)
+        return rows if self.unpack is None else unpacked(rows, self.unpack, facts)
 
-def _unpacked_rows(
-    rows: Rows, unpack: Callable[[dict[str, Any]], Iterable[dict[str, Any]]], file: Any,
-    facts: FileFacts,
-) -> Iterator[tuple[int, Any]]:  # fmt: skip
-    return unpacked(rows(file, facts), unpack, facts)
+
+RowReader = Callable[[SourceRow, ReadOptions], Parsed]
+
+
+def row_format(**description: Any) -> Callable[[RowReader], TraceFormat]:
+    """Make a format of the decorated function, which reads one row.
+
+    It stores values for later rows of the file in `row.facts`. The arguments are the attributes of
+    `TraceFormat`.
+    """
+
+    def decorate(read: RowReader) -> TraceFormat:
+        return TraceFormat(parser=lambda options: lambda row: read(row, options), **description)
+
+    return decorate
 
 
 class FolderReader(TraceReader):
@@ -191,8 +225,8 @@ def formats() -> dict[str, TraceFormat]:
     """
     by_name: dict[str, TraceFormat] = {}
     for module in MODULES:
-        for built_in in import_module(f"forebay.traces.formats.readers.{module}").FORMATS:
-            by_name[built_in.name] = built_in
+        values = vars(import_module(f"forebay.traces.formats.readers.{module}")).values()
+        by_name |= {value.name: value for value in values if isinstance(value, TraceFormat)}
     for entry in entry_points(group=GROUP):
         try:
             added = entry.load()

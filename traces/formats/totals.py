@@ -11,53 +11,50 @@ NO_TIMES: Final = (
     "SGLang's benchmark keeps no times of requests: import the data set that it sent, or record "
     "the traffic with forebay proxy (capture)"
 )
-TOOLS: Final[tuple[tuple[str, tuple[frozenset[str], ...], str], ...]] = (
+# A tool, keys of which a summary of it has all of one group, and the remedy.
+TOOLS: Final = (
     (
         "inference-perf",
-        (frozenset({"load_summary"}), frozenset({"successes", "failures"})),
+        ("load_summary", "successes failures"),
         "import its per_request_lifecycle_metrics.json (report: request_lifecycle: per_request)",
     ),
     (
         "aiperf",
-        (frozenset({"aiperf_version"}), frozenset({"request_throughput", "benchmark_id"})),
+        ("aiperf_version", "request_throughput benchmark_id"),
         "import its profile_export.jsonl (--export-level records)",
     ),
     (
         "genai-perf",
         (
-            frozenset({"request_throughput", "input_config"}),
-            frozenset({"request_latency", "output_sequence_length"}),
-            frozenset({"Metric", "avg", "min", "max"}),
+            "request_throughput input_config",
+            "request_latency output_sequence_length",
+            "Metric avg min max",
         ),
         "import its profile_export.json",
     ),
     (
         "llm-optimizer",
-        (
-            frozenset({"server_args", "client_args"}),
-            frozenset({"server_cmd", "client_cmd"}),
-            frozenset({"llm_optimizer_version"}),
-        ),
+        ("server_args client_args", "server_cmd client_cmd", "llm_optimizer_version"),
         "it keeps no requests: import the data set that it sent",
     ),
     (
         "SGLang's bench_serving",
         (
-            frozenset({"request_throughput", "total_output_tokens_retokenized"}),
-            frozenset({"request_throughput", "sharegpt_output_len"}),
-            frozenset({"request_throughput", "random_input_len"}),
-            frozenset({"request_throughput", "mean_e2e_latency_ms", "concurrency"}),
+            "request_throughput total_output_tokens_retokenized",
+            "request_throughput sharegpt_output_len",
+            "request_throughput random_input_len",
+            "request_throughput mean_e2e_latency_ms concurrency",
         ),
         NO_TIMES,
     ),
     (
         "vllm bench serve",
-        (frozenset({"request_throughput", "total_input_tokens"}),),
+        ("request_throughput total_input_tokens",),
         "repeat the run with --save-result --save-detailed",
     ),
     (
         "guidellm",
-        (frozenset({"benchmarks", "metrics"}), frozenset({"run_stats", "metrics"})),
+        ("benchmarks metrics", "run_stats metrics"),
         "import its benchmarks.json with all requests",
     ),
 )
@@ -83,7 +80,9 @@ def tool_of(head: Head) -> tuple[str, str] | None:
     if keys & {"input_lens", "output_lens", "requests"}:
         return None
     matches = (
-        (tool, remedy) for tool, signs, remedy in TOOLS if any(sign <= keys for sign in signs)
+        (tool, remedy)
+        for tool, signs, remedy in TOOLS
+        if any(keys.issuperset(sign.split()) for sign in signs)
     )
     return next(matches, None)
 

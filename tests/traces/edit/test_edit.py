@@ -359,7 +359,7 @@ def plug_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module = type(sys)("forebay_haproxy")
     exec(compile(source, "forebay_haproxy.py", "exec"), module.__dict__)
     monkeypatch.setitem(sys.modules, "forebay_haproxy", module)
-    entry = EntryPoint("haproxy", "forebay_haproxy:FORMAT", registry.GROUP)
+    entry = EntryPoint("haproxy", "forebay_haproxy:haproxy", registry.GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
     registry.formats.cache_clear()
     yield

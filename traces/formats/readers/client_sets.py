@@ -21,14 +21,12 @@ from random import Random
 import orjson
 
 from forebay.traces.errors import InputError
-from forebay.traces.formats.head import Head
 from forebay.traces.formats.table import ReadOptions, TraceFormat
 from forebay.traces.rows import SHAPE_ERRORS
 from forebay.traces.schema import TraceRequest
 
 WINDOW_S = 600.0
 _ROW = re.compile(r"[0-9.]+,[0-9.eE+-]+,[0-9.eE+-]+,[A-Za-z]*,[0-9.eE+-]*,[0-9.eE+-]*")
-_NAME = re.compile(r"chunk-(\d+)-trace\.csv(\.gz)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,17 +156,10 @@ def _lengths(weights: dict[int, float]) -> _Lengths:
     return _Lengths([int(length) for length in weights], list(accumulate(weights.values())))
 
 
-def _recognise(head: Head) -> bool:
-    return _ROW.fullmatch(head.line) is not None
-
-
-FORMATS = (
-    TraceFormat(
-        name="servegen",
-        what="ServeGen client sets: a folder of `chunk-N-trace.csv` and `chunk-N-dataset.json`",
-        keeps="the client as tenant; made with `--seed`, `--start` and `--duration`",
-        recognise=_recognise,
-        parser=lambda options: lambda row: None,
-        folder=_read,
-    ),
+servegen = TraceFormat(
+    name="servegen",
+    what="ServeGen client sets: a folder of `chunk-N-trace.csv` and `chunk-N-dataset.json`",
+    keeps="the client as tenant; made with `--seed`, `--start` and `--duration`",
+    recognise=lambda head: _ROW.fullmatch(head.line) is not None,
+    folder=_read,
 )

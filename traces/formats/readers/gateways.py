@@ -15,9 +15,9 @@ from forebay.traces.formats.body import (
     of_body,
 )
 from forebay.traces.formats.head import Head
-from forebay.traces.formats.table import COMPLETION, ReadOptions, TraceFormat
+from forebay.traces.formats.table import COMPLETION, ReadOptions, row_format
 from forebay.traces.formats.usage import usage_of
-from forebay.traces.reading.reader import Ended, ParseRow
+from forebay.traces.reading.reader import Ended
 from forebay.traces.rows import NotARequestError, RowError, SourceRow, decoded
 
 NO_TEXT = ("embedding", "rerank", "moderation", "image", "audio", "speech", "transcription")
@@ -27,94 +27,49 @@ STARTS = ("timestamp", "start_time", "startTime", "request_time", "created_at", 
           "created", "@timestamp", "date", "request_created_at")  # fmt: skip
 
 
-def _openai_log(options: ReadOptions) -> ParseRow:
-    """Read request and response objects under their usual names, or a row that is the body."""
-
-    def parse(row: SourceRow) -> Ended:
-        # Leave out requests that generate no text.
-        path = row.text("path", "url", "endpoint", "request.path", "request.url") or ""
-        if any(word in path for word in NO_TEXT):
-            raise NotARequestError(f"requests to {path.partition('?')[0]}, which generates no text")
-        # The request, and the answer.
-        body = row.object("request.body", "request_body", "kwargs", "body", "request") or row.values
-        answer = decoded(
-            row.get("response.body", "response_body", "response", "completion", "output")
-        )
-        fields = of_body(body, options)
-        if body is row.values:
-            fields.pop("parameters", None)  # the log's own columns, not fields of the body
-        # A gateway sends an HTML page when the server is down.
-        status = row.whole_or(None, "status", "status_code", "response.status_code",
-                              "response.status") if _is_code(row) else None  # fmt: skip
-        if isinstance(answer, str) and is_html(answer):
-            status = status if status is not None and status >= 400 else 502
-        fields["status"] = status
-        # Names: tenant, request and session.
-        fields["tenant"] = fields.get("tenant") or row.text(
-            "user", "user_id", "tenant", "api_key_id"
-        )
-        name = row.text("request_id", "id", "response.id") or f"request-{row.number}"
-        fields["session"] = row.text("session_id", "conversation_id", "thread_id", "session")
-        # Logged counts are better than counts of text.
-        usage = usage_of(row, *USAGES)
-        request = build(
-            row,
-            fields,
-            options,
-            name=name,
-            arrival_s=row.moment(*STARTS),
-            input_tokens=usage.prompt,
-            output_tokens=answer_tokens(answer, options, usage.answer),
-        )
-        return ended(row, request, ("end_time", "endTime", "completed_at", "end"))
-
-    return parse
-
-
-def _is_code(row: SourceRow) -> bool:
-    value = row.get("status", "status_code", "response.status_code", "response.status")
-    return type(value) is int or (isinstance(value, str) and value.isdecimal())
-
-
-def _litellm(options: ReadOptions) -> ParseRow:
+@row_format(
+    name="litellm",
+    what="LiteLLM: an export of LiteLLM_SpendLogs, or standard logging payloads",
+    keeps="messages, model, parameters, sessions, team or key as tenant, status",
+    recognise=lambda head: head.has("call_type") and head.has_any("startTime", "start_time"),
+    order=COMPLETION,
+    own_ids=True,
+)
+def litellm(row: SourceRow, options: ReadOptions) -> Ended:
     """Read rows of LiteLLM_SpendLogs, or the standard logging payload of its callbacks."""
-
-    def parse(row: SourceRow) -> Ended:
-        # Leave out calls that generate no text.
-        kind = row.text("call_type") or "completion"
-        if any(word in kind for word in NO_TEXT):
-            raise NotARequestError(f"calls of type {kind}, which generates no text")
-        # The request is in the body, or the messages have a column.
-        body = row.object("proxy_server_request.body", "proxy_server_request", "model_parameters")
-        fields = of_body(body, options)
-        messages = decoded(row.get("messages"))
-        if isinstance(messages, list) and messages:
-            fields["messages"] = message_list(messages)
-            fields.pop("text", None)
-        # Outcome and names.
-        failed = row.get("status") == "failure" or row.get("exception") is not None
-        code = row.get("error_information.error_code", "metadata.error_information.error_code")
-        fields["status"] = int(code) if str(code or "").isdecimal() else 500 if failed else None
-        fields["tenant"] = row.text(
-            "team_id", "metadata.user_api_key_team_id", "api_key", "user", "end_user"
-        )
-        fields["model"] = row.text("model_group", "model") or fields.get("model")
-        fields["session"] = row.text("session_id", "litellm_session_id", "trace_id")
-        name = row.text("request_id", "id") or f"litellm-{row.number}"
-        # Logged counts are better than counts of text.
-        usage = usage_of(row)
-        request = build(
-            row,
-            fields,
-            options,
-            name=name,
-            arrival_s=row.moment("startTime", "start_time"),
-            input_tokens=usage.prompt or None,
-            output_tokens=answer_tokens(row.get("response"), options, usage.answer),
-        )
-        return ended(row, request, ("endTime", "end_time"))
-
-    return parse
+    # Leave out calls that generate no text.
+    kind = row.text("call_type") or "completion"
+    if any(word in kind for word in NO_TEXT):
+        raise NotARequestError(f"calls of type {kind}, which generates no text")
+    # The request is in the body, or the messages have a column.
+    body = row.object("proxy_server_request.body", "proxy_server_request", "model_parameters")
+    fields = of_body(body, options)
+    messages = decoded(row.get("messages"))
+    if isinstance(messages, list) and messages:
+        fields["messages"] = message_list(messages)
+        fields.pop("text", None)
+    # Outcome and names.
+    failed = row.get("status") == "failure" or row.get("exception") is not None
+    code = row.get("error_information.error_code", "metadata.error_information.error_code")
+    fields["status"] = int(code) if str(code or "").isdecimal() else 500 if failed else None
+    fields["tenant"] = row.text(
+        "team_id", "metadata.user_api_key_team_id", "api_key", "user", "end_user"
+    )
+    fields["model"] = row.text("model_group", "model") or fields.get("model")
+    fields["session"] = row.text("session_id", "litellm_session_id", "trace_id")
+    name = row.text("request_id", "id") or f"litellm-{row.number}"
+    # Logged counts are better than counts of text.
+    usage = usage_of(row)
+    request = build(
+        row,
+        fields,
+        options,
+        name=name,
+        arrival_s=row.moment("startTime", "start_time"),
+        input_tokens=usage.prompt or None,
+        output_tokens=answer_tokens(row.get("response"), options, usage.answer),
+    )
+    return ended(row, request, ("endTime", "end_time"))
 
 
 def _langfuse_rows(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
@@ -129,42 +84,50 @@ def _langfuse_rows(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
     yield document
 
 
-def _langfuse(options: ReadOptions) -> ParseRow:
+@row_format(
+    name="langfuse",
+    what="Langfuse: exports of observations (JSON, JSONL, CSV), a downloaded trace, API pages",
+    keeps="messages, model, parameters, sessions, user as tenant, status",
+    recognise=lambda head: (
+        (head.has_any("trace_id", "traceId") and head.has_any("start_time", "startTime"))
+        or (head.has("observations") and head.has_any("sessionId", "latency"))
+    ),
+    unpack=_langfuse_rows,
+    order=COMPLETION,
+    own_ids=True,
+)
+def langfuse(row: SourceRow, options: ReadOptions) -> Ended:
     """Read observations of type GENERATION. A trace without a session id is a session."""
-
-    def parse(row: SourceRow) -> Ended:
-        kind = row.text("type") or "GENERATION"
-        if kind != "GENERATION":
-            raise NotARequestError(f"observations of type {kind}")
-        # The prompt is a body, a list of messages or text.
-        fields = of_body(row.object("model_parameters", "modelParameters"), options)
-        prompt = decoded(row.get("input"))
-        if isinstance(prompt, dict):
-            fields |= of_body(prompt, options)
-        elif isinstance(prompt, list) and prompt:
-            fields["messages"] = message_list(prompt)
-        elif isinstance(prompt, str):
-            fields["text"] = prompt
-        # Names and outcome, in the spelling of exports and of the API.
-        name = row.text("id") or f"langfuse-{row.number}"
-        fields["session"] = row.text("session_id", "sessionId", "trace_id", "traceId")
-        fields["tenant"] = row.text("user_id", "userId")
-        fields["model"] = row.text("provided_model_name", "providedModelName", "model")
-        fields["status"] = 500 if row.get("level") == "ERROR" else None
-        # Logged counts are better than counts of text.
-        usage = usage_of(row, "usage_details", "usageDetails", "usage")
-        request = build(
-            row,
-            fields,
-            options,
-            name=name,
-            arrival_s=row.moment("start_time", "startTime"),
-            input_tokens=usage.prompt or None,
-            output_tokens=answer_tokens(row.get("output"), options, usage.answer),
-        )
-        return ended(row, request, ("end_time", "endTime"))
-
-    return parse
+    kind = row.text("type") or "GENERATION"
+    if kind != "GENERATION":
+        raise NotARequestError(f"observations of type {kind}")
+    # The prompt is a body, a list of messages or text.
+    fields = of_body(row.object("model_parameters", "modelParameters"), options)
+    prompt = decoded(row.get("input"))
+    if isinstance(prompt, dict):
+        fields |= of_body(prompt, options)
+    elif isinstance(prompt, list) and prompt:
+        fields["messages"] = message_list(prompt)
+    elif isinstance(prompt, str):
+        fields["text"] = prompt
+    # Names and outcome, in the spelling of exports and of the API.
+    name = row.text("id") or f"langfuse-{row.number}"
+    fields["session"] = row.text("session_id", "sessionId", "trace_id", "traceId")
+    fields["tenant"] = row.text("user_id", "userId")
+    fields["model"] = row.text("provided_model_name", "providedModelName", "model")
+    fields["status"] = 500 if row.get("level") == "ERROR" else None
+    # Logged counts are better than counts of text.
+    usage = usage_of(row, "usage_details", "usageDetails", "usage")
+    request = build(
+        row,
+        fields,
+        options,
+        name=name,
+        arrival_s=row.moment("start_time", "startTime"),
+        input_tokens=usage.prompt or None,
+        output_tokens=answer_tokens(row.get("output"), options, usage.answer),
+    )
+    return ended(row, request, ("end_time", "endTime"))
 
 
 def _spans(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
@@ -191,37 +154,43 @@ def _value(value: dict[str, Any]) -> Any:
     return None
 
 
-def _otel(options: ReadOptions) -> ParseRow:
+@row_format(
+    name="otel",
+    what="spans as OTLP JSON, one export a line or a document: OpenTelemetry GenAI, "
+    "OpenInference, Claude Code",
+    keeps="messages, model, parameters, conversation or trace as session, user as tenant, status",
+    recognise=lambda head: head.has("resourceSpans"),
+    unpack=_spans,
+    order=COMPLETION,
+    own_ids=True,
+)
+def otel(row: SourceRow, options: ReadOptions) -> Ended:
     """Read spans of requests to a model, not spans of agents or tools.
 
     Attributes have the names of OpenTelemetry (also old names), OpenInference or Claude Code.
     """
-
-    def parse(row: SourceRow) -> Ended:
-        about = row.object("attributes")
-        usage = usage_of(row.with_values(about))
-        operation = about.get("gen_ai.operation.name")
-        _only_requests(about, usage.prompt is not None or usage.answer is not None)
-        fields = _of_span(row, about)
-        if not usage.prompt and not {"messages", "status"} & fields.keys() and (
-            options.input_tokens is None
-        ):  # fmt: skip
-            raise RowError(
-                "no attribute gen_ai.usage.input_tokens, llm.token_count.prompt or input_tokens in "
-                f"this span of operation {operation or 'LLM'}; record it, or give --input-tokens"
-            )
-        request = build(
-            row,
-            fields,
-            options,
-            name=row.text("spanId") or f"span-{row.number}",
-            arrival_s=row.moment("startTimeUnixNano", unit="ns"),
-            input_tokens=usage.prompt,
-            output_tokens=usage.answer,
+    about = row.object("attributes")
+    usage = usage_of(row.with_values(about))
+    operation = about.get("gen_ai.operation.name")
+    _only_requests(about, usage.prompt is not None or usage.answer is not None)
+    fields = _of_span(row, about)
+    if not usage.prompt and not {"messages", "status"} & fields.keys() and (
+        options.input_tokens is None
+    ):  # fmt: skip
+        raise RowError(
+            "no attribute gen_ai.usage.input_tokens, llm.token_count.prompt or input_tokens in "
+            f"this span of operation {operation or 'LLM'}; record it, or give --input-tokens"
         )
-        return ended(row, request, ("endTimeUnixNano",))
-
-    return parse
+    request = build(
+        row,
+        fields,
+        options,
+        name=row.text("spanId") or f"span-{row.number}",
+        arrival_s=row.moment("startTimeUnixNano", unit="ns"),
+        input_tokens=usage.prompt,
+        output_tokens=usage.answer,
+    )
+    return ended(row, request, ("endTimeUnixNano",))
 
 
 def _of_span(row: SourceRow, about: dict[str, Any]) -> dict[str, Any]:
@@ -307,53 +276,50 @@ def _has_openai_log(head: Head) -> bool:
     return timed and head.has("messages") and "model" in head.columns
 
 
-FORMATS = (
-    TraceFormat(
-        name="litellm",
-        what="LiteLLM: an export of LiteLLM_SpendLogs, or standard logging payloads",
-        keeps="messages, model, parameters, sessions, team or key as tenant, status",
-        recognise=lambda head: (
-            head.has("call_type") and bool({"startTime", "start_time"} & head.columns)
-        ),
-        parser=_litellm,
-        order=COMPLETION,
-        own_ids=True,
-    ),
-    TraceFormat(
-        name="langfuse",
-        what="Langfuse: exports of observations (JSON, JSONL, CSV), a downloaded trace, API pages",
-        keeps="messages, model, parameters, sessions, user as tenant, status",
-        recognise=lambda head: (
-            (
-                bool({"trace_id", "traceId"} & head.columns)
-                and bool({"start_time", "startTime"} & head.columns)
-            )
-            or (head.has("observations") and bool({"sessionId", "latency"} & head.columns))
-        ),
-        parser=_langfuse,
-        unpack=_langfuse_rows,
-        order=COMPLETION,
-        own_ids=True,
-    ),
-    TraceFormat(
-        name="otel",
-        what="spans as OTLP JSON, one export a line or a document: OpenTelemetry GenAI, "
-        "OpenInference, Claude Code",
-        keeps="messages, model, parameters, conversation or trace as session, user as tenant, "
-        "status",
-        recognise=lambda head: head.has("resourceSpans"),
-        parser=_otel,
-        unpack=_spans,
-        order=COMPLETION,
-        own_ids=True,
-    ),
-    TraceFormat(
-        name="openai-log",
-        what="JSON logs of OpenAI-style requests: `request`, `response` and a time",
-        keeps="messages, tools, model, parameters, sessions, user as tenant, status",
-        recognise=_has_openai_log,
-        parser=_openai_log,
-        order=COMPLETION,
-        own_ids=True,
-    ),
+@row_format(
+    name="openai-log",
+    what="JSON logs of OpenAI-style requests: `request`, `response` and a time",
+    keeps="messages, tools, model, parameters, sessions, user as tenant, status",
+    recognise=_has_openai_log,
+    order=COMPLETION,
+    own_ids=True,
 )
+def openai_log(row: SourceRow, options: ReadOptions) -> Ended:
+    """Read request and response objects under their usual names, or a row that is the body."""
+    # Leave out requests that generate no text.
+    path = row.text("path", "url", "endpoint", "request.path", "request.url") or ""
+    if any(word in path for word in NO_TEXT):
+        raise NotARequestError(f"requests to {path.partition('?')[0]}, which generates no text")
+    # The request, and the answer.
+    body = row.object("request.body", "request_body", "kwargs", "body", "request") or row.values
+    answer = decoded(row.get("response.body", "response_body", "response", "completion", "output"))
+    fields = of_body(body, options)
+    if body is row.values:
+        fields.pop("parameters", None)  # the log's own columns, not fields of the body
+    # A gateway sends an HTML page when the server is down.
+    status = row.whole_or(None, "status", "status_code", "response.status_code",
+                          "response.status") if _is_code(row) else None  # fmt: skip
+    if isinstance(answer, str) and is_html(answer):
+        status = status if status is not None and status >= 400 else 502
+    fields["status"] = status
+    # Names: tenant, request and session.
+    fields["tenant"] = fields.get("tenant") or row.text("user", "user_id", "tenant", "api_key_id")
+    name = row.text("request_id", "id", "response.id") or f"request-{row.number}"
+    fields["session"] = row.text("session_id", "conversation_id", "thread_id", "session")
+    # Logged counts are better than counts of text.
+    usage = usage_of(row, *USAGES)
+    request = build(
+        row,
+        fields,
+        options,
+        name=name,
+        arrival_s=row.moment(*STARTS),
+        input_tokens=usage.prompt,
+        output_tokens=answer_tokens(answer, options, usage.answer),
+    )
+    return ended(row, request, ("end_time", "endTime", "completed_at", "end"))
+
+
+def _is_code(row: SourceRow) -> bool:
+    value = row.get("status", "status_code", "response.status_code", "response.status")
+    return type(value) is int or (isinstance(value, str) and value.isdecimal())

@@ -1,53 +1,94 @@
 """Read kv-cache-tester sessions: real coding-agent conversations as hashed 64-token blocks.
 
-One JSON file is one session: `requests[]` with `t` (seconds from the session's start), `in`, `out`
-and `hash_ids`, one id for each *full* block (unlike Mooncake, whose last block is partial). Entries
-of `type: subagent` contain more requests, whose `t` counts from the entry's `t`. Ids are valid only
-within a session, so each session gets a range of its own. So the text that sessions share (tools
-and system prompt, about 13k tokens) is lost. Weka's traces (AgentX) have the same form, one session
-a line, but all their times count from the session's start. Source: callanjfox/kv-cache-tester
-(Apache-2.0).
+They are in files, or in a folder of files. One JSON file is one session: `requests[]` with `t`
+(seconds from the session's start), `in`, `out` and `hash_ids`, one id for each *full* block (unlike
+Mooncake, whose last block is partial). Entries of `type: subagent` contain more requests, whose `t`
+counts from the entry's `t`. Ids are valid only within a session, so each session gets a range of
+its own. So the text that sessions share (tools and system prompt, about 13k tokens) is lost. Weka's
+traces (AgentX) have the same form, one session a line, but all their times count from the session's
+start. Source: callanjfox/kv-cache-tester (Apache-2.0).
 
 A turn waits for the turn before it, and for the last answers of the sub-agents started since then.
 The first request of a sub-agent waits for the turn that started it. `think_s` is the time from the
 end of the last of these answers (`t` + `api_time`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from forebay.traces.errors import InputError
-from forebay.traces.reading.jsonl import parse_object, seconds, whole_number
-from forebay.traces.rows import RowError
+from forebay.traces.formats.table import ReadOptions, TraceFormat
+from forebay.traces.reading.containers import table_rows
+from forebay.traces.reading.jsonl import seconds, whole_number
+from forebay.traces.reading.unpack import open_input
+from forebay.traces.rows import SHAPE_ERRORS, FileFacts, RowError, shape_error
 from forebay.traces.schema import TraceRequest
 
+_SUFFIXES = (".json", ".jsonl", ".parquet", ".gz", ".bz2", ".xz", ".zst")
 _IDS_PER_SESSION = 1 << 32  # the lower half is for full blocks, the upper for partial last ones
 
 
-def read_session(path: str | Path, number: int = 0) -> list[TraceRequest]:
-    """Read the requests of one session in order of time. `arrival_s` counts from its start.
-
-    Args:
-        number: number of the session. Sessions with different numbers share no block id.
+def read_sessions(path: str | Path) -> list[list[TraceRequest]]:
+    """Read the sessions of a file or folder. Times count from the start of each session.
 
     Raises:
-        InputError: no such file, or not a session as described above.
+        InputError: no such file, no session in the folder, or not sessions as described above.
     """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    try:
-        return session_requests(parse_object(content), Path(path).stem, number)
-    except RowError as error:
-        raise InputError(f"{path}: {error}") from error
+    path = Path(path)
+    files = sorted(file for file in path.glob("*") if file.suffix in _SUFFIXES)
+    if path.is_dir() and not files:
+        raise InputError(f"{path}: holds no session ({', '.join(_SUFFIXES)}); give their folder")
+    sessions: list[list[TraceRequest]] = []
+    for file in files or [path]:
+        where = str(file)
+        try:
+            with open_input(where) as opened:
+                for line, row in table_rows(opened, FileFacts(path=str(file))):
+                    where = f"{file}:{line}"
+                    if isinstance(row, RowError):
+                        raise row
+                    name = f"{file.stem}-{line}"
+                    sessions.append(session_requests(row.values, name, len(sessions)))
+                    where = str(file)
+        except RowError as error:
+            raise InputError(f"{where}: {error}") from error
+        except OSError as error:
+            raise InputError(f"{file}: cannot be read ({error.strerror})") from error
+        except SHAPE_ERRORS as error:
+            raise InputError(f"{where}: {shape_error(error)}") from error
+    return sessions
+
+
+def _read(path: Path, options: ReadOptions) -> Iterator[TraceRequest]:
+    sessions = read_sessions(path)
+    if len(sessions) == 1:
+        yield from sessions[0]
+        return
+    yield from interleaved(
+        sessions,
+        start_gap_s=options.session_gap_s,
+        longest_gap_s=options.longest_pause_s,
+        seed=options.seed,
+    )
+
+
+kv_cache_tester = TraceFormat(
+    name="kv-cache-tester",
+    what="coding-agent sessions of kv-cache-tester and Weka: files, or a folder of them",
+    keeps="blocks, sessions, parents, sub-agents, think times, models",
+    recognise=lambda head: head.has("block_size", "hash_id_scope"),
+    folder=_read,
+)
 
 
 def session_requests(session: dict[str, Any], name: str, number: int) -> list[TraceRequest]:
-    """Make the requests of one session like `read_session` (RowError: not a session)."""
+    """Make the requests of one session in order of time. `arrival_s` counts from its start.
+
+    Sessions with different numbers share no block id. Raises RowError for another object.
+    """
     name = str(session.get("id") or name)
     block_tokens = whole_number(session, "block_size", least=1)
     nested = not _counts_from_start(session)
@@ -72,14 +113,6 @@ def session_requests(session: dict[str, Any], name: str, number: int) -> list[Tr
             )
         )
     return requests
-
-
-def read_sessions(folder: str | Path) -> list[list[TraceRequest]]:
-    """Read all sessions in `folder` (*.json) by name (InputError: no session)."""
-    files = sorted(Path(folder).glob("*.json"))
-    if not files:
-        raise InputError(f"{folder}: holds no session (*.json); give the kv_cache_tester folder")
-    return [read_session(file, number) for number, file in enumerate(files)]
 
 
 def interleaved(

@@ -11,14 +11,12 @@ is its messages alone, as with other formats: a server adds the tools.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any, BinaryIO
 
 from forebay.traces.formats.body import of_body, text_tokens
-from forebay.traces.formats.head import Head
-from forebay.traces.formats.table import ReadOptions, TraceFormat
+from forebay.traces.formats.table import ReadOptions, row_format
 from forebay.traces.reading.containers import table_rows
-from forebay.traces.reading.reader import Order, ParseRow, SeenIds
+from forebay.traces.reading.reader import Order, SeenIds
 from forebay.traces.rows import FileFacts, RowError, SourceRow
 from forebay.traces.schema import TraceRequest
 from forebay.traces.text import messages_text
@@ -122,23 +120,28 @@ class _Conversation:
         return TraceRequest(arrival_s=0.0, session=self.name, **self.shared, **fields)
 
 
-def _parser(options: ReadOptions) -> ParseRow:
-    seconds: Iterator[int] = count()
-
-    def parse(joined: SourceRow) -> Iterator[TraceRequest]:
-        rows: list[SourceRow] = joined.values["rows"]
-        conversation = _begin(rows, options)
-        for row in rows:
-            try:
-                ended = conversation.read(row)
-            except RowError as error:
-                raise RowError(f"{error} (line {row.number})") from error
-            if ended is not None:
-                yield replace(ended, arrival_s=float(next(seconds)))
-        if (ended := conversation.end(None)) is not None:
-            yield replace(ended, arrival_s=float(next(seconds)))
-
-    return parse
+@row_format(
+    name="mlperf-agentic",
+    what="the agentic data set of MLPerf Endpoints: a row for each message",
+    keeps="messages, tools, model, sessions, parents, think times",
+    recognise=lambda head: (
+        head.has("conversation_id", "turn", "role") or head.first.get("_type") == "dataset_metadata"
+    ),
+    rows=conversations,
+    order=Order(rebase=False),
+)
+def mlperf_agentic(joined: SourceRow, options: ReadOptions) -> Iterator[TraceRequest]:
+    rows: list[SourceRow] = joined.values["rows"]
+    conversation = _begin(rows, options)
+    for row in rows:
+        try:
+            ended = conversation.read(row)
+        except RowError as error:
+            raise RowError(f"{error} (line {row.number})") from error
+        if ended is not None:
+            yield replace(ended, arrival_s=row.second())
+    if (ended := conversation.end(None)) is not None:
+        yield replace(ended, arrival_s=joined.second())
 
 
 def _begin(rows: list[SourceRow], options: ReadOptions) -> _Conversation:
@@ -178,22 +181,3 @@ def _client_messages(row: SourceRow) -> Iterable[dict[str, Any]]:
 def _message(row: SourceRow) -> dict[str, Any]:
     message = {key: row.get(key) for key in KEPT if row.get(key) is not None}
     return message if "content" in message else {**message, "content": None}
-
-
-def _recognise(head: Head) -> bool:
-    return head.has("conversation_id", "turn", "role") or (
-        head.first.get("_type") == "dataset_metadata"
-    )
-
-
-FORMATS = (
-    TraceFormat(
-        name="mlperf-agentic",
-        what="the agentic data set of MLPerf Endpoints: a row for each message",
-        keeps="messages, tools, model, sessions, parents, think times",
-        recognise=_recognise,
-        parser=_parser,
-        rows=conversations,
-        order=Order(rebase=False),
-    ),
-)

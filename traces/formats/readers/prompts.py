@@ -4,7 +4,6 @@ They have no times: rows are one second apart, and a replay sets its own rate.
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import count
 from typing import Any
 
 from forebay.traces.formats.body import (
@@ -16,8 +15,9 @@ from forebay.traces.formats.body import (
     text_tokens,
 )
 from forebay.traces.formats.head import Head
-from forebay.traces.formats.table import ReadOptions, TraceFormat
-from forebay.traces.reading.reader import Order, ParseRow
+from forebay.traces.formats.readers.turns import filler
+from forebay.traces.formats.table import ReadOptions, row_format
+from forebay.traces.reading.reader import Order
 from forebay.traces.rows import NotARequestError, RowError, SourceRow
 from forebay.traces.schema import TraceRequest
 from forebay.traces.text import messages_text
@@ -26,38 +26,42 @@ ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assist
          "assistant": "assistant", "bing": "assistant", "bard": "assistant", "system": "system",
          "tool": "tool"}  # fmt: skip
 FIXED = Order(rebase=False)
+ANSWER_TOKENS = 128
+"""Length of an answer where neither the file nor an option has it: the tools' default."""
 
 
-def _sharegpt(options: ReadOptions) -> ParseRow:
+@row_format(
+    name="sharegpt",
+    what="ShareGPT and other chats: a list of `conversations`",
+    keeps="messages, sessions, parents",
+    recognise=lambda head: head.has("conversations"),
+    order=FIXED,
+)
+def sharegpt(row: SourceRow, options: ReadOptions) -> Iterator[TraceRequest]:
     """Make a request of each turn that has an answer, with the turns before it as history."""
-    seconds: Iterator[int] = count()
-
-    def parse(row: SourceRow) -> Iterator[TraceRequest]:
-        turns = row.get("conversations", "conversation", "items", "messages")
-        if not isinstance(turns, list):
-            raise RowError("conversations: not a list of turns")
-        session = row.text("id") or f"row-{row.number}"
-        history: list[dict[str, Any]] = []
-        parent = None
-        for turn in turns:
-            role, text = _turn(turn)
-            if role == "assistant" and history:
-                name = f"{session}-{row.number}-{len(history)}"
-                yield TraceRequest(
-                    id=name,
-                    arrival_s=float(next(seconds)),
-                    input_tokens=text_tokens(messages_text(history), options),
-                    output_tokens=options.counter.count(text),
-                    messages=tuple(history),
-                    session=session,
-                    parent=parent,
-                )
-                parent = name
-            history.append({"role": role, "content": text})
-        if parent is None:
-            raise NotARequestError("conversations without an answer")
-
-    return parse
+    turns = row.get("conversations", "conversation", "items", "messages")
+    if not isinstance(turns, list):
+        raise RowError("conversations: not a list of turns")
+    session = row.text("id") or f"row-{row.number}"
+    history: list[dict[str, Any]] = []
+    parent = None
+    for turn in turns:
+        role, text = _turn(turn)
+        if role == "assistant" and history:
+            name = f"{session}-{row.number}-{len(history)}"
+            yield TraceRequest(
+                id=name,
+                arrival_s=row.second(),
+                input_tokens=text_tokens(messages_text(history), options),
+                output_tokens=options.counter.count(text),
+                messages=tuple(history),
+                session=session,
+                parent=parent,
+            )
+            parent = name
+        history.append({"role": role, "content": text})
+    if parent is None:
+        raise NotARequestError("conversations without an answer")
 
 
 def _turn(turn: Any) -> tuple[str, str]:
@@ -68,103 +72,68 @@ def _turn(turn: Any) -> tuple[str, str]:
     raise RowError(f"conversations: {str(turn)[:60]!r} is not a turn with from and value")
 
 
-def _batch(options: ReadOptions) -> ParseRow:
+@row_format(
+    name="openai-batch",
+    what="input files of OpenAI's batch API, also as `vllm run-batch` reads them",
+    keeps="messages, tools, model, parameters; class batch",
+    recognise=lambda head: head.has("custom_id", "url", "body"),
+    order=FIXED,
+    own_ids=True,
+)
+def openai_batch(row: SourceRow, options: ReadOptions) -> TraceRequest:
     """Read the input file of the batch API. Batches are not urgent: their class is batch."""
-    seconds: Iterator[int] = count()
-
-    def parse(row: SourceRow) -> TraceRequest:
-        url = row.text("url") or ""
-        if not url.endswith(("/completions", "/responses", "/messages")):
-            raise NotARequestError(f"rows for {url}, which generates no text")
-        fields = of_body(row.object("body"), options)
-        return build(
-            row,
-            {"stream": False, "service_class": "batch", **fields},
-            options,
-            name=row.text("custom_id") or f"batch-{row.number}",
-            arrival_s=float(next(seconds)),
-            input_tokens=None,
-            output_tokens=None,
-        )
-
-    return parse
+    url = row.text("url") or ""
+    if not url.endswith(("/completions", "/responses", "/messages")):
+        raise NotARequestError(f"rows for {url}, which generates no text")
+    fields = {"stream": False, "service_class": "batch", **of_body(row.object("body"), options)}
+    name = row.text("custom_id") or f"batch-{row.number}"
+    return build(row, fields, options, name=name, arrival_s=row.second())
 
 
-def _prompts(options: ReadOptions) -> ParseRow:
-    """Read a prompt a row, with lengths if the row has them, as in vLLM's data sets."""
-    seconds: Iterator[int] = count()
-
-    def parse(row: SourceRow) -> TraceRequest:
-        fields: dict[str, Any] = {}
-        if row.get("messages") is not None:
-            fields["messages"] = message_list(row.get("messages"))
-        else:
-            text = row.get("prompt", "text", "question", "instruction", "content", "input")
-            if not isinstance(text, str):
-                raise RowError("no prompt; name its column with --map text=COLUMN")
-            fields["text"] = text
-        # The answer: its text, or only its length.
-        answer = row.get("output", "answer", "response", "completion")
-        output = row.whole_or(
-            None, "output_tokens", "output_tokens_count", "output_len", "output_length",
-            "completion_tokens", "max_tokens",
-        )  # fmt: skip
-        return build(
-            row,
-            fields,
-            options,
-            name=f"prompt-{row.number}",
-            arrival_s=float(next(seconds)),
-            input_tokens=row.whole_or(
-                None, "input_tokens", "prompt_tokens", "prompt_tokens_count", "prompt_len", least=1
-            ),
-            output_tokens=answer_tokens(answer, options, output),
-        )
-
-    return parse
-
-
-def _aiperf_turns(options: ReadOptions) -> ParseRow:
+@row_format(
+    name="aiperf-turns",
+    what="aiperf's single-turn and multi-turn data sets",
+    keeps="messages, sessions, parents, think times",
+    recognise=lambda head: (
+        head.has("session_id", "turns")
+        or (head.has("text") and head.has_any("output_length", "session_id"))
+        or head.columns in ({"text"}, {"texts"})
+    ),
+    order=FIXED,
+)
+def aiperf_turns(row: SourceRow, options: ReadOptions) -> Iterator[TraceRequest]:
     """Read aiperf's single-turn and multi-turn data sets. A turn has only its new text.
 
     The answers of a session are not in the file. The history has text of their length instead.
     """
-    from forebay.traces.formats.readers.turns import filler
-
-    seconds: Iterator[int] = count()
-
-    def parse(row: SourceRow) -> Iterator[TraceRequest]:
-        session = row.text("session_id")
-        turns = row.get("turns") or [row.values]
-        # Each turn is a request. Its prompt is the history so far.
-        history: list[dict[str, Any]] = []
-        parent, start_s = None, None
-        for index, turn in enumerate(turns):
-            # A turn without an arrival time follows the rate that was asked for.
-            text = turn.get("text") or " ".join(map(str, turn.get("texts") or ()))
-            if not text:
-                raise RowError(f"turn {index + 1}: no text; images alone are not replayed")
-            history.append({"role": turn.get("role") or "user", "content": text})
-            name = f"{session or 'row'}-{row.number}-{index}"
-            output = turn.get("output_length") or options.output_tokens or 128
-            wait_ms = turn.get("delay") or 0
-            moment = turn.get("timestamp")
-            start_s = float(next(seconds)) if moment is None else moment / 1000
-            yield TraceRequest(
-                id=name,
-                arrival_s=start_s,
-                input_tokens=text_tokens(messages_text(history), options),
-                output_tokens=output,
-                messages=tuple(history),
-                session=session,
-                parent=parent,
-                think_s=wait_ms / 1000 if parent else None,
-                parameters=turn.get("extra"),
-            )
-            history.append({"role": "assistant", "content": filler(name, output)})
-            parent = name
-
-    return parse
+    session = row.text("session_id")
+    turns = row.get("turns") or [row.values]
+    # Each turn is a request. Its prompt is the history so far.
+    history: list[dict[str, Any]] = []
+    parent = None
+    for index, turn in enumerate(turns):
+        text = turn.get("text") or " ".join(map(str, turn.get("texts") or ()))
+        if not text:
+            raise RowError(f"turn {index + 1}: no text; images alone are not replayed")
+        history.append({"role": turn.get("role") or "user", "content": text})
+        name = f"{session or 'row'}-{row.number}-{index}"
+        output = turn.get("output_length") or options.output_tokens or ANSWER_TOKENS
+        wait_ms = turn.get("delay") or 0
+        # A turn without an arrival time follows the rate that was asked for.
+        moment_ms = turn.get("timestamp")
+        yield TraceRequest(
+            id=name,
+            arrival_s=row.second() if moment_ms is None else moment_ms / 1000,
+            input_tokens=text_tokens(messages_text(history), options),
+            output_tokens=output,
+            messages=tuple(history),
+            session=session,
+            parent=parent,
+            think_s=wait_ms / 1000 if parent else None,
+            parameters=turn.get("extra"),
+        )
+        history.append({"role": "assistant", "content": filler(name, output)})
+        parent = name
 
 
 def _payloads(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
@@ -177,91 +146,68 @@ def _payloads(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
             yield {"session": item.get("session_id"), "index": index, "body": body}
 
 
-def _inputs(options: ReadOptions) -> ParseRow:
-    seconds: Iterator[int] = count()
-    numbers: Iterator[int] = count(1)
-    last: dict[str, str] = {}
-
-    def parse(row: SourceRow) -> TraceRequest:
-        fields = of_body(row.object("body"), options)
-        if prompt_tokens(fields, options) is None:
-            raise NotARequestError("payloads without a prompt")
-        session = row.text("session")
-        name = f"input-{next(numbers)}"
-        parent = last.get(session) if session and row.get("index") else None
-        if session:
-            last[session] = name
-        return build(
-            row,
-            {**fields, "session": session, "parent": parent},
-            options,
-            name=name,
-            arrival_s=float(next(seconds)),
-            input_tokens=None,
-            output_tokens=fields.get("output_tokens") or options.output_tokens or 128,
-        )
-
-    return parse
+@row_format(
+    name="perf-inputs",
+    what="`inputs.json` of aiperf and genai-perf",
+    keeps="messages, tools, model, parameters, sessions",
+    recognise=lambda head: (
+        head.has("data")
+        and ("payload" in str(head.first)[:4000] or head.has_any("payload", "payloads"))
+    ),
+    unpack=_payloads,
+    order=FIXED,
+)
+def perf_inputs(row: SourceRow, options: ReadOptions) -> TraceRequest:
+    fields = of_body(row.object("body"), options)
+    if prompt_tokens(fields, options) is None:
+        raise NotARequestError("payloads without a prompt")
+    second = row.second()
+    name = f"input-{second + 1:.0f}"
+    before = row.turn_before(row.text("session"), name)
+    fields |= {"session": row.text("session"), "parent": before if row.get("index") else None}
+    output = fields.get("output_tokens") or options.output_tokens or ANSWER_TOKENS
+    return build(row, fields, options, name=name, arrival_s=second, output_tokens=output)
 
 
 def _has_prompts(head: Head) -> bool:
-    lengths = {"output_tokens", "output_tokens_count", "output_len", "prompt_tokens_count"}
-    times = {"timestamp", "time", "created", "arrival_s", "startTime", "start_time", "ts"}
+    lengths = ("output_tokens", "output_tokens_count", "output_len", "prompt_tokens_count")
+    times = ("timestamp", "time", "created", "arrival_s", "startTime", "start_time", "ts")
     return head.has("prompt") and (
-        len(head.columns) == 1 or (bool(lengths & head.columns) and not times & head.columns)
+        len(head.columns) == 1 or (head.has_any(*lengths) and not head.has_any(*times))
     )
 
 
-FORMATS = (
-    TraceFormat(
-        name="sharegpt",
-        what="ShareGPT and other chats: a list of `conversations`",
-        keeps="messages, sessions, parents",
-        recognise=lambda head: head.has("conversations"),
-        parser=_sharegpt,
-        order=FIXED,
-    ),
-    TraceFormat(
-        name="openai-batch",
-        what="input files of OpenAI's batch API, also as `vllm run-batch` reads them",
-        keeps="messages, tools, model, parameters; class batch",
-        recognise=lambda head: head.has("custom_id", "url", "body"),
-        parser=_batch,
-        order=FIXED,
-        own_ids=True,
-    ),
-    TraceFormat(
-        name="aiperf-turns",
-        what="aiperf's single-turn and multi-turn data sets",
-        keeps="messages, sessions, parents, think times",
-        recognise=lambda head: (
-            head.has("session_id", "turns")
-            or (head.has("text") and bool({"output_length", "session_id"} & head.columns))
-            or head.columns in ({"text"}, {"texts"})
-        ),
-        parser=_aiperf_turns,
-        order=FIXED,
-    ),
-    TraceFormat(
-        name="perf-inputs",
-        what="`inputs.json` of aiperf and genai-perf",
-        keeps="messages, tools, model, parameters, sessions",
-        recognise=lambda head: (
-            head.has("data")
-            and (
-                "payload" in str(head.first)[:4000] or bool({"payload", "payloads"} & head.columns)
-            )
-        ),
-        parser=_inputs,
-        unpack=_payloads,
-        order=FIXED,
-    ),
-    TraceFormat(
-        name="prompts",
-        what="a prompt a row: custom data sets of `vllm bench`, guidellm and inference-perf",
-        keeps="text or messages",
-        recognise=_has_prompts,
-        parser=_prompts,
-        order=FIXED,
-    ),
+@row_format(
+    name="prompts",
+    what="a prompt a row: custom data sets of `vllm bench`, guidellm and inference-perf",
+    keeps="text or messages",
+    recognise=_has_prompts,
+    order=FIXED,
 )
+def prompts(row: SourceRow, options: ReadOptions) -> TraceRequest:
+    """Read a prompt a row, with lengths if the row has them, as in vLLM's data sets."""
+    fields: dict[str, Any] = {}
+    if row.get("messages") is not None:
+        fields["messages"] = message_list(row.get("messages"))
+    else:
+        text = row.get("prompt", "text", "question", "instruction", "content", "input")
+        if not isinstance(text, str):
+            raise RowError("no prompt; name its column with --map text=COLUMN")
+        fields["text"] = text
+    # The answer: its text, or only its length.
+    answer = row.get("output", "answer", "response", "completion")
+    output = row.whole_or(
+        None, "output_tokens", "output_tokens_count", "output_len", "output_length",
+        "completion_tokens", "max_tokens",
+    )  # fmt: skip
+    return build(
+        row,
+        fields,
+        options,
+        name=f"prompt-{row.number}",
+        arrival_s=row.second(),
+        input_tokens=row.whole_or(
+            None, "input_tokens", "prompt_tokens", "prompt_tokens_count", "prompt_len", least=1
+        ),
+        output_tokens=answer_tokens(answer, options, output),
+    )

@@ -1,62 +1,89 @@
-"""Read the results of load generators as traces of the requests that they sent.
+"""Read the results of load generators: the requests that they sent, and the times of the answers.
 
 Sources: `vllm bench serve --save-detailed`, guidellm (benchmarks.json, before and after 0.4),
 aiperf (profile_export.jsonl), genai-perf (profile_export.json) and inference-perf
-(per_request_lifecycle_metrics.json).
+(per_request_lifecycle_metrics.json). A trace takes the requests, a run takes what `served` reads.
 """
 
-from collections.abc import Iterable, Iterator
-from itertools import count
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from forebay.traces.formats.body import answer_tokens, build, of_body
+import orjson
+
+from forebay.traces.formats.body import answer_tokens, build, of_body, prompt_tokens
 from forebay.traces.formats.head import Head
-from forebay.traces.formats.table import COMPLETION, ReadOptions, TraceFormat
+from forebay.traces.formats.table import COMPLETION, DEFAULTS, ReadOptions, Served, row_format
 from forebay.traces.formats.totals import NO_TIMES, is_sglang, only_totals, tool_of
-from forebay.traces.reading.reader import ParseRow
-from forebay.traces.rows import NotARequestError, RowError, SourceRow, decoded
+from forebay.traces.rows import UNITS, NotARequestError, RowError, SourceRow, decoded
 from forebay.traces.schema import TraceRequest
+
+VLLM_LISTS = {"in": "input_lens", "out": "output_lens", "start": "start_times", "error": "errors",
+              "ttft_s": "ttfts", "gaps_s": "itls", "e2e_s": "latencies",
+              "wait_s": "queue_times"}  # fmt: skip
+UNTIMED = (
+    "no start_times, so arrivals are not known; repeat the run with --save-detailed of a vLLM that "
+    "writes them"
+)
 
 
 def _vllm_rows(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    """Turn the parallel lists of a detailed result into rows."""
-    inputs, outputs = document.get("input_lens"), document.get("output_lens")
-    starts = document.get("start_times")
-    if not isinstance(inputs, list) or not isinstance(outputs, list):
+    """Turn the parallel lists of a detailed result into rows. Some versions lack some lists."""
+    lists: dict[str, Any] = {key: document.get(name) for key, name in VLLM_LISTS.items()}
+    if not isinstance(lists["in"], list) or not isinstance(lists["out"], list):
         tool = tool_of(Head("", frozenset(document), document))
         remedy = "repeat the run with --save-result --save-detailed"
         raise RowError(only_totals(*(tool or ("vllm bench serve", remedy))), fatal=True)
-    if not isinstance(starts, list):
-        if is_sglang(document):
-            raise RowError(f"no start_times; {NO_TIMES}", fatal=True)
-        raise RowError(
-            "no start_times, so arrivals are not known; repeat the run with --save-detailed of a "
-            "vLLM that writes them"
-        )
-    errors = document.get("errors") or [""] * len(inputs)
-    lengths = {len(inputs), len(outputs), len(starts), len(errors)}
-    if len(lengths) != 1:
+    lists = {key: values for key, values in lists.items() if values}
+    lengths = {len(values) for values in lists.values()}
+    if len(lengths) > 1:
         raise RowError(f"lists of different lengths ({', '.join(map(str, sorted(lengths)))})")
-    model = document.get("model_id")
-    for values in zip(starts, inputs, outputs, errors, strict=True):
-        start, tokens, output, error = values
-        yield {"start": start, "in": tokens, "out": output, "error": error, "model": model}
+    shared = {"model": document.get("model_id"), "untimed": UNTIMED}
+    if is_sglang(document):
+        shared["untimed"] = f"no start_times; {NO_TIMES}"
+    for values in zip(*lists.values(), strict=True):
+        yield shared | dict(zip(lists, values, strict=True))
 
 
-def _vllm(options: ReadOptions) -> ParseRow:
-    numbers: Iterator[int] = count(1)
+def _vllm_served(row: SourceRow) -> Served:
+    """Read one request. Its time in the queue of --max-concurrency counts, if it is logged."""
+    start_s, wait_s = row.number_or(0.0, "start"), row.number_or(0.0, "wait_s")
+    ttft_s = e2e_s = None
+    gaps_s = row.get("gaps_s") or ()
+    if not row.get("error"):
+        ttft_s = row.number_of("ttft_s")
+        e2e_s = row.number_or(ttft_s + sum(gaps_s), "e2e_s")
+    return Served(
+        sent_s=start_s,
+        due_s=start_s - wait_s if "wait_s" in row.values else None,
+        input_tokens=row.whole("in"),
+        output_tokens=row.whole("out"),
+        ttft_s=ttft_s,
+        e2e_s=e2e_s,
+        stall_s=max(gaps_s, default=None),
+    )
 
-    def parse(row: SourceRow) -> TraceRequest:
-        return TraceRequest(
-            id=f"vllm-bench-{next(numbers)}",
-            arrival_s=row.number_of("start"),
-            input_tokens=row.whole("in", least=1),
-            output_tokens=row.whole("out"),
-            model=row.text("model"),
-            status=500 if row.get("error") else None,
-        )
 
-    return parse
+@row_format(
+    name="vllm-bench",
+    what="results of `vllm bench serve --save-result --save-detailed`",
+    keeps="model, failures",
+    recognise=lambda head: head.has("input_lens"),
+    unpack=_vllm_rows,
+    served=_vllm_served,
+    order=COMPLETION,
+)
+def vllm_bench(row: SourceRow, options: ReadOptions) -> TraceRequest:
+    if row.get("start") is None:
+        raise RowError(str(row.get("untimed")), fatal=True)
+    return TraceRequest(
+        id=f"vllm-bench-{next(row.facts.places) + 1}",
+        arrival_s=row.number_of("start"),
+        input_tokens=row.whole("in", least=1),
+        output_tokens=row.whole("out"),
+        model=row.text("model"),
+        status=500 if row.get("error") else None,
+    )
 
 
 def _guidellm_rows(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
@@ -64,171 +91,273 @@ def _guidellm_rows(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
     benchmarks = document.get("benchmarks")
     if not isinstance(benchmarks, list):
         raise RowError("benchmarks: not a list")
-    for benchmark in benchmarks:
-        groups = benchmark.get("requests") if isinstance(benchmark, dict) else None
-        if not isinstance(groups, dict) or not any(groups.values()):
-            remedy = "write benchmarks.json with all requests"
-            raise RowError(only_totals("guidellm", remedy), fatal=True)
+    groups = [each.get("requests") if isinstance(each, dict) else None for each in benchmarks]
+    if not any(isinstance(group, dict) and any(group.values()) for group in groups):
+        remedy = "write benchmarks.json with all requests"
+        raise RowError(only_totals("guidellm", remedy), fatal=True)
+    for number, group in enumerate(groups):
         for outcome in ("successful", "incomplete", "errored"):
-            for request in groups.get(outcome) or ():
-                yield {**request, "outcome": outcome}
+            for request in (group or {}).get(outcome) or ():
+                yield {**request, "outcome": outcome, "result": number}
 
 
-def _guidellm(options: ReadOptions) -> ParseRow:
+def _guidellm_tokens(row: SourceRow) -> tuple[int | None, int]:
+    """Return the lengths of prompt and answer, under the names of all versions."""
+    prompt = row.whole_or(
+        None, "input_metrics.text_tokens", "prompt_tokens", "input_metrics.total_tokens"
+    )
+    answer = row.whole_or(
+        0, "output_metrics.text_tokens", "output_tokens", "output_metrics.total_tokens"
+    )
+    return prompt, answer
+
+
+def _guidellm_served(row: SourceRow) -> Served:
+    prompt, answer = _guidellm_tokens(row)
+    sent_s = row.number_or(0.0, "request_start_time", "start_time", "info.timings.request_start")
+    due_s = row.number_or(None, "info.timings.targeted_start")
+    done = row.get("outcome") == "successful"
+    ttft_ms = row.number_or(None, "time_to_first_token_ms") if done else None
+    return Served(
+        sent_s=sent_s,
+        due_s=due_s,
+        input_tokens=prompt or 0,
+        output_tokens=answer,
+        ttft_s=None if ttft_ms is None else ttft_ms / 1e3,
+        e2e_s=row.number_or(None, "request_latency") if done else None,
+        stall_s=None,
+    )
+
+
+@row_format(
+    name="guidellm",
+    what="`benchmarks.json` of guidellm",
+    keeps="prompts, parameters, failures",
+    recognise=lambda head: head.has("benchmarks"),
+    unpack=_guidellm_rows,
+    served=_guidellm_served,
+    order=COMPLETION,
+    own_ids=True,
+)
+def guidellm(row: SourceRow, options: ReadOptions) -> TraceRequest:
     """Prefer the intended start to the real start: a late client must not change the arrivals."""
-
-    def parse(row: SourceRow) -> TraceRequest:
-        args = row.object("request_args")
-        fields = of_body(args.get("body") or args, options)
-        if not fields.get("messages") and not fields.get("text"):
-            fields["text"] = row.text("prompt")
-        fields["status"] = 500 if row.get("outcome") == "errored" else None
-        return build(
-            row,
-            fields,
-            options,
-            name=row.text("request_id", "info.request_id") or f"guidellm-{row.number}",
-            arrival_s=row.moment(
-                "info.timings.targeted_start", "scheduler_info.targeted_start_time",
-                "info.timings.request_start", "start_time", "request_start_time",
-            ),
-            input_tokens=row.whole_or(
-                None, "input_metrics.text_tokens", "prompt_tokens", "input_metrics.total_tokens"
-            ),
-            output_tokens=row.whole_or(
-                None, "output_metrics.text_tokens", "output_tokens", "output_metrics.total_tokens"
-            ) or 0,
-        )  # fmt: skip
-
-    return parse
+    args = row.object("request_args")
+    fields = of_body(args.get("body") or args, options)
+    if not fields.get("messages") and not fields.get("text"):
+        fields["text"] = row.text("prompt")
+    fields["status"] = 500 if row.get("outcome") == "errored" else None
+    prompt, answer = _guidellm_tokens(row)
+    return build(
+        row,
+        fields,
+        options,
+        name=row.text("request_id", "info.request_id") or f"guidellm-{row.number}",
+        arrival_s=row.moment(
+            "info.timings.targeted_start", "scheduler_info.targeted_start_time",
+            "info.timings.request_start", "start_time", "request_start_time",
+        ),
+        input_tokens=prompt,
+        output_tokens=answer,
+    )  # fmt: skip
 
 
-def _aiperf(options: ReadOptions) -> ParseRow:
-    last: dict[str, str] = {}
+def _aiperf_tokens(row: SourceRow, least: int) -> tuple[int, int | None]:
+    """Return the lengths of prompt and answer: the server's counts come before aiperf's own."""
+    prompt = row.whole(
+        "metrics.usage_prompt_tokens.value", "metrics.input_sequence_length.value",
+        "metrics.error_isl.value", least=least,
+    )  # fmt: skip
+    answer = row.whole_or(
+        None, "metrics.usage_completion_tokens.value", "metrics.output_sequence_length.value",
+        "metrics.output_token_count.value",
+    )  # fmt: skip
+    return prompt, answer
 
-    def parse(row: SourceRow) -> TraceRequest:
-        if row.get("metadata.benchmark_phase") == "warmup":
-            raise NotARequestError("warm-up requests")
-        # Turns of a conversation follow one another.
-        session = row.text("metadata.x_correlation_id", "metadata.conversation_id")
-        turn = row.whole_or(0, "metadata.turn_index") or 0
-        name = row.text("metadata.x_request_id") or f"aiperf-{row.number}"
-        parent = last.get(session) if session and turn else None
-        if session:
-            last[session] = name
-        code = row.get("error.code")
-        return TraceRequest(
-            id=name,
-            arrival_s=row.moment("metadata.request_start_ns", unit="ns"),
-            input_tokens=row.whole(
-                "metrics.usage_prompt_tokens.value", "metrics.input_sequence_length.value",
-                "metrics.error_isl.value", least=1,
-            ),
-            output_tokens=row.whole_or(
-                0, "metrics.usage_completion_tokens.value", "metrics.output_sequence_length.value",
-                "metrics.output_token_count.value",
-            ) or 0,
-            session=session if turn or row.get("metadata.conversation_id") else None,
-            parent=parent,
-            status=code if type(code) is int and 100 <= code < 600 else None,
-        )  # fmt: skip
 
-    return parse
+def _aiperf_served(row: SourceRow) -> Served:
+    _only_measured(row)
+    prompt, answer = _aiperf_tokens(row, least=0)
+    failed = row.get("error") is not None
+    gaps_s = row.get("metrics.inter_chunk_latency.value")
+    scale = UNITS.get(row.text("metrics.inter_chunk_latency.unit") or "", 1.0)
+    longest = max(gaps_s, default=None) if isinstance(gaps_s, list) else gaps_s
+    return Served(
+        sent_s=row.number_of("metadata.request_start_ns") / 1e9,
+        due_s=None,
+        input_tokens=prompt,
+        output_tokens=answer,
+        ttft_s=None if failed else _aiperf_s(row, "time_to_first_token"),
+        e2e_s=None if failed else _aiperf_s(row, "request_latency"),
+        stall_s=None if longest is None else longest * scale,
+    )
+
+
+def _aiperf_s(row: SourceRow, metric: str) -> float | None:
+    value = row.number_or(None, f"metrics.{metric}.value")
+    scale = UNITS.get(row.text(f"metrics.{metric}.unit") or "", 1.0)
+    return None if value is None else value * scale
+
+
+def _only_measured(row: SourceRow) -> None:
+    if row.get("metadata.benchmark_phase") not in (None, "profiling"):
+        raise NotARequestError("warm-up requests")
+
+
+@row_format(
+    name="aiperf",
+    what="`profile_export.jsonl` of aiperf",
+    keeps="sessions, parents, status",
+    recognise=lambda head: head.has("metadata", "metrics"),
+    served=_aiperf_served,
+    order=COMPLETION,
+    own_ids=True,
+)
+def aiperf(row: SourceRow, options: ReadOptions) -> TraceRequest:
+    _only_measured(row)
+    # Turns of a conversation follow one another.
+    session = row.text("metadata.x_correlation_id", "metadata.conversation_id")
+    turn = row.whole_or(0, "metadata.turn_index")
+    name = row.text("metadata.x_request_id") or f"aiperf-{row.number}"
+    before = row.turn_before(session, name)
+    code = row.get("error.code")
+    arrival_s = row.moment("metadata.request_start_ns", unit="ns")
+    prompt, answer = _aiperf_tokens(row, least=1)
+    return TraceRequest(
+        id=name,
+        arrival_s=arrival_s,
+        input_tokens=prompt,
+        output_tokens=answer or 0,
+        session=session if turn or row.get("metadata.conversation_id") else None,
+        parent=before if turn else None,
+        status=code if type(code) is int and 100 <= code < 600 else None,
+    )
 
 
 def _genai_rows(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
     experiments = document.get("experiments")
     if not isinstance(experiments, list):
         raise RowError("experiments: not a list")
-    for experiment in experiments:
-        yield from experiment.get("requests") or ()
+    for number, experiment in enumerate(experiments):
+        for request in experiment.get("requests") or ():
+            yield {**request, "result": number} if isinstance(request, dict) else request
 
 
-def _genai(options: ReadOptions) -> ParseRow:
-    numbers: Iterator[int] = count(1)
+def _genai_served(row: SourceRow) -> Served:
+    """Read one request, whose answer is stored event by event, as the server sent it.
 
-    def parse(row: SourceRow) -> TraceRequest:
-        fields = of_body(row.object("request_inputs.payload"), options)
-        events = row.get("response_timestamps") or ()
-        return build(
-            row,
-            fields,
-            options,
-            name=f"genai-perf-{next(numbers)}",
-            arrival_s=row.moment("timestamp", unit="ns"),
-            input_tokens=None,
-            # The file has no counts. Its streams have one token an event.
-            output_tokens=fields.get("output_tokens") or len(events),
-        )
-
-    return parse
-
-
-def _inference_perf(options: ReadOptions) -> ParseRow:
-    def parse(row: SourceRow) -> TraceRequest:
-        body = decoded(row.get("request"))
-        fields = of_body(body, options) if isinstance(body, dict) else {}
-        fields["status"] = 500 if row.get("error") else None
-        counted = row.whole_or(None, "info.output_tokens")
-        return build(
-            row,
-            fields,
-            options,
-            name=f"inference-perf-{row.number}",
-            arrival_s=row.moment("scheduled_time", "start_time"),
-            input_tokens=row.whole_or(None, "info.input_tokens"),
-            output_tokens=answer_tokens(row.get("response"), options, counted),
-        )
-
-    return parse
+    Events without text do not count: the first event of a chat has a role only. An answer without
+    any text failed.
+    """
+    body = row.object("request_inputs.payload")
+    usage: Mapping[str, Any] = {}
+    times_s, tokens = [], 0
+    events = zip(row.values["response_timestamps"], row.values["response_outputs"], strict=True)
+    for at_ns, event in events:
+        texts, counted = _texts(event.get("response") or "")
+        usage = counted or usage
+        tokens += texts
+        if texts:
+            times_s.append(at_ns / 1e9)
+    sent_s = row.number_of("timestamp") / 1e9
+    prompt = usage.get("prompt_tokens") or prompt_tokens(of_body(body, DEFAULTS), DEFAULTS)
+    return Served(
+        sent_s=sent_s,
+        due_s=None,
+        input_tokens=prompt or 0,
+        output_tokens=usage.get("completion_tokens") or tokens,
+        ttft_s=times_s[0] - sent_s if times_s and body.get("stream") else None,
+        e2e_s=times_s[-1] - sent_s if times_s else None,
+        stall_s=_longest_gap(times_s),
+    )
 
 
-FORMATS = (
-    TraceFormat(
-        name="vllm-bench",
-        what="results of `vllm bench serve --save-result --save-detailed`",
-        keeps="model, failures",
-        recognise=lambda head: head.has("input_lens", "output_lens"),
-        parser=_vllm,
-        unpack=_vllm_rows,
-        order=COMPLETION,
-    ),
-    TraceFormat(
-        name="guidellm",
-        what="`benchmarks.json` of guidellm",
-        keeps="prompts, parameters, failures",
-        recognise=lambda head: head.has("benchmarks"),
-        parser=_guidellm,
-        unpack=_guidellm_rows,
-        order=COMPLETION,
-        own_ids=True,
-    ),
-    TraceFormat(
-        name="aiperf",
-        what="`profile_export.jsonl` of aiperf",
-        keeps="sessions, parents, status",
-        recognise=lambda head: head.has("metadata", "metrics"),
-        parser=_aiperf,
-        order=COMPLETION,
-        own_ids=True,
-    ),
-    TraceFormat(
-        name="genai-perf",
-        what="`profile_export.json` of genai-perf and perf_analyzer",
-        keeps="messages, tools, model, parameters",
-        recognise=lambda head: head.has("experiments"),
-        parser=_genai,
-        unpack=_genai_rows,
-        order=COMPLETION,
-    ),
-    TraceFormat(
-        name="inference-perf",
-        what="`per_request_lifecycle_metrics.json` of inference-perf",
-        keeps="prompts, parameters, failures",
-        recognise=lambda head: (
-            head.has("start_time", "end_time", "info") and ("request" in head.columns)
-        ),
-        parser=_inference_perf,
-        order=COMPLETION,
-    ),
+def _texts(response: str) -> tuple[int, Mapping[str, Any]]:
+    """Count the events with text that arrived at one time. Return their usage too, if any."""
+    count = 0
+    usage: Mapping[str, Any] = {}
+    for line in response.splitlines():
+        data = line.removeprefix("data:").strip()
+        if not data.startswith("{"):
+            continue  # blank, [DONE], or the name of an event
+        event = orjson.loads(data)
+        usage = event.get("usage") or usage
+        for choice in event.get("choices") or ():
+            part = choice.get("delta") or choice.get("message") or choice
+            thought = part.get("reasoning_content") or part.get("reasoning")
+            count += bool(part.get("content") or part.get("text") or thought)
+    return count, usage
+
+
+def _longest_gap(times_s: Sequence[float]) -> float | None:
+    return max((after - before for before, after in pairwise(times_s)), default=None)
+
+
+@row_format(
+    name="genai-perf",
+    what="`profile_export.json` of genai-perf and perf_analyzer",
+    keeps="messages, tools, model, parameters",
+    recognise=lambda head: head.has("experiments"),
+    unpack=_genai_rows,
+    served=_genai_served,
+    order=COMPLETION,
 )
+def genai_perf(row: SourceRow, options: ReadOptions) -> TraceRequest:
+    fields = of_body(row.object("request_inputs.payload"), options)
+    events = row.get("response_timestamps") or ()
+    return build(
+        row,
+        fields,
+        options,
+        name=f"genai-perf-{next(row.facts.places) + 1}",
+        arrival_s=row.moment("timestamp", unit="ns"),
+        # The file has no counts. Its streams have one token an event.
+        output_tokens=fields.get("output_tokens") or len(events),
+    )
+
+
+def _inference_perf_served(row: SourceRow) -> Served:
+    """Read one request. Versions before multimodal requests have all fields in `info` itself."""
+    info = row.with_values(row.object("info"))
+    answer = info.object("response_metrics") or info.values
+    usage = answer.get("server_usage") or {}
+    times_s = answer.get("output_token_times") or answer.get("chunk_times") or []
+    sent_s, failed = row.number_of("start_time"), row.get("error") is not None
+    return Served(
+        sent_s=sent_s,
+        due_s=row.number_or(None, "scheduled_time"),
+        input_tokens=usage.get("prompt_tokens") or info.whole_or(0, "input_tokens") or 0,
+        output_tokens=usage.get("completion_tokens") or answer.get("output_tokens"),
+        ttft_s=times_s[0] - sent_s if times_s and not failed else None,
+        e2e_s=None if failed else row.number_of("end_time") - sent_s,
+        stall_s=_longest_gap(times_s),
+    )
+
+
+def _has_inference_perf(head: Head) -> bool:
+    """A long prompt, which is text, may fill the head: what comes after it is not seen then."""
+    cut = not head.first and not head.has("messages")
+    return head.has("start_time", "end_time", "request") and (head.has("info") or cut)
+
+
+@row_format(
+    name="inference-perf",
+    what="`per_request_lifecycle_metrics.json` of inference-perf",
+    keeps="prompts, parameters, failures",
+    recognise=_has_inference_perf,
+    served=_inference_perf_served,
+    order=COMPLETION,
+)
+def inference_perf(row: SourceRow, options: ReadOptions) -> TraceRequest:
+    body = decoded(row.get("request"))
+    fields = of_body(body, options) if isinstance(body, dict) else {}
+    fields["status"] = 500 if row.get("error") else None
+    counted = row.whole_or(None, "info.output_tokens")
+    return build(
+        row,
+        fields,
+        options,
+        name=f"inference-perf-{row.number}",
+        arrival_s=row.moment("scheduled_time", "start_time"),
+        input_tokens=row.whole_or(None, "info.input_tokens"),
+        output_tokens=answer_tokens(row.get("response"), options, counted),
+    )

@@ -11,11 +11,10 @@ ends at its last output. `output_tokens` includes the tokens of reasoning.
 """
 
 from collections.abc import Iterable
-from itertools import count, islice
+from itertools import islice
 from typing import Any
 
-from forebay.traces.formats.head import Head
-from forebay.traces.formats.table import COMPLETION, ReadOptions, TraceFormat
+from forebay.traces.formats.table import COMPLETION, ReadOptions, row_format
 from forebay.traces.reading.reader import Ended
 from forebay.traces.rows import NotARequestError, RowError, SourceRow
 from forebay.traces.schema import TraceRequest
@@ -25,44 +24,48 @@ INPUTS = frozenset(("user_message", "tool_result"))
 OUTPUTS = frozenset(("reasoning", "text", "tool_call"))
 
 
-class _Rounds:
-    """Makes blocks of each session's prompts. Ids count from 0 and are valid within one file."""
+@row_format(
+    name="tracelab",
+    what="TraceLab: rounds of Claude Code and Codex, JSONL or JSONL.GZ",
+    keeps="blocks of 64 tokens made from cached lengths, sessions, parents, think times, "
+    "model, user as tenant",
+    recognise=lambda head: head.has(
+        "session_id", "prefix_tokens", "newly_append_tokens", "timing_events"
+    ),
+    order=COMPLETION,
+)
+def tracelab(row: SourceRow, options: ReadOptions) -> Ended:
+    session = str(row.required("session_id"))
+    if not row.get("input_tokens_total"):
+        raise NotARequestError("rounds without a number of input tokens")
+    sent_s, end_s = _times(row)
+    input_tokens = row.whole("input_tokens_total", least=1)
+    output_tokens = row.whole_or(0, "output_tokens")
+    block_tokens = options.block_tokens or BLOCK_TOKENS
+    request = TraceRequest(
+        id=f"round-{row.number}",
+        arrival_s=sent_s,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        blocks=_blocks(row, session, input_tokens, block_tokens),
+        block_tokens=block_tokens,
+        session=session,
+        tenant=row.text("user"),
+        model=row.text("model"),
+    )
+    return Ended(request, end_s)
 
-    def __init__(self, options: ReadOptions) -> None:
-        self._block_tokens = options.block_tokens or BLOCK_TOKENS
-        self._fresh = count()
-        self._sessions: dict[str, tuple[int, ...]] = {}
 
-    def parse(self, row: SourceRow) -> Ended:
-        session = str(row.required("session_id"))
-        if not row.get("input_tokens_total"):
-            raise NotARequestError("rounds without a number of input tokens")
-        sent_s, end_s = _times(row)
-        input_tokens = row.whole("input_tokens_total", least=1)
-        return Ended(
-            TraceRequest(
-                id=f"round-{row.number}",
-                arrival_s=sent_s,
-                input_tokens=input_tokens,
-                output_tokens=row.whole_or(0, "output_tokens") or 0,
-                blocks=self._blocks(session, input_tokens, row.whole_or(0, "prefix_tokens") or 0),
-                block_tokens=self._block_tokens,
-                session=session,
-                tenant=row.text("user"),
-                model=row.text("model"),
-            ),
-            end_s,
-        )
-
-    def _blocks(self, session: str, input_tokens: int, cached_tokens: int) -> tuple[int, ...]:
-        size = self._block_tokens
-        full = input_tokens // size
-        last = self._sessions.get(session, ())
-        cached = last[: min(cached_tokens // size, full)]
-        whole = (*cached, *islice(self._fresh, full - len(cached)))
-        self._sessions[session] = whole
-        # The last block is partial and never shared.
-        return (*whole, next(self._fresh)) if input_tokens % size else whole
+def _blocks(row: SourceRow, session: str, input_tokens: int, size: int) -> tuple[int, ...]:
+    """Make the blocks of a prompt. Ids count from 0 and are valid within one file."""
+    prompts: dict[str, tuple[int, ...]] = row.facts.memory
+    cached_tokens = row.whole_or(0, "prefix_tokens")
+    full = input_tokens // size
+    cached = prompts.get(session, ())[: min(cached_tokens // size, full)]
+    whole = (*cached, *islice(row.facts.places, full - len(cached)))
+    prompts[session] = whole
+    # The last block is partial and never shared.
+    return (*whole, next(row.facts.places)) if input_tokens % size else whole
 
 
 def _times(row: SourceRow) -> tuple[float, float | None]:
@@ -87,20 +90,3 @@ def _moments(
         for event in events
         if event.get("event_type") in kinds and event.get("timestamp")
     ]
-
-
-def _recognise(head: Head) -> bool:
-    return head.has("session_id", "prefix_tokens", "newly_append_tokens", "timing_events")
-
-
-FORMATS = (
-    TraceFormat(
-        name="tracelab",
-        what="TraceLab: rounds of Claude Code and Codex, JSONL or JSONL.GZ",
-        keeps="blocks of 64 tokens made from cached lengths, sessions, parents, think times, "
-        "model, user as tenant",
-        recognise=_recognise,
-        parser=lambda options: _Rounds(options).parse,
-        order=COMPLETION,
-    ),
-)

@@ -10,7 +10,8 @@ import pytest
 from paths import SHARED
 
 from forebay.traces.errors import InputError
-from forebay.traces.formats.readers.kv_cache_tester import interleaved, read_session, read_sessions
+from forebay.traces.formats.readers.kv_cache_tester import interleaved, read_sessions
+from forebay.traces.schema import TraceRequest
 
 SESSIONS = SHARED / "data" / "traces" / "kv_cache_tester"
 
@@ -27,9 +28,14 @@ def write(folder: Path, name: str, *requests: Mapping[str, Any], **more: Any) ->
     return path
 
 
+def read_session(path: Path) -> list[TraceRequest]:
+    (session,) = read_sessions(path)
+    return session
+
+
 def test_a_partial_last_block_is_nobody_elses(tmp_path: Path) -> None:
     path = write(tmp_path, "a", turn(0.0, 130), turn(4.5, 128), turn(9.0, 130))
-    first, full, third = read_session(path, number=3)
+    first, full, third = read_session(path)
     assert (first.id, first.session, first.block_tokens) == ("a-0", "a", 64)
     assert [row.arrival_s for row in (first, full, third)] == [0.0, 4.5, 9.0]
     assert first.blocks is not None
@@ -63,7 +69,7 @@ def test_wekas_sub_agents_count_from_the_sessions_start(tmp_path: Path) -> None:
 
 def test_prompts_of_a_session_hold_each_block_id_once(tmp_path: Path) -> None:
     """A tuple takes 8 bytes an id so, and not 40: the 710 published sessions have 90 million."""
-    first, second = read_session(write(tmp_path, "a", turn(0.0, 128), turn(1.0, 192)), number=1)
+    first, second = read_session(write(tmp_path, "a", turn(0.0, 128), turn(1.0, 192)))
     assert first.blocks is not None
     assert second.blocks is not None
     assert first.blocks[1] is second.blocks[1]
@@ -87,7 +93,7 @@ def test_sessions_are_laid_over_each_other_and_long_pauses_cut(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("[]", "not a JSON object"),
+        ("[5]", "not a JSON object"),
         ("{", "not JSON"),
         ('{"id": "a", "requests": []}', "block_size"),
         ('{"id": "a", "block_size": 64}', "requests: not a list"),
