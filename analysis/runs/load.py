@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from forebay.analysis.runs.other_tools import load_result
 from forebay.analysis.runs.run import (
     NEEDED,
     NO_BUCKET,
@@ -21,13 +22,14 @@ from forebay.analysis.runs.run import (
     Words,
     folder_name,
 )
+from forebay.analysis.runs.sources.proxy_logs import is_proxy_log, load_proxy_log
 from forebay.analysis.runs.window import Cut, cut_run
 from forebay.analysis.statistics.quantiles import Floats
 from forebay.analysis.statistics.units import is_text, printable
 from forebay.traces.errors import InputError
+from forebay.traces.formats import head_of
 
 HISTOGRAMS = (".hlog", ".hgrm")
-MOST_OF_A_LINE = 1 << 16  # bytes in which the first line of a proxy's log ends
 
 
 def load_run(path: Path, name: str | None = None, unit: str | None = None) -> RunData:
@@ -73,26 +75,15 @@ def _numbered(path: Path) -> tuple[Path, int | None]:
 
 
 def _load_file(path: Path, name: str, number: int | None, unit: str | None) -> RunData:
-    from forebay.analysis.runs.sources.proxy_logs import is_proxy_log, load_proxy_log
+    """Read a file that is recognised by its first bytes."""
+    head = head_of(path)
+    if is_proxy_log(head.first):
+        return load_proxy_log(path, name)
+    if path.suffix in HISTOGRAMS or head.line.startswith(("#", '"')):
+        from forebay.analysis.runs.sources.histograms import load_histograms
 
-    try:
-        with path.open("rb") as file:
-            start = file.read(MOST_OF_A_LINE)
-        if is_proxy_log(start):
-            return load_proxy_log(path, name)
-        raw = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    if path.suffix in HISTOGRAMS or raw.lstrip()[:1] in (b"#", b'"'):
-        from forebay.analysis.runs.sources.hgrm import is_hgrm
-        from forebay.analysis.runs.sources.histograms import load_hgrm, load_histogram_log
-
-        text = raw.decode("utf-8", "replace")
-        read = load_hgrm if is_hgrm(text) else load_histogram_log
-        return read(path, name, text, unit)
-    from forebay.analysis.runs.other_tools import content_of, foreign_run
-
-    return foreign_run(path, name, content_of(path, raw), number)
+        return load_histograms(path, name, unit)
+    return load_result(path, name, number)
 
 
 def load_runs(

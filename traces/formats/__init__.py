@@ -3,8 +3,8 @@
 In reading order: `table` defines `TraceFormat` and chooses a format by the `head` of a file,
 `readers` has a file for each family of formats, `body` reads the JSON bodies that many formats
 contain, `usage` the token counts in them, `columns` reads any table by a mapping of its columns,
-`guess` finds that mapping, and `totals` recognises the summaries of load tools, which contain no
-requests. The room imports `reading` and below.
+`guess` finds that mapping, and `totals` recognises files without requests, such as the summaries of
+load tools. The room imports `reading` and below.
 
 The names below are public: plug-ins import them from here.
 """
@@ -17,6 +17,7 @@ from forebay.traces.formats.table import (
     GROUP,
     MODES,
     ReadOptions,
+    Served,
     TraceFormat,
     detect,
     formats,
@@ -34,6 +35,7 @@ __all__ = [
     "MODES",
     "Head",
     "ReadOptions",
+    "Served",
     "TraceFormat",
     "detect",
     "formats",

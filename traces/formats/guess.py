@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from forebay.traces.errors import InputError
 from forebay.traces.formats.columns import MappedColumn, Mapping, check_map
-from forebay.traces.formats.totals import AGGREGATES, only_totals, refuse_totals
+from forebay.traces.formats.totals import AGGREGATES, only_totals, refuse_without_requests
 from forebay.traces.formats.usage import EXCLUDED, PARTS_OF_PROMPT
 from forebay.traces.reading.containers import table_rows
 from forebay.traces.reading.unpack import open_input
@@ -117,7 +117,7 @@ def guess(path: str | Path) -> Mapping:
     Raises:
         InputError: no column can be a time or a prompt. The message lists the columns.
     """
-    refuse_totals(path)
+    refuse_without_requests(path)
     columns = sample(path)
     mapping: Mapping = {}
     taken: set[str] = set()

@@ -19,7 +19,7 @@ import typer
 from forebay.traces.command_line.options import Seed, SkipBad, a_time
 from forebay.traces.errors import InputError
 from forebay.traces.formats.head import Head, head_of
-from forebay.traces.formats.totals import refuse_totals
+from forebay.traces.formats.totals import refuse_without_requests
 from forebay.traces.reading.containers import Rows, table_rows, unpacked
 from forebay.traces.reading.jsonl import read_trace
 from forebay.traces.reading.reader import REORDER_ROWS, Order, Parsed, ParseRow, TraceReader
@@ -93,15 +93,16 @@ class Served(NamedTuple):
     """How a load test's request was answered. Times are seconds, points in time of any origin.
 
     Attributes:
-        sent_s: when it was sent.
-        due_s: when it was to be sent, None if the file does not say.
+        due_s: when it was to be sent, or else when it was sent.
+        wait_s: how much later it was sent, None if the file does not say.
         input_tokens, output_tokens: lengths of prompt and answer, None if not known.
-        ttft_s, e2e_s: seconds to the first and the last token. Without `e2e_s` it failed.
+        ttft_s, e2e_s: seconds after sending, of the first and the last token. A request without
+            `e2e_s` failed.
         stall_s: the longest gap between two events of the answer.
     """
 
-    sent_s: float
-    due_s: float | None
+    due_s: float
+    wait_s: float | None
     input_tokens: int
     output_tokens: int | None
     ttft_s: float | None
@@ -285,7 +286,7 @@ def open_trace(
     """
     name, doubt = format_name or detect(path), ""
     if name is None:
-        refuse_totals(path)
+        refuse_without_requests(path)
         name, doubt = FOREBAY, "; traces import auto makes a trace of a table"
     if name == FOREBAY:
         sort = options is not None and options.sort

@@ -1,4 +1,4 @@
-"""Recognise files with totals of a load test, not its requests, and name the file to import."""
+"""Recognise files without requests: totals of a load test, histograms, runs. Name the right use."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -67,11 +67,17 @@ def only_totals(what: str, remedy: str) -> str:
     return f"holds no requests, only totals{f' of {what}' if what else ''}; {remedy}"
 
 
-def refuse_totals(path: str | Path) -> None:
-    """Raise InputError if `path` is the summary of a load tool. `-` is only peeked at."""
-    tool = tool_of(head_of(path))
+def refuse_without_requests(path: str | Path) -> None:
+    """Raise InputError if `path` has totals, histograms or a run. `-` is only peeked at."""
+    head = head_of(path)
+    tool = tool_of(head)
     if tool is not None:
         raise InputError(f"{path}: {only_totals(*tool)}")
+    what = "a histogram log" if head.line.startswith("#[") else ""
+    if (Path(path) / "run.json").is_file():
+        what = "the folder of a run"
+    if what:
+        raise InputError(f"{path}: {what} is no trace; `forebay report` and `compare` read it")
 
 
 def tool_of(head: Head) -> tuple[str, str] | None:

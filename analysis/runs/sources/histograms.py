@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from forebay.analysis.runs.run import NUMBERS, WORDS, RunData, folder_name
-from forebay.analysis.runs.sources.hgrm import NANO, read_hgrm
+from forebay.analysis.runs.sources.hgrm import NANO, is_hgrm, read_hgrm
 from forebay.analysis.runs.sources.hlog import UNITS_S, HistogramLog, Interval, read_log
 from forebay.analysis.runs.sources.rows import NO_VERDICT, FileOrigin, origin_info
 from forebay.analysis.statistics.quantiles import Floats, percentile_table
@@ -36,8 +36,14 @@ MOST_SAMPLES = 20_000_000
 NOT_JOINT = "each percentile is exact, but which values belong to one request is not known"
 
 
-def load_histogram_log(path: Path, name: str | None, text: str, unit: str | None) -> RunData:
-    """Read an .hlog as a run. Raises InputError."""
+def load_histograms(path: Path, name: str | None, unit: str | None) -> RunData:
+    """Read an .hlog or an .hgrm as a run. Raises InputError."""
+    try:
+        text = path.read_text("utf-8", "replace")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    if is_hgrm(text):
+        return _load_hgrm(path, name, text, unit)
     log = read_log(path, text, unit)
     notes = [log.stated, NOT_JOINT]
     if log.unread:
@@ -49,8 +55,7 @@ def load_histogram_log(path: Path, name: str | None, text: str, unit: str | None
     return _run(path, name, "histogram log", log, notes)
 
 
-def load_hgrm(path: Path, name: str | None, text: str, unit: str | None) -> RunData:
-    """Read an .hgrm as a run. Raises InputError."""
+def _load_hgrm(path: Path, name: str | None, text: str, unit: str | None) -> RunData:
     counted = read_hgrm(path, text)
     unit_name = unit or "ms"
     how = "--unit" if unit else "as such files usually are; --unit says otherwise"

@@ -62,15 +62,11 @@ def _rows(path: Path, requests: Iterable[Any]) -> Iterator[FileRow]:
             raise InputError(f"{path}: request {number} is damaged ({error!r})") from error
 
 
-def is_proxy_log(start: bytes) -> bool:
+def is_proxy_log(line: Mapping[str, Any]) -> bool:
     """True if the first line of a file is one of a ledger or of the proxy's log in JSON."""
-    try:
-        line = orjson.loads(start.lstrip().partition(b"\n")[0])
-    except orjson.JSONDecodeError:
-        return False
-    if not isinstance(line, Mapping) or "time" not in line:
-        return False
-    return "event" in line or {"request_id", "status", "duration_ms"} <= line.keys()
+    return "time" in line and (
+        "event" in line or {"request_id", "status", "duration_ms"} <= line.keys()
+    )
 
 
 def is_request(line: Any) -> bool:

@@ -17,7 +17,7 @@ from replay_server import Server, rows, run_one
 
 from forebay.analysis.runs import exporters
 from forebay.analysis.runs.load import load_run
-from forebay.analysis.runs.other_tools import load_foreign
+from forebay.analysis.runs.other_tools import load_result
 from forebay.proxy.cli import main
 
 
@@ -84,7 +84,7 @@ def test_vllm_bench_there_and_back(folder: Path, tmp_path: Path) -> None:
     assert told["median_ttft_ms"] == pytest.approx(30, rel=1e-3)
     assert told["total_output_tokens"] == 240
     assert len(told["itls"][0]) == 3
-    own, read = load_run(folder), load_foreign(out)
+    own, read = load_run(folder), load_result(out)
     for column in ("ttft_response_s", "e2e_response_s", "tpot_s", "intended_s"):
         assert sorted(read.numbers[column]) == pytest.approx(sorted(own.numbers[column]), abs=1e-9)
     assert read.number("attainment") == own.number("attainment")

@@ -9,7 +9,7 @@ import pytest
 from paths import TESTS
 
 from forebay.analysis.runs.load import load_runs
-from forebay.analysis.runs.other_tools import FROM_SENDING, load_foreign
+from forebay.analysis.runs.other_tools import FROM_SENDING, load_result
 from forebay.proxy.cli import main
 from forebay.traces.errors import InputError
 
@@ -63,7 +63,7 @@ def guidellm(ttft_ms: float) -> dict[str, Any]:
 def test_vllm_bench(tmp_path: Path) -> None:
     path = tmp_path / "vllm.json"
     path.write_bytes(orjson.dumps(VLLM))
-    run = load_foreign(path)
+    run = load_result(path)
     assert run.words["outcome"].tolist() == ["ok", "ok", "failed"]
     assert run.words["bucket"].tolist() == ["chat", "document", "chat"]
     numbers = run.numbers
@@ -81,7 +81,7 @@ def test_aiperf(tmp_path: Path) -> None:
     path = tmp_path / "profile_export.jsonl"
     lines = [aiperf_line(5.0, 255.9), aiperf_line(5.5, None), aiperf_line(6.0, 2_100.0)]
     path.write_bytes(b"\n".join(map(orjson.dumps, lines)))
-    run = load_foreign(path)
+    run = load_result(path)
     assert run.words["outcome"].tolist() == ["ok", "failed", "ok"]
     assert run.numbers["ttft_response_s"].tolist()[::2] == pytest.approx([0.2559, 2.1])
     assert run.numbers["stall_s"][0] == pytest.approx(0.0075)
@@ -96,7 +96,7 @@ def test_aiperf_counts_as_the_server_does(tmp_path: Path) -> None:
     lines = (GOLDEN / "aiperf.jsonl").read_bytes().splitlines()
     path = tmp_path / "profile_export.jsonl"
     path.write_bytes(b"\n".join(line for line in lines if b"usage_prompt_tokens" in line))
-    run = load_foreign(path)
+    run = load_result(path)
     assert run.numbers["prompt_tokens"].tolist() == [1000, 1000]
     assert run.numbers["output_tokens"].tolist() == [16, 16]
     assert run.numbers["tpot_s"][0] == pytest.approx((43.070725 - 20.822475) / 15e3)
@@ -105,7 +105,7 @@ def test_aiperf_counts_as_the_server_does(tmp_path: Path) -> None:
 def test_guidellm(tmp_path: Path) -> None:
     path = tmp_path / "benchmarks.json"
     path.write_bytes(orjson.dumps(guidellm(120.0)))
-    run = load_foreign(path)
+    run = load_result(path)
     assert run.words["outcome"].tolist() == ["ok", "failed"]
     assert run.numbers["ttft_response_s"][0] == pytest.approx(0.12)
     assert run.numbers["tpot_s"][0] == pytest.approx(0.038)
@@ -113,7 +113,7 @@ def test_guidellm(tmp_path: Path) -> None:
 
 def test_guidellm_tells_when_a_request_was_due() -> None:
     """As guidellm 0.8.1 wrote it: sent 4 ms after the time that it was meant for, which count."""
-    run = load_foreign(GOLDEN / "guidellm.json")
+    run = load_result(GOLDEN / "guidellm.json")
     assert run.numbers["sent_s"][0] - run.numbers["intended_s"][0] == pytest.approx(
         0.00405, abs=5e-6
     )
@@ -142,7 +142,7 @@ NEW_INFO = {  # since requests may have images
 def test_inference_perf(tmp_path: Path, info: dict[str, Any]) -> None:
     path = tmp_path / "per_request_lifecycle_metrics.json"
     path.write_bytes(orjson.dumps([inference_perf(**info)]))
-    run = load_foreign(path)
+    run = load_result(path)
     numbers = run.numbers
     assert numbers["prompt_tokens"].tolist() == [7]  # as the server counts
     assert numbers["output_tokens"].tolist() == [5]
@@ -155,7 +155,7 @@ def test_inference_perf(tmp_path: Path, info: dict[str, Any]) -> None:
 
 def test_inference_perf_tells_when_a_request_was_due() -> None:
     """Its `scheduled_time` is 10 ms before the request was sent, and these count."""
-    run = load_foreign(GOLDEN / "inference-perf.json")
+    run = load_result(GOLDEN / "inference-perf.json")
     assert run.words["outcome"].tolist() == ["ok", "failed"]
     assert run.numbers["intended_s"].tolist() == pytest.approx([0.0, 0.5])
     assert run.numbers["sent_s"].tolist() == pytest.approx([0.01, 0.5])
@@ -196,7 +196,7 @@ def test_genai_perf(tmp_path: Path) -> None:
     measured = {"requests": [streamed, refused, counted]}
     path = tmp_path / "profile_export.json"
     path.write_bytes(orjson.dumps({"experiments": [{"requests": []}, measured]}))
-    run = load_foreign(path)
+    run = load_result(path)
     numbers = run.numbers
     assert run.words["outcome"].tolist() == ["ok", "ok", "failed"]  # in order of sending
     assert numbers["intended_s"].tolist() == pytest.approx([0.0, 0.03, 0.04])
@@ -209,6 +209,24 @@ def test_genai_perf(tmp_path: Path) -> None:
     assert numbers["e2e_response_s"].tolist()[:2] == pytest.approx([0.06, 0.22])
     assert numbers["stall_s"][1] == pytest.approx(0.1)
     assert run.summary["warnings"] == [f"genai-perf: {FROM_SENDING}"]
+
+
+def test_the_torn_last_line_of_a_killed_test_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "profile_export.jsonl"
+    line = orjson.dumps(aiperf_line(1.0, 50.0))
+    path.write_bytes(line + b"\n" + line[:80])
+    assert load_result(path).requests == 1
+    path.write_bytes(line[:80] + b"\n" + line)
+    with pytest.raises(InputError, match=r"profile_export.jsonl:1: not JSON"):
+        load_result(path)
+
+
+def test_a_result_with_long_prompts_is_recognised(tmp_path: Path) -> None:
+    """Its first request fills the head of the file, where `info` is not seen."""
+    path = tmp_path / "per_request_lifecycle_metrics.json"
+    body = orjson.dumps({"prompt": "word " * 20_000}).decode()
+    path.write_bytes(orjson.dumps([inference_perf(**OLD_INFO) | {"request": body}]))
+    assert load_result(path).requests == 1
 
 
 TOOLS = {
@@ -244,17 +262,22 @@ def test_two_tools_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ("content", "says"),
     [
         (b"{}", "a file; give a run folder, or a result of"),
-        (b"[1,2", "not JSON"),
-        (b'{"request_throughput": 1}', "--save-detailed"),
-        (orjson.dumps({**VLLM, "input_lens": [1]}), "not a whole result of vllm bench serve"),
-        (b'{"benchmarks": [{"requests": {}}]}', "holds no requests"),
-        (b'{"experiments": []}', "not a whole result of genai-perf"),
+        (b"[1,2", "a file; give a run folder, or a result of"),
+        (b'{"request_throughput": 1, "total_input_tokens": 1}', "--save-detailed"),
+        (b'{"input_lens": [1', "not JSON"),
+        (orjson.dumps({**VLLM, "input_lens": [1]}), "lists of different lengths"),
+        (orjson.dumps({**VLLM, "ttfts": [0.1, None, 0.0]}), "ttft_s: no such column"),
+        (orjson.dumps({**VLLM, "itls": [["x"], [], []], "latencies": []}), "not of this format"),
+        (b'{"benchmarks": [{"requests": {}}]}', "holds no requests, only totals of guidellm"),
+        (b'{"experiments": []}', "holds no requests; check that it is the file with every request"),
         (b'{"experiments": [{"requests": []}]}', "holds no requests"),
-        (b'[{"start_time": 1, "end_time": "?", "info": {}}]', "not a whole result of inference-p"),
+        (b'[{"start_time": 1, "end_time": "?", "info": {}}]', "end_time: '.' is not a number"),
+        (b'{"timestamp": 0, "input_length": 9, "output_length": 1}', "a file of mooncake has no"),
+        (orjson.dumps({"load_summary": {}}), "only totals of inference-perf; import its per_req"),
     ],
 )
 def test_damaged_files(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "result.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match=says):
-        load_foreign(path)
+        load_result(path)

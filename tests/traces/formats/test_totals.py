@@ -89,6 +89,14 @@ def test_a_csv_of_metrics_is_refused(tmp_path: Path) -> None:
         guess(tmp_path / "x.csv")
 
 
+def test_results_that_are_no_trace_name_the_command(tmp_path: Path) -> None:
+    (tmp_path / "latency.hlog").write_text("#[Histogram log format version 1.3]\n")
+    (tmp_path / "run.json").write_text("{}")
+    for path, what in ((tmp_path / "latency.hlog", "a histogram log"), (tmp_path, "the folder of")):
+        with pytest.raises(InputError, match=f"{what}.* is no trace; `forebay report` and"):
+            list(open_trace(path))
+
+
 def test_sglangs_details_get_sglangs_remedy(tmp_path: Path) -> None:
     details: dict[str, Any] = {
         **SGLANG,

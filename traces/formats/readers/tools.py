@@ -5,7 +5,7 @@ aiperf (profile_export.jsonl), genai-perf (profile_export.json) and inference-pe
 (per_request_lifecycle_metrics.json). A trace takes the requests, a run takes what `served` reads.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +21,13 @@ from forebay.traces.schema import TraceRequest
 VLLM_LISTS = {"in": "input_lens", "out": "output_lens", "start": "start_times", "error": "errors",
               "ttft_s": "ttfts", "gaps_s": "itls", "e2e_s": "latencies",
               "wait_s": "queue_times"}  # fmt: skip
+# Lengths of prompt and answer. The server's counts come before the tool's own.
+GUIDELLM_PROMPT = ("input_metrics.text_tokens", "prompt_tokens", "input_metrics.total_tokens")
+GUIDELLM_ANSWER = ("output_metrics.text_tokens", "output_tokens", "output_metrics.total_tokens")
+AIPERF_PROMPT = ("metrics.usage_prompt_tokens.value", "metrics.input_sequence_length.value",
+                 "metrics.error_isl.value")  # fmt: skip
+AIPERF_ANSWER = ("metrics.usage_completion_tokens.value", "metrics.output_sequence_length.value",
+                 "metrics.output_token_count.value")  # fmt: skip
 UNTIMED = (
     "no start_times, so arrivals are not known; repeat the run with --save-detailed of a vLLM that "
     "writes them"
@@ -54,8 +61,8 @@ def _vllm_served(row: SourceRow) -> Served:
         ttft_s = row.number_of("ttft_s")
         e2e_s = row.number_or(ttft_s + sum(gaps_s), "e2e_s")
     return Served(
-        sent_s=start_s,
-        due_s=start_s - wait_s if "wait_s" in row.values else None,
+        due_s=start_s - wait_s,
+        wait_s=wait_s if "wait_s" in row.values else None,
         input_tokens=row.whole("in"),
         output_tokens=row.whole("out"),
         ttft_s=ttft_s,
@@ -101,28 +108,16 @@ def _guidellm_rows(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
                 yield {**request, "outcome": outcome, "result": number}
 
 
-def _guidellm_tokens(row: SourceRow) -> tuple[int | None, int]:
-    """Return the lengths of prompt and answer, under the names of all versions."""
-    prompt = row.whole_or(
-        None, "input_metrics.text_tokens", "prompt_tokens", "input_metrics.total_tokens"
-    )
-    answer = row.whole_or(
-        0, "output_metrics.text_tokens", "output_tokens", "output_metrics.total_tokens"
-    )
-    return prompt, answer
-
-
 def _guidellm_served(row: SourceRow) -> Served:
-    prompt, answer = _guidellm_tokens(row)
     sent_s = row.number_or(0.0, "request_start_time", "start_time", "info.timings.request_start")
-    due_s = row.number_or(None, "info.timings.targeted_start")
+    due_s = row.number_or(None, "info.timings.targeted_start")  # not in files of old versions
     done = row.get("outcome") == "successful"
     ttft_ms = row.number_or(None, "time_to_first_token_ms") if done else None
     return Served(
-        sent_s=sent_s,
-        due_s=due_s,
-        input_tokens=prompt or 0,
-        output_tokens=answer,
+        due_s=sent_s if due_s is None else due_s,
+        wait_s=None if due_s is None else max(0.0, sent_s - due_s),
+        input_tokens=row.whole_or(0, *GUIDELLM_PROMPT),
+        output_tokens=row.whole_or(None, *GUIDELLM_ANSWER),
         ttft_s=None if ttft_ms is None else ttft_ms / 1e3,
         e2e_s=row.number_or(None, "request_latency") if done else None,
         stall_s=None,
@@ -146,7 +141,6 @@ def guidellm(row: SourceRow, options: ReadOptions) -> TraceRequest:
     if not fields.get("messages") and not fields.get("text"):
         fields["text"] = row.text("prompt")
     fields["status"] = 500 if row.get("outcome") == "errored" else None
-    prompt, answer = _guidellm_tokens(row)
     return build(
         row,
         fields,
@@ -156,46 +150,33 @@ def guidellm(row: SourceRow, options: ReadOptions) -> TraceRequest:
             "info.timings.targeted_start", "scheduler_info.targeted_start_time",
             "info.timings.request_start", "start_time", "request_start_time",
         ),
-        input_tokens=prompt,
-        output_tokens=answer,
+        input_tokens=row.whole_or(None, *GUIDELLM_PROMPT),
+        output_tokens=row.whole_or(0, *GUIDELLM_ANSWER),
     )  # fmt: skip
-
-
-def _aiperf_tokens(row: SourceRow, least: int) -> tuple[int, int | None]:
-    """Return the lengths of prompt and answer: the server's counts come before aiperf's own."""
-    prompt = row.whole(
-        "metrics.usage_prompt_tokens.value", "metrics.input_sequence_length.value",
-        "metrics.error_isl.value", least=least,
-    )  # fmt: skip
-    answer = row.whole_or(
-        None, "metrics.usage_completion_tokens.value", "metrics.output_sequence_length.value",
-        "metrics.output_token_count.value",
-    )  # fmt: skip
-    return prompt, answer
 
 
 def _aiperf_served(row: SourceRow) -> Served:
     _only_measured(row)
-    prompt, answer = _aiperf_tokens(row, least=0)
+    metrics = row.object("metrics")
+    gaps_s = _seconds(metrics.get("inter_chunk_latency"))
     failed = row.get("error") is not None
-    gaps_s = row.get("metrics.inter_chunk_latency.value")
-    scale = UNITS.get(row.text("metrics.inter_chunk_latency.unit") or "", 1.0)
-    longest = max(gaps_s, default=None) if isinstance(gaps_s, list) else gaps_s
     return Served(
-        sent_s=row.number_of("metadata.request_start_ns") / 1e9,
-        due_s=None,
-        input_tokens=prompt,
-        output_tokens=answer,
-        ttft_s=None if failed else _aiperf_s(row, "time_to_first_token"),
-        e2e_s=None if failed else _aiperf_s(row, "request_latency"),
-        stall_s=None if longest is None else longest * scale,
+        due_s=row.number_of("metadata.request_start_ns") / 1e9,
+        wait_s=None,
+        input_tokens=row.whole_or(0, *AIPERF_PROMPT),
+        output_tokens=row.whole_or(None, *AIPERF_ANSWER),
+        ttft_s=None if failed else _seconds(metrics.get("time_to_first_token")),
+        e2e_s=None if failed else _seconds(metrics["request_latency"]),
+        stall_s=max(gaps_s, default=None) if isinstance(gaps_s, list) else gaps_s,
     )
 
 
-def _aiperf_s(row: SourceRow, metric: str) -> float | None:
-    value = row.number_or(None, f"metrics.{metric}.value")
-    scale = UNITS.get(row.text(f"metrics.{metric}.unit") or "", 1.0)
-    return None if value is None else value * scale
+def _seconds(metric: dict[str, Any] | None) -> Any:
+    """Return the value or values of a metric, times in seconds, or None without the metric."""
+    if metric is None:
+        return None
+    value, scale = metric["value"], UNITS.get(metric.get("unit", ""), 1.0)
+    return [item * scale for item in value] if isinstance(value, list) else value * scale
 
 
 def _only_measured(row: SourceRow) -> None:
@@ -220,13 +201,11 @@ def aiperf(row: SourceRow, options: ReadOptions) -> TraceRequest:
     name = row.text("metadata.x_request_id") or f"aiperf-{row.number}"
     before = row.turn_before(session, name)
     code = row.get("error.code")
-    arrival_s = row.moment("metadata.request_start_ns", unit="ns")
-    prompt, answer = _aiperf_tokens(row, least=1)
     return TraceRequest(
         id=name,
-        arrival_s=arrival_s,
-        input_tokens=prompt,
-        output_tokens=answer or 0,
+        arrival_s=row.moment("metadata.request_start_ns", unit="ns"),
+        input_tokens=row.whole(*AIPERF_PROMPT, least=1),
+        output_tokens=row.whole_or(0, *AIPERF_ANSWER),
         session=session if turn or row.get("metadata.conversation_id") else None,
         parent=before if turn else None,
         status=code if type(code) is int and 100 <= code < 600 else None,
@@ -248,8 +227,8 @@ def _genai_served(row: SourceRow) -> Served:
     Events without text do not count: the first event of a chat has a role only. An answer without
     any text failed.
     """
-    body = row.object("request_inputs.payload")
-    usage: Mapping[str, Any] = {}
+    body = decoded(row.required("request_inputs.payload"))
+    usage: dict[str, Any] = {}
     times_s, tokens = [], 0
     events = zip(row.values["response_timestamps"], row.values["response_outputs"], strict=True)
     for at_ns, event in events:
@@ -259,22 +238,25 @@ def _genai_served(row: SourceRow) -> Served:
         if texts:
             times_s.append(at_ns / 1e9)
     sent_s = row.number_of("timestamp") / 1e9
-    prompt = usage.get("prompt_tokens") or prompt_tokens(of_body(body, DEFAULTS), DEFAULTS)
+    logged = row.with_values(usage)
+    prompt = logged.whole_or(None, "prompt_tokens")
+    if prompt is None:
+        prompt = prompt_tokens(of_body(body, DEFAULTS), DEFAULTS)
     return Served(
-        sent_s=sent_s,
-        due_s=None,
+        due_s=sent_s,
+        wait_s=None,
         input_tokens=prompt or 0,
-        output_tokens=usage.get("completion_tokens") or tokens,
+        output_tokens=logged.whole_or(tokens, "completion_tokens"),
         ttft_s=times_s[0] - sent_s if times_s and body.get("stream") else None,
         e2e_s=times_s[-1] - sent_s if times_s else None,
         stall_s=_longest_gap(times_s),
     )
 
 
-def _texts(response: str) -> tuple[int, Mapping[str, Any]]:
+def _texts(response: str) -> tuple[int, dict[str, Any]]:
     """Count the events with text that arrived at one time. Return their usage too, if any."""
     count = 0
-    usage: Mapping[str, Any] = {}
+    usage: dict[str, Any] = {}
     for line in response.splitlines():
         data = line.removeprefix("data:").strip()
         if not data.startswith("{"):
@@ -317,16 +299,17 @@ def genai_perf(row: SourceRow, options: ReadOptions) -> TraceRequest:
 
 def _inference_perf_served(row: SourceRow) -> Served:
     """Read one request. Versions before multimodal requests have all fields in `info` itself."""
-    info = row.with_values(row.object("info"))
-    answer = info.object("response_metrics") or info.values
-    usage = answer.get("server_usage") or {}
-    times_s = answer.get("output_token_times") or answer.get("chunk_times") or []
+    info = "info.response_metrics" if row.get("info.response_metrics") else "info"
+    times_s = row.get(f"{info}.output_token_times") or row.get(f"{info}.chunk_times") or []
     sent_s, failed = row.number_of("start_time"), row.get("error") is not None
+    due_s = row.number_or(sent_s, "scheduled_time")
     return Served(
-        sent_s=sent_s,
-        due_s=row.number_or(None, "scheduled_time"),
-        input_tokens=usage.get("prompt_tokens") or info.whole_or(0, "input_tokens") or 0,
-        output_tokens=usage.get("completion_tokens") or answer.get("output_tokens"),
+        due_s=due_s,
+        wait_s=max(0.0, sent_s - due_s) if "scheduled_time" in row.values else None,
+        input_tokens=row.whole_or(0, f"{info}.server_usage.prompt_tokens", "info.input_tokens"),
+        output_tokens=row.whole_or(
+            None, f"{info}.server_usage.completion_tokens", f"{info}.output_tokens"
+        ),
         ttft_s=times_s[0] - sent_s if times_s and not failed else None,
         e2e_s=None if failed else row.number_of("end_time") - sent_s,
         stall_s=_longest_gap(times_s),
@@ -334,9 +317,9 @@ def _inference_perf_served(row: SourceRow) -> Served:
 
 
 def _has_inference_perf(head: Head) -> bool:
-    """A long prompt, which is text, may fill the head: what comes after it is not seen then."""
-    cut = not head.first and not head.has("messages")
-    return head.has("start_time", "end_time", "request") and (head.has("info") or cut)
+    """A long prompt, which is text, may fill the head: `info` comes after it and is not seen."""
+    cut = not head.first and head.has("request") and not head.has("messages")
+    return head.has("start_time", "end_time") and (head.has("info") or cut)
 
 
 @row_format(
