@@ -5,13 +5,11 @@ a comparison is between servers and not between loads.
 """
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from forebay.analysis.runs.replay_options import given_options
 from forebay.analysis.runs.run import RunData, at_path
 from forebay.analysis.statistics.units import printable
 
@@ -121,26 +119,9 @@ def repeat_command(run: RunData) -> str:
         from forebay.analysis.runs.simulate_command import simulate_command
 
         return simulate_command(run)
-    trace, targets = setting(run, "trace"), setting(run, "targets")
-    if not isinstance(trace, str) or not isinstance(targets, list) or "merged" in run.info:
-        return ""
-    words = ["forebay", "replay", trace]
-    for target in targets:
-        words += ["--target", text_of(at_path(target, ("url",)))]
-    for what, option in (
-        ("arrivals", "--arrivals"),
-        ("rate", "--rate"),
-        ("speed", "--speed"),
-        ("duration limit", "--duration"),
-        ("time scale", "--time-scale"),
-        ("endpoint", "--endpoint"),
-        ("too-long rows", "--too-long"),
-        ("seed", "--seed"),
-    ):
-        if (value := setting(run, what)) is not None:
-            words += [option, text_of(value)]
-    words += [*given_options(run.info), "--out", run.path.name]
-    return " ".join(shlex.quote(word) for word in words)
+    from forebay.analysis.runs.replay_command import replay_command
+
+    return replay_command(run)
 
 
 def _start_first(run: RunData) -> str:
