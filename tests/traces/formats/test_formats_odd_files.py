@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,8 +31,9 @@ MAGIC = [
     b"\xef\xbb\xbf", b"\0", b"\r", b"<html>", b"[", b"{", b'"', b"[" * 2000, b'{"a":' * 2000,
 ]  # fmt: skip
 CELLS: tuple[Any, ...] = (
-    float("nan"), float("inf"), 1e300, -1e300, -1, 0, 10**400, 10**19, 0.5, True, None, "", "NaN",
-    "1e300", "-1", "9" * 5000, "\x1b[31m", "\ud800", "é" * 3, [], {}, [[[[1]]]], {"a": {"a": 1}},
+    float("nan"), float("inf"), 1e300, -1e300, -1, 0, 5, 10**400, 10**19, 0.5, True, None, "", "x",
+    "NaN", "1e300", "-1", "9" * 5000, "\x1b[31m", "\ud800", "é" * 3, "<html>", "[1]", [], {}, [{}],
+    [[[[1]]]], {"a": {"a": 1}},
 )  # fmt: skip
 
 
@@ -52,16 +54,21 @@ def tried(path: Path, reader: str, out: Path) -> None:
             assert len(said) < 800, said
 
 
-def sources(name: str) -> Iterator[Path]:
-    found = next((one for one in GOLDEN.glob(f"{name}.*") if "expected" not in one.name), None)
-    if found is not None and found.is_file():
-        yield found
+def golden(reader: str, folder: Path) -> Path:
+    """Copy the golden file of a reader to `folder`, with the other files of its folder."""
+    name = {"forebay": "azure.expected", "guess": "litellm"}.get(reader, reader)
+    (source,) = (
+        path for path in GOLDEN.glob(f"{name}*") if path.name.removesuffix(path.suffix) == name
+    )
+    for file in source.iterdir() if source.is_dir() else [source]:
+        shutil.copy(file, folder)
+    return folder / ("chunk-1-trace.csv" if source.is_dir() else source.name)
 
 
 @pytest.mark.parametrize("reader", READERS)
 def test_any_first_bytes_are_a_trace_or_one_line(reader: str, tmp_path: Path) -> None:
     dice = Random(reader)
-    content = next((source.read_bytes() for source in sources(reader)), b"a,b\n1,2\n")[:2000]
+    content = golden(reader, tmp_path).read_bytes()[:2000]
     path, out = tmp_path / "x.csv", tmp_path / "t.jsonl"
     for magic in MAGIC:
         for rest in (b"", dice.randbytes(dice.randint(1, 300)), content):
@@ -134,16 +141,22 @@ def odd_text(content: bytes, dice: Random, cell: Any) -> bytes:
     return "\n".join(",".join(line) for line in lines).encode("utf-8", "surrogatepass")
 
 
+def odd_bytes(content: bytes, dice: Random, cell: Any) -> bytes:
+    """Lose, double or replace a few bytes."""
+    data = bytearray(content)
+    for _ in range(dice.randint(1, 4)):
+        at = dice.randrange(len(data))
+        put = dice.choice([b"", b"-", b"9", b'"', b"null", b"{}", b"[]", b"\xff", b"\n"])
+        data[at : at + dice.choice([0, 1, 8])] = put
+    return bytes(data)
+
+
 @pytest.mark.parametrize("reader", READERS)
-def test_odd_cells_are_a_trace_or_one_line(reader: str, tmp_path: Path) -> None:
+def test_odd_cells_and_bytes_are_a_trace_or_one_line(reader: str, tmp_path: Path) -> None:
     dice = Random(reader)
-    out = tmp_path / "t.jsonl"
-    for source in sources({"forebay": "azure", "guess": "litellm"}.get(reader, reader)):
-        content = source.read_bytes()
-        if reader == "forebay":
-            content = (GOLDEN / "azure.expected.jsonl").read_bytes()
-        path = tmp_path / source.name
-        odd = odd_json if ".json" in source.name or reader == "forebay" else odd_text
+    path, out = golden(reader, tmp_path), tmp_path / "t.jsonl"
+    content = path.read_bytes()
+    for odd in (odd_json if ".json" in path.name else odd_text, odd_bytes):
         for cell in CELLS * 2:
             path.write_bytes(odd(content, dice, cell))
             tried(path, reader, out)

@@ -117,19 +117,20 @@ def aiperf_turns(row: SourceRow, options: ReadOptions) -> Iterator[TraceRequest]
             raise RowError(f"turn {index + 1}: no text; images alone are not replayed")
         history.append({"role": turn.get("role") or "user", "content": text})
         name = f"{session or 'row'}-{row.number}-{index}"
-        output = turn.get("output_length") or options.output_tokens or ANSWER_TOKENS
-        wait_ms = turn.get("delay") or 0
+        values = row.with_values(turn)
+        output = values.whole_or(None, "output_length") or options.output_tokens or ANSWER_TOKENS
+        wait_s = values.seconds("delay", unit="ms") if turn.get("delay") else 0.0
         # A turn without an arrival time follows the rate that was asked for.
-        moment_ms = turn.get("timestamp")
+        timed = turn.get("timestamp") is not None
         yield TraceRequest(
             id=name,
-            arrival_s=row.second() if moment_ms is None else moment_ms / 1000,
+            arrival_s=values.seconds("timestamp", unit="ms") if timed else row.second(),
             input_tokens=text_tokens(messages_text(history), options),
             output_tokens=output,
             messages=tuple(history),
             session=session,
             parent=parent,
-            think_s=wait_ms / 1000 if parent else None,
+            think_s=wait_s if parent else None,
             parameters=turn.get("extra"),
         )
         history.append({"role": "assistant", "content": filler(name, output)})
