@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import orjson
 
-from forebay.analysis.runs.other_tools import load_result
 from forebay.analysis.runs.run import (
     NEEDED,
     NO_BUCKET,
@@ -22,12 +21,10 @@ from forebay.analysis.runs.run import (
     Words,
     folder_name,
 )
-from forebay.analysis.runs.sources.proxy_logs import is_proxy_log, load_proxy_log
 from forebay.analysis.runs.window import Cut, cut_run
 from forebay.analysis.statistics.quantiles import Floats
 from forebay.analysis.statistics.units import is_text, printable
 from forebay.traces.errors import InputError
-from forebay.traces.formats import head_of
 
 HISTOGRAMS = (".hlog", ".hgrm")
 
@@ -76,6 +73,11 @@ def _numbered(path: Path) -> tuple[Path, int | None]:
 
 def _load_file(path: Path, name: str, number: int | None, unit: str | None) -> RunData:
     """Read a file that is recognised by its first bytes."""
+    # The readers of files are imported here: a run folder needs none of them.
+    from forebay.analysis.runs.other_tools import load_result
+    from forebay.analysis.runs.sources.proxy_logs import is_proxy_log, load_proxy_log
+    from forebay.traces.formats import head_of
+
     head = head_of(path)
     if is_proxy_log(head.first):
         return load_proxy_log(path, name)
