@@ -12,13 +12,12 @@ Requests that were never sent are in none of these files.
 from pathlib import Path
 
 from forebay.analysis.runs.run import RunData
-from forebay.analysis.runs.sources.rows import FileOrigin, FileRow, run_of_rows
+from forebay.analysis.runs.sources.rows import FileOrigin, FileRow, file_rows, run_of_rows
 from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
 from forebay.traces.errors import InputError
 from forebay.traces.formats import FOREBAY, Served, TraceFormat, detect, formats
 from forebay.traces.formats.totals import refuse_without_requests
-from forebay.traces.reading.unpack import open_input
-from forebay.traces.rows import SHAPE_ERRORS, FileFacts, NotARequestError, RowError, shape_error
+from forebay.traces.rows import SHAPE_ERRORS, NotARequestError, RowError, shape_error
 
 FROM_SENDING = "times count from when a request was sent, not from when it was due"
 VLLM = "vllm bench serve"
@@ -95,35 +94,22 @@ def _tool(path: Path) -> TraceFormat:
 
 
 def _results(path: Path, tool: TraceFormat) -> dict[tuple[int, int | None], list[Served]]:
-    """Read the requests of each result, by the places of its document and of it in the document.
-
-    The torn last line of a test that was killed is left out.
-    """
+    """Read the requests of each result, by the places of its document and of it in the document."""
     results: dict[tuple[int, int | None], list[Served]] = {}
-    number = 1
-    torn: InputError | None = None
     assert tool.served is not None
-    try:
-        with open_input(str(path)) as file:
-            for number, row in tool.unpacked_rows(file, FileFacts(path=str(path))):
-                if torn is not None:
-                    raise torn
-                if isinstance(row, RowError):
-                    torn = InputError(f"{path}:{number}: {row}")
-                    continue
-                place = (0 if tool.unpack is None else number, row.get("result"))
+    for document in file_rows(path, tool.rows):
+        place = 0 if tool.unpack is None else document.number
+        try:
+            for values in tool.unpack(document.values) if tool.unpack else [document.values]:
+                row = document.with_values(values)
                 try:
-                    results.setdefault(place, []).append(tool.served(row))
+                    results.setdefault((place, row.get("result")), []).append(tool.served(row))
                 except NotARequestError:
                     continue
-        if torn is not None and (tool.unpack is not None or not results):
-            raise torn
-    except RowError as error:
-        raise InputError(f"{path}:{number}: {error}") from error
-    except SHAPE_ERRORS as error:
-        raise InputError(f"{path}:{number}: {shape_error(error)}") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+        except RowError as error:
+            raise InputError(f"{path}:{document.number}: {error}") from error
+        except SHAPE_ERRORS as error:
+            raise InputError(f"{path}:{document.number}: {shape_error(error)}") from error
     return {place: served for place, served in results.items() if served}
 
 

@@ -162,15 +162,14 @@ class TraceFormat:
         return TraceReader(
             path,
             self.parser(options),
-            rows=self.unpacked_rows,
+            rows=self._unpacked_rows,
             skip_bad=options.skip_bad,
             order=order,
             own_ids=self.own_ids,
             doubt=doubt,
         )
 
-    def unpacked_rows(self, file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
-        """Read `file` as numbered rows, or a RowError in the place of a row."""
+    def _unpacked_rows(self, file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
         rows = self.rows(file, facts)
         return rows if self.unpack is None else unpacked(rows, self.unpack, facts)
 

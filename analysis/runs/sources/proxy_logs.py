@@ -10,10 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from forebay.analysis.runs.run import RunData
-from forebay.analysis.runs.sources.rows import FileOrigin, FileRow, run_of_rows
+from forebay.analysis.runs.sources.rows import FileOrigin, FileRow, file_rows, run_of_rows
 from forebay.replay.send.http.outcome import is_admission
 from forebay.traces.errors import InputError
 
@@ -42,16 +40,15 @@ def load_proxy_log(path: Path, name: str | None) -> RunData:
     Raises:
         InputError: a line is no JSON, a request is damaged, or there is no request.
     """
-    with path.open("rb") as file:
-        lines = (line for line in read_json_lines(path, file) if is_request(line))
-        first = next(lines, None)
-        if first is None:
-            raise InputError(f"{path}: is a log of the proxy, and no line is an ended request")
-        origin = REQUEST_LOG if "event" in first else LEDGER
-        try:
-            return run_of_rows(path, name, origin, _rows(path, chain([first], lines)))
-        except (TypeError, ValueError) as error:
-            raise InputError(f"{path}: a figure of a request is no number ({error})") from error
+    requests = (row.values for row in file_rows(path) if is_request(row.values))
+    first = next(requests, None)
+    if first is None:
+        raise InputError(f"{path}: is a log of the proxy, and no line is an ended request")
+    origin = REQUEST_LOG if "event" in first else LEDGER
+    try:
+        return run_of_rows(path, name, origin, _rows(path, chain([first], requests)))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path}: a figure of a request is no number ({error})") from error
 
 
 def _rows(path: Path, requests: Iterable[Any]) -> Iterator[FileRow]:
@@ -69,9 +66,9 @@ def is_proxy_log(line: Mapping[str, Any]) -> bool:
     )
 
 
-def is_request(line: Any) -> bool:
+def is_request(line: Mapping[str, Any]) -> bool:
     """True if a line is one request of either file."""
-    if not isinstance(line, Mapping) or not {"time", "request_id", "status"} <= line.keys():
+    if not {"time", "request_id", "status"} <= line.keys():
         return False
     if line.get("operation") == "other":  # not shaped, such as an embedding or a list of models
         return False
@@ -125,27 +122,3 @@ def _reason(status: int) -> str:
 
 def _seconds(value_ms: Any) -> float | None:
     return None if value_ms is None else float(value_ms) / 1e3
-
-
-def read_json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Any]:
-    """Parse one JSON value a line. A torn last line of a file still written is left out.
-
-    Raises:
-        InputError: another line is no JSON.
-    """
-    torn: InputError | None = None
-    parsed = False
-    for number, line in enumerate(lines, 1):
-        if torn is not None:
-            raise torn
-        if not line.strip():
-            continue
-        try:
-            value = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            torn = InputError(f"{path}:{number}: not JSON ({error})")
-            continue
-        parsed = True
-        yield value
-    if torn is not None and not parsed:
-        raise torn

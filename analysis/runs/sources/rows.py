@@ -1,8 +1,8 @@
-"""Make a run of rows that were read from a file: one row for each request."""
+"""Read the rows of a file, one for each request, and make a run of them."""
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,10 @@ from forebay.analysis.runs.run import NUMBERS, WORDS, RunData, Words, folder_nam
 from forebay.analysis.statistics.quantiles import Floats
 from forebay.replay.plan.slo import default_slos
 from forebay.traces.buckets import DEFAULT_BUCKETS
+from forebay.traces.errors import InputError
+from forebay.traces.reading.containers import Rows, table_rows
+from forebay.traces.reading.unpack import open_input
+from forebay.traces.rows import FileFacts, RowError, SourceRow
 
 NO_VERDICT = "the file does not say how late requests were sent"
 UNIQUE = frozenset({"id", "request_id"})  # words that differ from row to row
@@ -34,6 +38,34 @@ class FileOrigin:
     differs: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     unix: bool = False
+
+
+def file_rows(path: Path, rows: Rows = table_rows) -> Iterator[SourceRow]:
+    """Read the rows of a file, packed or not.
+
+    A torn last line is left out: the file is still written, or its writer was killed.
+
+    Raises:
+        InputError: the file cannot be read, or another line is damaged.
+    """
+    torn: InputError | None = None
+    parsed = False
+    try:
+        with open_input(str(path)) as file:
+            for number, row in rows(file, FileFacts(path=str(path))):
+                if torn is not None:
+                    raise torn
+                if isinstance(row, RowError):
+                    torn = InputError(f"{path}:{number}: {row}")
+                else:
+                    parsed = True
+                    yield row
+    except RowError as error:
+        raise InputError(f"{path}: {error}") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    if torn is not None and not parsed:
+        raise torn
 
 
 def run_of_rows(

@@ -1,6 +1,7 @@
 """Files of histograms and of the proxy, read as runs; and parts of a run's time."""
 
 import base64
+import gzip
 import struct
 import zlib
 from pathlib import Path
@@ -264,6 +265,13 @@ def test_the_request_log_counts_rejections(tmp_path: Path) -> None:
     assert run.words["outcome"].tolist() == ["ok"] * 3 + ["rejected", "failed"]
     assert run.words["reason"].tolist()[3:] == ["queue_full", "cancelled"]
     assert (run.info["made_by"], run.requests) == ("request log", 5)
+
+
+def test_a_packed_ledger_is_read(tmp_path: Path) -> None:
+    plain = written(tmp_path / "usage.jsonl", [ledger_line(number) for number in range(3)])
+    packed = tmp_path / "usage.jsonl.1.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert load_run(packed).requests == 3
 
 
 def test_a_ledger_may_begin_with_another_path(tmp_path: Path) -> None:
