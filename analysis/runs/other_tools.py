@@ -57,18 +57,17 @@ def load_result(path: Path, name: str | None = None, number: int | None = None) 
     if number is not None and not 1 <= number <= len(results):
         raise InputError(f"{path}#{number}: the file holds {len(results)} results, from #1")
     chosen = number or len(results)
-    place, served = list(results.items())[chosen - 1]
-    # A file that says when a request was due needs no doubt about late requests.
+    numbers, served = list(results.items())[chosen - 1]
     notes = []
     appended = len({document for document, _ in results}) > 1
     if len(results) > 1 and (appended or number is not None):
         choice = f"FILE#1 to FILE#{len(results)} choose one"
         notes.append(f"result {chosen} of {len(results)} in the file; {choice}")
-    if all(request.wait_s is None for request in served):
+    if all(request.wait_s is None for request in served):  # the file lacks the due times
         notes.append(FROM_SENDING)
-    if place[1] is not None:  # the file has the requests by outcome
+    if numbers[1] is not None:  # the file has the requests by outcome
         served.sort(key=lambda request: request.due_s + (request.wait_s or 0.0))
-    differs = {"tpot": TPOT, **DIFFERS[made_by]}
+    differs = {"tpot": TPOT, **DIFFERS.get(made_by, {})}
     origin = FileOrigin(made_by, differs, tuple(notes), unix=made_by != VLLM)
     return run_of_rows(path, name, origin, map(_row, served))
 
@@ -94,23 +93,23 @@ def _tool(path: Path) -> TraceFormat:
 
 
 def _results(path: Path, tool: TraceFormat) -> dict[tuple[int, int | None], list[Served]]:
-    """Read the requests of each result, by the places of its document and of it in the document."""
+    """Read the requests of each result, by the number of its document and its own number in it."""
     results: dict[tuple[int, int | None], list[Served]] = {}
     assert tool.served is not None
     for document in file_rows(path, tool.rows):
-        place = 0 if tool.unpack is None else document.number
+        number = 0 if tool.unpack is None else document.number
         try:
             for values in tool.unpack(document.values) if tool.unpack else [document.values]:
                 row = document.with_values(values)
                 try:
-                    results.setdefault((place, row.get("result")), []).append(tool.served(row))
+                    results.setdefault((number, row.get("result")), []).append(tool.served(row))
                 except NotARequestError:
                     continue
         except RowError as error:
             raise InputError(f"{path}:{document.number}: {error}") from error
         except SHAPE_ERRORS as error:
             raise InputError(f"{path}:{document.number}: {shape_error(error)}") from error
-    return {place: served for place, served in results.items() if served}
+    return {numbers: served for numbers, served in results.items() if served}
 
 
 def _row(served: Served) -> FileRow:

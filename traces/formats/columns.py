@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from forebay.traces.errors import InputError
 from forebay.traces.formats.body import build, message_list
-from forebay.traces.formats.table import COMPLETION, ReadOptions, TraceFormat
+from forebay.traces.formats.table import COMPLETION, ReadOptions, TraceFormat, row_format
 from forebay.traces.formats.usage import usage_of
-from forebay.traces.reading.reader import Ended, ParseRow
+from forebay.traces.reading.reader import Ended
 from forebay.traces.rows import UNITS, RowError, SourceRow, shown
 
 TARGETS: Final = {
@@ -97,26 +97,18 @@ def map_text(mapping: Mapping) -> str:
 
 def mapped_format(mapping: Mapping) -> TraceFormat:
     """Make the reader of a mapping."""
-    return TraceFormat(
+
+    @row_format(
         name="map",
         what="any table, by a mapping of columns",
         recognise=lambda head: True,
-        parser=lambda options: _parser(mapping, options),
         order=COMPLETION,
         own_ids="id" in mapping,
     )
-
-
-def _parser(mapping: Mapping, options: ReadOptions) -> ParseRow:
-    def parse(row: SourceRow) -> Ended:
+    def mapped(row: SourceRow, options: ReadOptions) -> Ended:
         # Fields that are plain text.
-        values: dict[str, Any] = {
-            key: _text(row, mapping, target)
-            for key, target in (
-                ("session", "session"), ("parent", "parent"), ("tenant", "tenant"),
-                ("document", "document"), ("model", "model"), ("text", "text"),
-            )
-        }  # fmt: skip
+        texts = ("session", "parent", "tenant", "document", "model", "text")
+        values: dict[str, Any] = {target: _text(row, mapping, target) for target in texts}
         # Fields that need a check.
         service_class = _text(row, mapping, "class")
         if service_class not in (None, "interactive", "standard", "batch"):
@@ -149,7 +141,7 @@ def _parser(mapping: Mapping, options: ReadOptions) -> ParseRow:
         )
         return Ended(request, end_s)
 
-    return parse
+    return mapped
 
 
 def _counted(row: SourceRow, mapping: Mapping) -> tuple[int | None, int | None]:
