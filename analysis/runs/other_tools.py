@@ -15,7 +15,7 @@ from forebay.analysis.runs.run import RunData
 from forebay.analysis.runs.sources.rows import FileOrigin, FileRow, file_rows, run_of_rows
 from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
 from forebay.traces.errors import InputError
-from forebay.traces.formats import FOREBAY, Served, TraceFormat, detect, formats
+from forebay.traces.formats import FOREBAY, MeasuredRequest, TraceFormat, detect, formats
 from forebay.traces.formats.totals import refuse_without_requests
 from forebay.traces.rows import SHAPE_ERRORS, NotARequestError, RowError, shape_error
 
@@ -92,9 +92,9 @@ def _tool(path: Path) -> TraceFormat:
     return formats()[name]
 
 
-def _results(path: Path, tool: TraceFormat) -> dict[tuple[int, int | None], list[Served]]:
+def _results(path: Path, tool: TraceFormat) -> dict[tuple[int, int | None], list[MeasuredRequest]]:
     """Read the requests of each result, by the number of its document and its own number in it."""
-    results: dict[tuple[int, int | None], list[Served]] = {}
+    results: dict[tuple[int, int | None], list[MeasuredRequest]] = {}
     assert tool.served is not None
     for document in file_rows(path, tool.rows):
         number = 0 if tool.unpack is None else document.number
@@ -112,7 +112,7 @@ def _results(path: Path, tool: TraceFormat) -> dict[tuple[int, int | None], list
     return {numbers: served for numbers, served in results.items() if served}
 
 
-def _row(served: Served) -> FileRow:
+def _row(served: MeasuredRequest) -> FileRow:
     """Make a row of a run. Times count from when the request was due."""
     ok = served.e2e_s is not None
     wait_s, ttft_s, output = served.wait_s or 0.0, served.ttft_s, served.output_tokens

@@ -89,7 +89,7 @@ _counter = cache(counter)
 DEFAULTS: Final = ReadOptions()
 
 
-class Served(NamedTuple):
+class MeasuredRequest(NamedTuple):
     """How a load test's request was answered. Times are seconds, points in time of any origin.
 
     Attributes:
@@ -136,7 +136,7 @@ class TraceFormat:
     parser: Callable[[ReadOptions], ParseRow] = lambda options: lambda row: None
     unpack: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] | None = None
     rows: Rows = table_rows
-    served: Callable[[SourceRow], Served] | None = None
+    served: Callable[[SourceRow], MeasuredRequest] | None = None
     order: Order = field(default=Order(rebase=True))
     own_ids: bool = False
     folder: Callable[[Path, ReadOptions], Iterator[TraceRequest]] | None = None

@@ -112,10 +112,7 @@ def aiperf_turns(row: SourceRow, options: ReadOptions) -> Iterator[TraceRequest]
     history: list[dict[str, Any]] = []
     parent = None
     for index, turn in enumerate(turns):
-        text = turn.get("text") or " ".join(map(str, turn.get("texts") or ()))
-        if not text:
-            raise RowError(f"turn {index + 1}: no text; images alone are not replayed")
-        history.append({"role": turn.get("role") or "user", "content": text})
+        history.append(_new_message(turn, index + 1))
         name = f"{session or 'row'}-{row.number}-{index}"
         values = row.with_values(turn)
         output = values.whole_or(None, "output_length") or options.output_tokens or ANSWER_TOKENS
@@ -135,6 +132,13 @@ def aiperf_turns(row: SourceRow, options: ReadOptions) -> Iterator[TraceRequest]
         )
         history.append({"role": "assistant", "content": filler(name, output)})
         parent = name
+
+
+def _new_message(turn: dict[str, Any], number: int) -> dict[str, Any]:
+    text = turn.get("text") or " ".join(map(str, turn.get("texts") or ()))
+    if not text:
+        raise RowError(f"turn {number}: no text; images alone are not replayed")
+    return {"role": turn.get("role") or "user", "content": text}
 
 
 def _payloads(document: dict[str, Any]) -> Iterable[dict[str, Any]]:

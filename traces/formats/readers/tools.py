@@ -13,7 +13,13 @@ import orjson
 
 from forebay.traces.formats.body import answer_tokens, build, of_body, prompt_tokens
 from forebay.traces.formats.head import Head
-from forebay.traces.formats.table import COMPLETION, DEFAULTS, ReadOptions, Served, row_format
+from forebay.traces.formats.table import (
+    COMPLETION,
+    DEFAULTS,
+    MeasuredRequest,
+    ReadOptions,
+    row_format,
+)
 from forebay.traces.formats.totals import NO_TIMES, is_sglang, only_totals, tool_of
 from forebay.traces.rows import UNITS, NotARequestError, RowError, SourceRow, decoded
 from forebay.traces.schema import TraceRequest
@@ -52,7 +58,7 @@ def _vllm_rows(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
         yield shared | dict(zip(lists, values, strict=True))
 
 
-def _vllm_served(row: SourceRow) -> Served:
+def _vllm_served(row: SourceRow) -> MeasuredRequest:
     """Read one request. Its time in the queue of --max-concurrency counts, if it is logged."""
     start_s, wait_s = row.number_or(0.0, "start"), row.number_or(0.0, "wait_s")
     ttft_s = e2e_s = None
@@ -60,7 +66,7 @@ def _vllm_served(row: SourceRow) -> Served:
     if not row.get("error"):
         ttft_s = row.number_of("ttft_s")
         e2e_s = row.number_or(ttft_s + sum(gaps_s), "e2e_s")
-    return Served(
+    return MeasuredRequest(
         due_s=start_s - wait_s,
         wait_s=wait_s if "wait_s" in row.values else None,
         input_tokens=row.whole("in"),
@@ -108,12 +114,12 @@ def _guidellm_rows(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
                 yield {**request, "outcome": outcome, "result": number}
 
 
-def _guidellm_served(row: SourceRow) -> Served:
+def _guidellm_served(row: SourceRow) -> MeasuredRequest:
     sent_s = row.number_or(0.0, "request_start_time", "start_time", "info.timings.request_start")
     due_s = row.number_or(None, "info.timings.targeted_start")  # not in files of old versions
     done = row.get("outcome") == "successful"
     ttft_ms = row.number_or(None, "time_to_first_token_ms") if done else None
-    return Served(
+    return MeasuredRequest(
         due_s=sent_s if due_s is None else due_s,
         wait_s=None if due_s is None else max(0.0, sent_s - due_s),
         input_tokens=row.whole_or(0, *GUIDELLM_PROMPT),
@@ -155,12 +161,12 @@ def guidellm(row: SourceRow, options: ReadOptions) -> TraceRequest:
     )  # fmt: skip
 
 
-def _aiperf_served(row: SourceRow) -> Served:
+def _aiperf_served(row: SourceRow) -> MeasuredRequest:
     _only_measured(row)
     metrics = row.object("metrics")
     gaps_s = _seconds(metrics.get("inter_chunk_latency"))
     failed = row.get("error") is not None
-    return Served(
+    return MeasuredRequest(
         due_s=row.number_of("metadata.request_start_ns") / 1e9,
         wait_s=None,
         input_tokens=row.whole_or(0, *AIPERF_PROMPT),
@@ -221,7 +227,7 @@ def _genai_rows(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
             yield {**request, "result": number} if isinstance(request, dict) else request
 
 
-def _genai_served(row: SourceRow) -> Served:
+def _genai_served(row: SourceRow) -> MeasuredRequest:
     """Read one request, whose answer is stored event by event, as the server sent it.
 
     Events without text do not count: the first event of a chat has a role only. An answer without
@@ -242,7 +248,7 @@ def _genai_served(row: SourceRow) -> Served:
     prompt = logged.whole_or(None, "prompt_tokens")
     if prompt is None:
         prompt = prompt_tokens(of_body(body, DEFAULTS), DEFAULTS)
-    return Served(
+    return MeasuredRequest(
         due_s=sent_s,
         wait_s=None,
         input_tokens=prompt or 0,
@@ -297,13 +303,13 @@ def genai_perf(row: SourceRow, options: ReadOptions) -> TraceRequest:
     )
 
 
-def _inference_perf_served(row: SourceRow) -> Served:
+def _inference_perf_served(row: SourceRow) -> MeasuredRequest:
     """Read one request. Versions before multimodal requests have all fields in `info` itself."""
     info = "info.response_metrics" if row.get("info.response_metrics") else "info"
     times_s = row.get(f"{info}.output_token_times") or row.get(f"{info}.chunk_times") or []
     sent_s, failed = row.number_of("start_time"), row.get("error") is not None
     due_s = row.number_or(sent_s, "scheduled_time")
-    return Served(
+    return MeasuredRequest(
         due_s=due_s,
         wait_s=max(0.0, sent_s - due_s) if "scheduled_time" in row.values else None,
         input_tokens=row.whole_or(0, f"{info}.server_usage.prompt_tokens", "info.input_tokens"),
