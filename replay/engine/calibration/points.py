@@ -79,17 +79,18 @@ def read_points(path: Path, batched_tokens: int = DEFAULT_BATCHED_TOKENS) -> tup
 
 
 def parsed_rows(path: Path, parse: Callable[[SourceRow], Parsed]) -> list[Parsed]:
-    """Parse the rows of CSV, JSON lines, a JSON list or one JSON document. `#` begins a comment.
+    """Parse the rows of CSV, JSON or Parquet. In a text, `#` begins a line of comment.
 
     Raises InputError that names file and line.
     """
     parsed: list[Parsed] = []
     number = 1
     try:
-        # A comment becomes a blank line, so that the other lines keep their numbers.
         with open_input(str(path)) as file:
-            text = BytesIO(_COMMENT.sub(b"", file.read()))
-        for line, item in table_rows(text, FileFacts(str(path))):
+            data = file.read()
+        # A comment of a text becomes a blank line, so that the other lines keep their numbers.
+        text = data if b"\0" in data else _COMMENT.sub(b"", data)
+        for line, item in table_rows(BytesIO(text), FileFacts(str(path))):
             number = line
             if isinstance(item, RowError):
                 raise item

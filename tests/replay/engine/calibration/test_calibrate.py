@@ -283,6 +283,23 @@ def test_more_points_than_constants_are_cross_validated() -> None:
     assert "leave-one-out over 8" in done.file.checked
 
 
+def test_points_of_every_kind_of_table_are_the_same(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [{"kind": "ttft", "prompt_tokens": 256, "seconds": 0.02, "note": "\n#1"},
+            {"kind": "itl", "prompt_tokens": 500, "seconds": 0.006, "note": "\n#2"}]  # fmt: skip
+    csv, lines, parquet = (tmp_path / name for name in ("p.csv", "p.jsonl", "p.parquet"))
+    csv.write_text("kind,prompt,seconds\n\n# by hand\nttft,256,0.02\nitl,500,0.006\n")
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), str(parquet))
+    assert [point.line for point in read_points(csv)] == [4, 5]
+    for path in (csv, lines, parquet):
+        points = [(at.kind, at.prompt_tokens, at.seconds) for at in read_points(path)]
+        assert points == [("ttft", 256, 0.02), ("itl", 500, 0.006)]
+    assert [point.note for point in read_points(parquet)] == ["\n#1", "\n#2"]
+
+
 HEAD = "kind,prompt_tokens,seconds,held_out\n"
 
 
