@@ -7,6 +7,7 @@ differently. Several workers log the same line. The smallest cache counts, as in
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from forebay.traces.errors import InputError
 
@@ -54,15 +55,14 @@ _FACTS = {
         rf"Desired GPU memory utilization is \({_NUMBER}",
     ),
 }
-_FLAGS = (
+_CHOICES = (
     "max_num_batched_tokens",
     "max_num_seqs",
     "max_model_len",
     "tensor_parallel_size",
     "block_size",
-    "num_gpu_blocks_override",
-    "kv_cache_memory_bytes",
 )
+_FLAGS = (*_CHOICES, "num_gpu_blocks_override", "kv_cache_memory_bytes")
 _DTYPE = r"\b(?:kv[-_])?cache[-_]dtype[\"']?\s*[=: ]\s*[\"']?(auto|bfloat16|float16|fp8\w*)"
 _MODEL = (
     r"\bmodel(?:_tag)?[\"']?\s*[=:]\s*[\"']([^\"']+)[\"']",
@@ -86,6 +86,7 @@ class StartLog:
         tokens, blocks: size of the cache.
         concurrency: "Maximum concurrency" as (requests, tokens per request).
         old_engine: vLLM's V0 engine, which measured its memory differently.
+        options: the options that the log names, as in `Choices`.
     """
 
     model: str | None
@@ -101,14 +102,7 @@ class StartLog:
     non_torch_gib: float | None
     cuda_graph_gib: float | None
     total_gib: float | None
-    gpu_memory_utilization: float | None
-    kv_cache_dtype: str | None
-    draft_layers: int
-    max_num_batched_tokens: int | None
-    max_num_seqs: int | None
-    max_model_len: int | None
-    tensor_parallel_size: int | None
-    block_size: int | None
+    options: dict[str, Any]
 
 
 def parse_start_log(text: str, where: str) -> StartLog:
@@ -135,7 +129,6 @@ def parse_start_log(text: str, where: str) -> StartLog:
     total = facts["total_gib"]
     if facts["total_bytes"] is not None:
         total = facts["total_bytes"] / (1 << 30)
-    dtype = re.search(_DTYPE, text)
     return StartLog(
         model=_first(text, _MODEL),
         version=_first(text, _VERSION),
@@ -150,15 +143,20 @@ def parse_start_log(text: str, where: str) -> StartLog:
         non_torch_gib=facts["non_torch_gib"],
         cuda_graph_gib=facts["cuda_graph_gib"],
         total_gib=total,
-        gpu_memory_utilization=facts["gpu_memory_utilization"],
-        kv_cache_dtype=dtype[1] if dtype else None,
-        draft_layers=1 if re.search(r"[\"']method[\"']:\s*[\"']eagle", text) else 0,
-        max_num_batched_tokens=flags["max_num_batched_tokens"],
-        max_num_seqs=flags["max_num_seqs"],
-        max_model_len=longest,
-        tensor_parallel_size=flags["tensor_parallel_size"],
-        block_size=flags["block_size"],
+        options=_options(text, flags | {"max_model_len": longest}, facts),
     )
+
+
+def _options(
+    text: str, flags: dict[str, int | None], facts: dict[str, float | None]
+) -> dict[str, Any]:
+    dtype = re.search(_DTYPE, text)
+    options = {name: flags[name] for name in _CHOICES} | {
+        "gpu_memory_utilization": facts["gpu_memory_utilization"],
+        "kv_cache_dtype": dtype[1] if dtype else None,
+        "draft_layers": 1 if re.search(r"[\"']method[\"']:\s*[\"']eagle", text) else None,
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _is_old(text: str) -> bool:

@@ -124,7 +124,7 @@ def verify_log(
         name, weights_gib, quantization=choices.get("quantization"), vllm_version=version
     )
     # The server started with this length: its operator may have extended the context.
-    longest = choices.get("max_model_len") or log.max_model_len or shape.max_model_len
+    longest = (log.options | choices).get("max_model_len") or shape.max_model_len
     shape = replace(shape, max_model_len=max(shape.max_model_len, longest))
     chosen_gpu = _gpu_of(log, where, gpu, gpu_memory_gib)
     # Options of the command override the flags in the log.
@@ -214,24 +214,16 @@ def _actual_blocks(log: StartLog, plan: Plan) -> int:
 
 def _logged_choices(log: StartLog) -> tuple[dict[str, Any], list[str]]:
     """The choices in the log, and notes on values that no configuration determines."""
-    logged: dict[str, Any] = {
-        "tensor_parallel_size": log.tensor_parallel_size,
-        "kv_cache_dtype": log.kv_cache_dtype,
-        "gpu_memory_utilization": log.gpu_memory_utilization,
-        "max_num_batched_tokens": log.max_num_batched_tokens,
-        "max_num_seqs": log.max_num_seqs,
-        "block_size": log.block_size,
-        "max_model_len": log.max_model_len,
-        "draft_layers": log.draft_layers or None,
-        "vllm_version": _known_version(log),
-    }
-    notes = []
+    logged, notes = dict(log.options), list[str]()
+    if (version := _known_version(log)) is not None:
+        logged["vllm_version"] = version
     # V0 had other defaults, and measured its memory differently.
     if log.old_engine:
-        logged["max_num_seqs"] = log.max_num_seqs or _OLD_SEQUENCES
-        if log.max_num_batched_tokens is None and log.max_model_len is not None:
-            whole = log.max_model_len <= _OLD_WHOLE_PROMPTS
-            logged["max_num_batched_tokens"] = log.max_model_len if whole else 512
+        longest = logged.get("max_model_len")
+        logged.setdefault("max_num_seqs", _OLD_SEQUENCES)
+        if longest is not None:
+            whole = longest <= _OLD_WHOLE_PROMPTS
+            logged.setdefault("max_num_batched_tokens", longest if whole else 512)
         if log.non_torch_gib is not None:
             logged["non_torch_gib"] = log.non_torch_gib
             notes.append(
@@ -244,7 +236,7 @@ def _logged_choices(log: StartLog) -> tuple[dict[str, Any], list[str]]:
             f"the log estimates {log.cuda_graph_gib:g} GiB for CUDA graphs; if your version takes "
             "them from the cache, add --cuda-graph-gib"
         )
-    return {name: value for name, value in logged.items() if value is not None}, notes
+    return logged, notes
 
 
 def read_source(log: Path | None, metrics: str | None) -> tuple[str, str]:

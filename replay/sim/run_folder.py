@@ -12,6 +12,7 @@ from typing import Any
 
 from forebay.proxy.core.model import Reject
 from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
+from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.flags import NOT_SIMULATED
 from forebay.replay.plan.source import TraceSource
 from forebay.replay.plan.tasks import TaskNames
@@ -120,8 +121,6 @@ def _since(start_s: float, at_s: float | None) -> float | None:
 
 def _record(case: SweepCase, simulated: Simulated, summary: dict[str, Any]) -> dict[str, Any]:
     scenario, workload = case.scenario, case.workload
-    options = asdict(scenario.engine).items()
-    engine = {name: str(value) for name, value in options if name not in NOT_SIMULATED}
     return {
         "run_id": "simulated",
         "started_at": datetime.now(UTC).isoformat(),
@@ -141,7 +140,7 @@ def _record(case: SweepCase, simulated: Simulated, summary: dict[str, Any]) -> d
         "gpus": scenario.gpus,
         "gpu_mix": list(scenario.gpu_mix),
         "policy": scenario.policy,
-        "engine": engine,
+        "engine": _engine_options(scenario.engine),
         "proxy": scenario.proxy.model_dump(mode="json", exclude={"upstream_api_key"}),
         "slos": [asdict(slo) for slo in case.slos],
         "buckets": [asdict(bucket) for bucket in scenario.buckets()],
@@ -149,6 +148,11 @@ def _record(case: SweepCase, simulated: Simulated, summary: dict[str, Any]) -> d
         "cpu_s": simulated.cpu_s,
         "definitions": DEFINITIONS,
     }
+
+
+def _engine_options(engine: EngineConfig) -> dict[str, str]:
+    options = asdict(engine).items()
+    return {name: str(value) for name, value in options if name not in NOT_SIMULATED}
 
 
 def _trace(trace: Path | Sequence[TraceRequest]) -> dict[str, str | None]:
