@@ -11,7 +11,7 @@ from forebay.proxy.command import new_app
 from forebay.replay.plan.keys import read_keys
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.plan import say
-from forebay.replay.plan.schedule import parse_arrivals
+from forebay.replay.plan.schedule import KINDS, parse_arrivals
 from forebay.replay.plan.slo import parse_slos
 from forebay.replay.results.server_metrics import metrics_urls
 from forebay.replay.results.verdict import FAILED
@@ -59,13 +59,7 @@ def replay_command(
         list[str] | None, typer.Option(help="base URL; several get requests round robin")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="folder for the run")] = None,
-    arrivals: Annotated[
-        str,
-        typer.Option(
-            help="trace, constant, poisson, gamma:CV, closed:N, onoff:10s/50s, ramp:1-10/5m, "
-            "steps:1,2,4/60s or diurnal:1.8/24h"
-        ),
-    ] = "trace",
+    arrivals: Annotated[str, typer.Option(help=KINDS)] = "trace",
     buckets: Buckets = BUCKETS,
     slo: SloText = None,
     keys: Annotated[
