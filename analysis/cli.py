@@ -172,17 +172,17 @@ def compare(
     Example: forebay compare runs/new --baseline main --fail-if-worse --save-baseline main
     """
     from forebay.analysis.compare.baselines import save_baseline as keep
-    from forebay.analysis.compare.compare import compare as compare_runs
+    from forebay.analysis.compare.compare import compare_all
     from forebay.analysis.compare.headline import headline
     from forebay.analysis.compare.limits import broken, parse_limit
 
     form = figures.form()
     runs = _with_baseline(runs, baseline, save_baseline, several=len(figures.cuts()) > 1)
     limits = [parse_limit(text) for text in fail_if or ()]
-    first, *others = figures.load(runs)
-    slos = _slos(slo, [first, *others])
-    price = figures.price()
-    compared = [compare_runs(first, other, slos, min_beyond, price) for other in others]
+    loaded = figures.load(runs)
+    slos, price = _slos(slo, loaded), figures.price()
+    # A single run that is only kept as a baseline is compared with none.
+    compared = compare_all(loaded, slos, min_beyond, price) if len(loaded) > 1 else []
     words = [headline(comparison) for comparison in compared]
     failures = [line for comparison in compared for line in broken(comparison, limits)]
     _print(compared, words, failures if limits else None, form)
@@ -323,7 +323,7 @@ def report(
 def _plain_text(compared: "Sequence[Comparison]", summaries: list[str], *, as_csv: bool) -> str:
     from forebay.analysis.compare.plain_tables import csv_table, markdown
 
-    runs = [compared[0].a, *(comparison.b for comparison in compared)]
+    runs = [compared[0].a.run, *(comparison.b.run for comparison in compared)]
     return csv_table(runs, compared) if as_csv else markdown(runs, compared, summaries)
 
 
@@ -338,13 +338,12 @@ def _write_table(
     force: bool,
 ) -> None:
     """Write the figures of `report` as Markdown or CSV."""
-    from forebay.analysis.compare.compare import compare as compare_runs
+    from forebay.analysis.compare.compare import compare_all
     from forebay.analysis.compare.headline import headline
     from forebay.analysis.compare.plain_tables import csv_table, markdown
     from forebay.analysis.report.report import write_text
 
-    slos = _slos(slo, runs)
-    compared = [compare_runs(runs[0], run, slos, min_beyond, price) for run in (runs[1:] or runs)]
+    compared = compare_all(runs, _slos(slo, runs), min_beyond, price)
     said = [headline(comparison).summary for comparison in compared] if len(runs) > 1 else []
     text = csv_table(runs, compared) if as_csv else markdown(runs, compared, said)
     write_text(text, out, force)

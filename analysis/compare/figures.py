@@ -6,7 +6,7 @@ or failed request as +inf, because a server that rejects requests looks faster. 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,12 +44,16 @@ class Figures:
     answered: int
     rejected: int
     failed: int
+    unanswered: int  # rejected or failed
     # ttft, ttft_failures, e2e, tpot, stall, queue, itl; of all buckets also session_e2e
     latency: Mapping[str, Percentiles]
     goodput_per_s: float | None
     attainment: float | None
     hit_ratio: float | None
     rates: Mapping[str, float | None]  # by the keys of summary.json, such as requests_per_s
+    observed_s: float | None  # the time in which requests were due, by which goodput is divided
+    rows: NDArray[np.bool_] = field(repr=False)  # the requests in the run's table
+    ok: NDArray[np.bool_] = field(repr=False)  # the answered requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,59 @@ class UnansweredRow:
     answer_p50_s: float | None
     answer_max_s: float | None
     retry_after_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """All figures of one run. Comparisons, tables and plots only read them."""
+
+    run: RunData
+    name: str
+    buckets: Sequence[str]  # in which the run had requests
+    of: Mapping[str | None, Figures]  # by bucket of any compared run; None: all requests
+    costs: Mapping[str, float | None]
+    backends: Sequence[BackendRow]
+    rejections: Sequence[UnansweredRow]
+    imbalance: float | None
+    differs: Mapping[str, str]  # by the latencies that the run defines otherwise: how
+
+    def value(self, bucket: str | None, key: str) -> float | None:
+        """Return a figure by the key of its line, such as `goodput` or `ttft_p99`."""
+        figures = self.of[bucket]
+        if key in figures.rates:
+            return figures.rates[key]
+        if key == "imbalance":
+            return self.imbalance
+        name, _, share = key.rpartition("_")
+        if name in figures.latency:
+            percentiles = figures.latency[name]
+            return percentiles.max if share == "max" else percentiles.values[share]
+        value: float | None = getattr(figures, "goodput_per_s" if key == "goodput" else key)
+        return value
+
+
+def run_figures(
+    runs: Sequence[RunData],
+    slos: Sequence[Slo] = (),
+    min_beyond: int = MIN_BEYOND,
+    costs: Sequence[Mapping[str, float | None]] = (),
+) -> list[RunFigures]:
+    """Compute all figures of runs that are compared. `costs`: one mapping a run, if known."""
+    buckets = dict.fromkeys(name for run in runs for name in run.buckets())
+    return [
+        RunFigures(
+            run=run,
+            name=run.name,
+            buckets=run.buckets(),
+            of={name: figures(run, name, slos, min_beyond) for name in (None, *buckets)},
+            costs=cost,
+            backends=backends(run),
+            rejections=unanswered(run),
+            imbalance=imbalance(run),
+            differs=run.info.get("differs") or {},
+        )
+        for run, cost in zip(runs, costs or [{}] * len(runs), strict=True)
+    ]
 
 
 def figures(
@@ -106,11 +163,15 @@ def figures(
         answered=answered,
         rejected=int(run.rows(bucket, "rejected").sum()),
         failed=int(run.rows(bucket, "failed").sum()),
+        unanswered=intended - answered,
         latency=latency,
         goodput_per_s=goodput,
         attainment=attainment,
         hit_ratio=_hit_ratio(run.numbers, rows),
         rates=_rates(run, answered, prompt, output),
+        observed_s=observation_s(run),
+        rows=rows,
+        ok=ok,
     )
 
 

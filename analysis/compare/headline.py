@@ -5,20 +5,24 @@ server that rejects many requests answers the rest fast, so latency alone never 
 goodput, the share of answered requests is used. It ends with the unanswered requests.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from forebay.analysis.compare.compare import WHOLE_RUN, Better, Comparison, ComparisonRow, line_of
+from forebay.analysis.compare.compare import Comparison
 from forebay.analysis.compare.figures import Figures
-from forebay.analysis.runs.provenance import RecordedVerdict, differences, footnote, setting
-from forebay.analysis.runs.run import RunData
+from forebay.analysis.compare.lines import WHOLE_RUN, Better, ComparisonRow, FigureKind, line_of
+from forebay.analysis.runs.provenance import setting
 from forebay.analysis.statistics.share_intervals import share_ratio_interval
-from forebay.analysis.statistics.units import NONE, durations, rates, ratio, shares
+from forebay.analysis.statistics.units import NONE, durations, listed, rates, shares
 
 Mood = Literal["better", "worse", "mixed", "none", "doubtful"]  # doubtful: invalid or unlike runs
 LEFT_OUT_SHARE = 0.01  # with more unanswered, the summary adds "of answered requests"
 DOUBTS = "Treat with care: "  # in front of the reasons why two runs cannot be compared
 SHOWN_SHARE = 0.001  # a smaller share of unanswered requests is only in the table
+# A latency that stands for a bucket, in short and in full.
+NAMES = {"ttft": ("TTFT", "time to first token"), "e2e": ("E2E", "end-to-end latency")}
+ANSWERED = FigureKind("answered_share", "answered", "share", "higher")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,40 +35,57 @@ class Headline:
 
 
 def headline(comparison: Comparison) -> Headline:
-    """Summarise `comparison`."""
-    judged: list[tuple[str, Better | None]] = []
+    """Summarise `comparison`. A run and itself give sentences on this single run."""
+    if comparison.a is comparison.b:
+        alone = _single(comparison.a.of)
+        return Headline("none", " ".join(alone), tuple(alone))
+    judged: list[tuple[str, ComparisonRow]] = []
     points: list[str] = []
     # Latency: one judgement a bucket, where both runs have enough samples.
     for bucket in comparison.buckets:
-        name = comparison.headline_percentile[bucket]
         line = comparison.headline_line(bucket)
         if line is None:
             points.append(_too_few(comparison, bucket))
             continue
-        judged.append(
-            (
-                f"{bucket} {_latency(comparison, bucket)[0]}{_of_whom(comparison, bucket)}",
-                _sure(line),
-            )
-        )
-        points.append(_ttft(comparison, bucket, str(name), line))
+        name, _ = NAMES[line.key.partition("_")[0]]
+        judged.append((f"{bucket} {name}{_of_whom(comparison, bucket)}", line))
+        points.append(_latency(comparison, bucket, line))
     points += _without_pairs(comparison)
     # Goodput: a server that rejects many requests answers the rest fast.
     goodput = comparison.line(WHOLE_RUN, "goodput")
     if goodput is None or goodput.better is None:
-        goodput = _answered(comparison)
-        judged.append(("the share of requests answered", _sure(goodput)))
+        judged.append(("the share of requests answered", _answered(comparison)))
     else:
-        judged.append(("goodput", _sure(goodput)))
+        judged.append(("goodput", goodput))
     points += _service(comparison)
-    # A late client that changed no conclusion is a footnote, not a doubt.
-    points += [
-        footnote(run)
-        for run, judged, doubtful in _judged(comparison)
-        if not (judged.valid or doubtful)
-    ]
-    mood, summary = _sum_up(comparison, judged)
-    return Headline(mood, summary, tuple(points))
+    points += comparison.footnotes
+    mood, summary = _outcome(comparison, judged)
+    if comparison.doubts:
+        mood, summary = "doubtful", f"{summary}. {DOUBTS}{'; '.join(comparison.doubts)}"
+    return Headline(mood, f"{summary}.", tuple(points))
+
+
+def _outcome(
+    comparison: Comparison, judged: Sequence[tuple[str, ComparisonRow]]
+) -> tuple[Mood, str]:
+    """Return the mood, and which run is better in what."""
+    wins, losses, rest = (
+        [what for what, line in judged if _sure(line) in sides]
+        for sides in (("b",), ("a",), ("equal", "unclear", None))
+    )
+    a, b = comparison.a.name, comparison.b.name
+    mood: Mood
+    if wins and losses:
+        mood, text = "mixed", f"{b} is better than {a} in {listed(wins)}, worse in {listed(losses)}"
+    elif wins:
+        mood, text = "better", f"{b} is better than {a} in {listed(wins)}"
+    elif losses:
+        mood, text = "worse", f"{b} is worse than {a} in {listed(losses)}"
+    else:
+        mood, text = "none", f"No clear difference between {b} and {a}"
+    if rest and mood != "none":
+        text += f"; no clear difference in {listed(rest)}"
+    return mood, f"{text}; {_all_answered(comparison)}"
 
 
 def _sure(line: ComparisonRow) -> Better | None:
@@ -72,81 +93,23 @@ def _sure(line: ComparisonRow) -> Better | None:
     return "unclear" if line.better in ("a", "b") and line.interval is None else line.better
 
 
-def _sum_up(comparison: Comparison, judged: list[tuple[str, Better | None]]) -> tuple[Mood, str]:
-    mood, text = _outcome(comparison, judged)
-    if doubts := _doubts(comparison):
-        mood, text = "doubtful", f"{text}. {DOUBTS}{'; '.join(doubts)}"
-    return mood, text + "."
+def _with_both(comparison: Comparison, line: ComparisonRow) -> str:
+    """Return the figure in both runs, B first."""
+    of_a, of_b = line.texts
+    return f"{of_b} with {comparison.b.name}, {of_a} with {comparison.a.name}"
 
 
-def _outcome(comparison: Comparison, judged: list[tuple[str, Better | None]]) -> tuple[Mood, str]:
-    a, b = comparison.a.name, comparison.b.name
-    wins = [what for what, better in judged if better == "b"]
-    losses = [what for what, better in judged if better == "a"]
-    rest = [what for what, better in judged if better not in ("a", "b")]
-    mood: Mood
-    if wins and losses:
-        mood, text = "mixed", f"{b} is better than {a} in {_and(wins)}, worse in {_and(losses)}"
-    elif wins:
-        mood, text = "better", f"{b} is better than {a} in {_and(wins)}"
-    elif losses:
-        mood, text = "worse", f"{b} is worse than {a} in {_and(losses)}"
-    else:
-        mood, text = "none", f"No clear difference between {b} and {a}"
-    if rest and mood != "none":
-        text += f"; no clear difference in {_and(rest)}"
-    return mood, f"{text}; {_all_answered(comparison)}"
-
-
-def _doubts(comparison: Comparison) -> list[str]:
-    """Reasons why the figures may not describe the servers alone."""
-    limited: dict[str, list[str]] = {}
-    for run, verdict, doubtful in _judged(comparison):
-        if doubtful:
-            why = f" ({verdict.cause})" if verdict.cause else ""
-            limited.setdefault(verdict.meaning, []).append(f"{run.name}{why}")
-    doubts = [f"{meaning} in {_and(runs)}" for meaning, runs in limited.items()]
-    if unlike := differences(comparison.a, comparison.b, bool(comparison.slos)):
-        doubts.append(f"the runs differ in {_and(unlike)}")
-    return doubts
-
-
-def _judged(comparison: Comparison) -> list[tuple[RunData, RecordedVerdict, bool]]:
-    runs = comparison.a, comparison.b
-    return list(zip(runs, comparison.verdicts, comparison.doubtful, strict=True))
-
-
-def _ttft(comparison: Comparison, bucket: str, percentile: str, line: ComparisonRow) -> str:
-    a, b = comparison.a.name, comparison.b.name
-    of_a, of_b = durations([line.a, line.b])
-    text = (
-        f"{bucket}: {percentile} {_latency(comparison, bucket)[1]} {of_b} with {b}, {of_a} with {a}"
-    )
-    between = ""
-    if line.interval is not None:
-        low, high = line.interval.low, line.interval.high
-        if line.ratio is not None and line.ratio < 1:
-            low, high = (1 / high if high else float("inf")), (1 / low if low else float("inf"))
-        between = f" (95 % interval {ratio(low)} to {ratio(high)})"
+def _latency(comparison: Comparison, bucket: str, line: ComparisonRow) -> str:
+    latency, _, percentile = line.key.partition("_")
+    text = f"{bucket}: {percentile} {NAMES[latency][1]} {_with_both(comparison, line)}"
     if line.ratio is None or line.better is None:
         return f"{text}."
     if line.better == "equal":
-        return f"{text}: equal within 5 %{between}.{_least_change(line)}"
-    factor = line.ratio if line.ratio >= 1 else 1 / line.ratio
-    word = "shorter" if line.ratio >= 1 else "longer"
+        return f"{text}: equal within 5 %{line.factor_limits()}.{line.least_change()}"
+    factor = line.factor("longer", "shorter")
     if line.better == "unclear":
-        return f"{text}: {ratio(factor)} {word}, but not significant{between}.{_least_change(line)}"
-    return f"{text}: {ratio(factor)} {word}{between}."
-
-
-def _least_change(line: ComparisonRow) -> str:
-    """Name the least change that these runs show, if their interval holds equality."""
-    if line.interval is None or line.ratio is None or line.interval.clear:
-        return ""
-    least = line.interval.least_change(line.ratio)
-    if least == float("inf"):
-        return " Runs as short as these show no change."
-    return f" These runs show a change of {100.0 * least:.0f} % or more."
+        return f"{text}: {factor}, but not significant{line.factor_limits()}.{line.least_change()}"
+    return f"{text}: {factor}{line.factor_limits()}."
 
 
 def _without_pairs(comparison: Comparison) -> list[str]:
@@ -156,11 +119,11 @@ def _without_pairs(comparison: Comparison) -> list[str]:
         for bucket in comparison.buckets
         if bucket not in comparison.paired
         and (line := comparison.headline_line(bucket)) is not None
-        and not (line.interval is None or line.interval.clear)
+        and line.least_change()
     ]
     if not open_buckets:
         return []
-    of_a, of_b = (setting(run, "schedule sha256") for run in (comparison.a, comparison.b))
+    of_a, of_b = (setting(run, "schedule sha256") for run in (comparison.a.run, comparison.b.run))
     if of_a is not None and of_a == of_b:
         why = (
             "not paired, as under 99 % of the answered requests are in both runs: small changes "
@@ -171,145 +134,122 @@ def _without_pairs(comparison: Comparison) -> list[str]:
             "no verdict without pairs, as other requests, or other times, change a p99 by more "
             "than 10 %. Send the same trace with the same seed to both"
         )
-    return [f"{_and(open_buckets)}: {why}."]
-
-
-def _latency(comparison: Comparison, bucket: str) -> tuple[str, str]:
-    """Name the latency that stands for a bucket, in short and in full."""
-    if comparison.headline_latency[bucket] == "ttft":
-        return "TTFT", "time to first token"
-    return "E2E", "end-to-end latency"
+    return [f"{listed(open_buckets)}: {why}."]
 
 
 def _of_whom(comparison: Comparison, bucket: str) -> str:
     """A reminder, if the percentiles leave out more than a few requests."""
     left_out = any(
-        side.intended - side.answered > LEFT_OUT_SHARE * side.intended
-        for side in comparison.figures[bucket]
+        side.unanswered > LEFT_OUT_SHARE * side.intended
+        for side in (comparison.a.of[bucket], comparison.b.of[bucket])
     )
     return " (of answered requests)" if left_out else ""
 
 
 def _too_few(comparison: Comparison, bucket: str) -> str:
-    of_a, of_b = (side.latency["ttft"].count for side in comparison.figures[bucket])
-    return (
-        f"{bucket}: too few answered requests for a percentile ({of_b:,} with "
-        f"{comparison.b.name}, {of_a:,} with {comparison.a.name}).{_longest(comparison, bucket)}"
-    )
-
-
-def _longest(comparison: Comparison, bucket: str) -> str:
     """Say the longest time to the first token, which stands for percentiles of few requests."""
-    of_a, of_b = (side.latency["ttft"].max for side in comparison.figures[bucket])
-    shown = [
-        f"{longest} with {run.name}"
-        for run, longest in zip((comparison.b, comparison.a), durations([of_b, of_a]), strict=True)
-        if longest != NONE
+    of_a, of_b = (
+        side.latency["ttft"] for side in (comparison.a.of[bucket], comparison.b.of[bucket])
+    )
+    a, b = comparison.a.name, comparison.b.name
+    longest = [
+        f"{text} with {name}"
+        for name, text in zip((b, a), durations([of_b.max, of_a.max]), strict=True)
+        if text != NONE
     ]
-    return f" Longest time to first token: {', '.join(shown)}." if shown else ""
+    return (
+        f"{bucket}: too few answered requests for a percentile ({of_b.count:,} with {b}, "
+        f"{of_a.count:,} with {a})."
+        + (f" Longest time to first token: {', '.join(longest)}." if longest else "")
+    )
 
 
 def _service(comparison: Comparison) -> list[str]:
     """Sentences on goodput, stalls, hit ratio and unanswered requests, as far as known."""
-    a, b = comparison.a.name, comparison.b.name
     points = []
-    if (line := comparison.line(WHOLE_RUN, "goodput")) and None not in (line.a, line.b):
-        of_a, of_b = rates([line.a, line.b])
-        text = f"Goodput {of_b} with {b}, {of_a} with {a}{_change(line, 'higher', 'lower')}"
+    goodput = _figure(comparison, WHOLE_RUN, "goodput", "Goodput")
+    if goodput:
         met = comparison.line(WHOLE_RUN, "attainment")
         if met is not None and None not in (met.a, met.b):
-            of_a, of_b = shares([met.a, met.b])
-            text += f"; requests within their latency targets: {of_b} and {of_a}"
-        points.append(f"{text}.")
+            of_a, of_b = met.texts
+            goodput += f"; requests within their latency targets: {of_b} and {of_a}"
+        points.append(goodput)
     for bucket in comparison.buckets:
-        line = comparison.line(bucket, "stall_max")
-        if line is not None and None not in (line.a, line.b):
-            of_a, of_b = durations([line.a, line.b])
-            points.append(
-                f"{bucket}: longest pause inside an answer {of_b} with {b}, {of_a} with {a}"
-                f"{_change(line, 'longer', 'shorter')}."
-            )
-    if (line := comparison.line(WHOLE_RUN, "hit_ratio")) and None not in (line.a, line.b):
-        of_a, of_b = shares([line.a, line.b])
-        points.append(
-            f"Prefix hit ratio {of_b} with {b}, {of_a} with {a}{_change(line, 'higher', 'lower')}."
-        )
-    points += _unanswered(comparison)
-    return points
+        what = f"{bucket}: longest pause inside an answer"
+        points.append(_figure(comparison, bucket, "stall_max", what, "longer", "shorter"))
+    points.append(_figure(comparison, WHOLE_RUN, "hit_ratio", "Prefix hit ratio"))
+    return [f"{point}." for point in points if point] + _unanswered(comparison)
 
 
-def _change(line: ComparisonRow, more: str, less: str) -> str:
-    """`: 1.9× higher` or `: equal within 5 %`."""
-    if line.better == "equal" or line.ratio is None:
-        return "" if line.ratio is None else ": equal within 5 %"
-    noise = ", but not significant" if line.better == "unclear" else ""
-    if line.ratio == 0 or line.ratio == float("inf"):
-        return noise
-    return f": {ratio(max(line.ratio, 1 / line.ratio))} {less if line.ratio > 1 else more}{noise}"
+def _figure(
+    comparison: Comparison,
+    section: str,
+    key: str,
+    what: str,
+    more: str = "higher",
+    less: str = "lower",
+) -> str:
+    """Return `WHAT 9.4 /s with b, 7.1 /s with a: 1.3× higher`, or "" if it is not known."""
+    line = comparison.line(section, key)
+    if line is None or None in (line.a, line.b):
+        return ""
+    text = f"{what} {_with_both(comparison, line)}"
+    if line.ratio is None:
+        return text
+    if line.better == "equal":
+        return f"{text}: equal within 5 %"
+    change = "" if line.ratio in (0.0, float("inf")) else f": {line.factor(more, less)}"
+    return f"{text}{change}{', but not significant' if line.better == 'unclear' else ''}"
 
 
 def _unanswered(comparison: Comparison) -> list[str]:
-    figures = comparison.figures[None]
-    missed = [side.intended - side.answered for side in figures]
-    if not any(
-        side.intended and part / side.intended >= SHOWN_SHARE
-        for side, part in zip(figures, missed, strict=True)
-    ):
+    sides = comparison.a.of[None], comparison.b.of[None]
+    if not any(side.intended and side.unanswered / side.intended >= SHOWN_SHARE for side in sides):
         return []
     texts = [
         f"{run.name} rejected {side.rejected:,} and failed {side.failed:,} of {side.intended:,} "
-        f"requests ({part / side.intended * 100 if side.intended else 0:.1f} %)"
-        for run, side, part in zip(
-            (comparison.b, comparison.a), reversed(figures), reversed(missed), strict=True
-        )
+        f"requests ({side.unanswered / max(1, side.intended) * 100:.1f} %)"
+        for run, side in zip((comparison.b, comparison.a), reversed(sides), strict=True)
     ]
     return [f"{'; '.join(texts)}. Latencies are of answered requests only."]
 
 
 def _all_answered(comparison: Comparison) -> str:
     """Say for each run how many requests it rejected or failed."""
-    figures = comparison.figures[None]
-    missed = [side.intended - side.answered for side in figures]
-    if not any(missed):
+    sides = comparison.a.of[None], comparison.b.of[None]
+    if not any(side.unanswered for side in sides):
         return "both answered every request"
-    b, a = (
-        f"{run.name} {f'left {part:,} of {side.intended:,}' if part else 'left none'} unanswered"
-        for run, side, part in zip(
-            (comparison.b, comparison.a), reversed(figures), reversed(missed), strict=True
-        )
+    a, b = (
+        f"left {side.unanswered:,} of {side.intended:,}" if side.unanswered else "left none"
+        for side in sides
     )
-    return f"{b}, {a.removesuffix(' unanswered')}"
+    return f"{comparison.b.name} {b} unanswered, {comparison.a.name} {a}"
 
 
 def _answered(comparison: Comparison) -> ComparisonRow:
-    of_a, of_b = comparison.figures[None]
+    of_a, of_b = comparison.a.of[None], comparison.b.of[None]
     a, b = (side.answered / side.intended if side.intended else None for side in (of_a, of_b))
     interval = share_ratio_interval(a, of_a.intended, b, of_b.intended)
-    return line_of(WHOLE_RUN, "answered_share", "answered", "share", a, b, "higher", interval)
+    return line_of(WHOLE_RUN, ANSWERED, a, b, interval)
 
 
-def _and(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def single(of: dict[str | None, Figures]) -> list[str]:
+def _single(of: Mapping[str | None, Figures]) -> list[str]:
     """Sentences on a single run, bucket by bucket."""
     points = []
     for bucket, figures in of.items():
         if bucket is None:
             continue
+        ttft = figures.latency["ttft"]
         percentiles = [
             f"{percentile} {durations([value])[0]}"
-            for percentile, value in figures.latency["ttft"].values.items()
+            for percentile, value in ttft.values.items()
             if value is not None
         ]
-        longest = durations([figures.latency["ttft"].max])[0]
-        ttft = ", ".join(percentiles) or (
-            f"at most {longest}, of too few requests for a percentile" if figures.answered else NONE
-        )
+        longest = f"at most {durations([ttft.max])[0]}, of too few requests for a percentile"
         points.append(
-            f"{bucket}: time to first token {ttft}; {figures.answered:,} of "
-            f"{figures.intended:,} answered."
+            f"{bucket}: time to first token "
+            f"{', '.join(percentiles) or (longest if figures.answered else NONE)}; "
+            f"{figures.answered:,} of {figures.intended:,} answered."
         )
     whole = of[None]
     if whole.goodput_per_s is not None:

@@ -10,16 +10,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forebay.analysis.compare.compare import THROUGHPUT, Comparison, Unit
-from forebay.analysis.compare.figures import Figures
-from forebay.analysis.compare.terminal import FORMATS
+from forebay.analysis.compare.compare import Comparison
+from forebay.analysis.compare.figures import RunFigures
+from forebay.analysis.compare.lines import LATENCY_LABELS, THROUGHPUT, Unit
 from forebay.analysis.statistics.quantiles import SHARES
+from forebay.analysis.statistics.units import FORMATS
 from forebay.traces.command_line.quantities import seconds
 from forebay.traces.errors import InputError
 
-LATENCIES = ("ttft", "ttft_failures", "e2e", "tpot", "itl", "stall", "queue")
 SESSION = "session"  # `session.e2e_p50` counts whole tasks in all buckets
-RATES: tuple[str, ...] = tuple(THROUGHPUT)
 OTHERS: dict[str, Unit] = {
     "attainment": "share",
     "hit_ratio": "share",
@@ -27,7 +26,7 @@ OTHERS: dict[str, Unit] = {
     "rejected": "count",
     "failed": "count",
     "answered": "count",
-    **dict.fromkeys(RATES, "per_s"),
+    **{kind.key: kind.unit for kind in THROUGHPUT},
 }
 GRAMMAR = "write e.g. 'chat.ttft_p99 > 5%', 'document.e2e_p50 > 2s' or 'attainment < 0.99'"
 _CONDITION = re.compile(
@@ -47,7 +46,7 @@ class FailCondition:
     text: str
     bucket: str | None
     figure: str
-    above: bool
+    sign: str  # > or <
     value: float
     change: bool
 
@@ -55,12 +54,8 @@ class FailCondition:
     def name(self) -> str:
         return f"{self.bucket}.{self.figure}" if self.bucket else self.figure
 
-    @property
-    def sign(self) -> str:
-        return ">" if self.above else "<"
-
     def met_by(self, value: float) -> bool:
-        return value > self.value if self.above else value < self.value
+        return value > self.value if self.sign == ">" else value < self.value
 
     @property
     def unit(self) -> Unit:
@@ -72,20 +67,20 @@ def parse_limit(text: str) -> FailCondition:
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise InputError(f"--fail-if {text!r}: {GRAMMAR}")
-    bucket, figure, direction, number, unit = match.groups()
-    if bucket in LATENCIES:  # `ttft.p99` is a slip, not a bucket
+    bucket, figure, sign, number, unit = match.groups()
+    if bucket in LATENCY_LABELS:  # `ttft.p99` is a slip, not a bucket
         raise InputError(f"--fail-if {text!r}: write {bucket}_{figure}")
     if bucket == SESSION and figure.startswith("e2e_"):
         bucket, figure = None, f"{SESSION}_{figure}"
     names = [f"{SESSION}_e2e_{share}" for share in (*SHARES, "max") if bucket is None]
-    names += [f"{name}_{share}" for name in LATENCIES for share in (*SHARES, "max")]
+    names += [f"{name}_{share}" for name in LATENCY_LABELS for share in (*SHARES, "max")]
     if figure not in OTHERS and figure not in names:
         raise InputError(
-            f"--fail-if {text!r}: no figure {figure!r}; one of: {', '.join(LATENCIES)} with _p50, "
-            f"_p90, _p95, _p99, _p99.9 or _max; {', '.join(OTHERS)}"
+            f"--fail-if {text!r}: no figure {figure!r}; one of: {', '.join(LATENCY_LABELS)} with "
+            f"_p50, _p90, _p95, _p99, _p99.9 or _max; {', '.join(OTHERS)}"
         )
     value = _limit(text, figure, number, unit)
-    return FailCondition(text, bucket, figure, direction == ">", value, unit == "%")
+    return FailCondition(text, bucket, figure, sign, value, unit == "%")
 
 
 def _limit(text: str, figure: str, number: str, unit: str) -> float:
@@ -125,14 +120,13 @@ def _judge(comparison: Comparison, limit: FailCondition) -> str | None:
             f"--fail-if {limit.text!r}: no bucket {limit.bucket!r}; one of: "
             f"{', '.join(comparison.buckets)}"
         )
-    of_a, of_b = comparison.figures[limit.bucket]
-    b = _measured(of_b, limit, comparison, comparison.b.name)
+    b = _measured(comparison, comparison.b, limit)
     if not limit.change:
         if not limit.met_by(b):
             return None
         shown, most = FORMATS[limit.unit]([b, limit.value])
         return f"{limit.name} of {comparison.b.name} is {shown} (limit {limit.sign} {most})"
-    a = _measured(of_a, limit, comparison, comparison.a.name)
+    a = _measured(comparison, comparison.a, limit)
     change = _change(a, b)
     if not limit.met_by(change):
         return None
@@ -144,10 +138,10 @@ def _judge(comparison: Comparison, limit: FailCondition) -> str | None:
     )
 
 
-def _measured(figures: Figures, limit: FailCondition, comparison: Comparison, run: str) -> float:
-    value = _value(figures, limit.figure)
+def _measured(comparison: Comparison, side: RunFigures, limit: FailCondition) -> float:
+    value = side.value(limit.bucket, limit.figure)
     if value is None:
-        raise InputError(f"--fail-if {limit.text!r}: {_why_none(comparison, limit, run)}")
+        raise InputError(f"--fail-if {limit.text!r}: {_why_none(comparison, limit, side.name)}")
     return value
 
 
@@ -156,17 +150,6 @@ def _change(a: float, b: float) -> float:
     if a == b:
         return 0.0
     return b / a - 1.0 if a and math.isfinite(a) else math.copysign(math.inf, b - a)
-
-
-def _value(figures: Figures, figure: str) -> float | None:
-    if figure in RATES:
-        return figures.rates[figure]
-    if figure in OTHERS:
-        value: float | None = getattr(figures, "goodput_per_s" if figure == "goodput" else figure)
-        return value
-    name, _, share = figure.rpartition("_")
-    measured = figures.latency[name]
-    return measured.max if share == "max" else measured.values[share]
 
 
 def _why_none(comparison: Comparison, limit: FailCondition, run: str) -> str:

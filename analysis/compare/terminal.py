@@ -3,33 +3,18 @@
 Text from files is passed as Text, never as Rich markup. Nothing is computed here.
 """
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-from forebay.analysis.compare.compare import WHOLE_RUN, Comparison, ComparisonRow, definition_notes
+from forebay.analysis.compare.compare import Comparison, definition_notes
 from forebay.analysis.compare.headline import Headline
-from forebay.analysis.statistics.units import (
-    NONE,
-    counts,
-    durations,
-    money,
-    rates,
-    ratio,
-    ratios,
-    shares,
-)
+from forebay.analysis.compare.lines import WHOLE_RUN
+from forebay.analysis.statistics.units import NONE, ratio
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-FORMATS = {
-    "s": durations,
-    "per_s": rates,
-    "share": shares,
-    "ratio": ratios,
-    "count": counts,
-    "money": money,
-}
 MOODS = {
     "better": "bold green",
     "worse": "bold red",
@@ -62,13 +47,7 @@ def notes(comparison: Comparison) -> str:
     )
     if comparison.slos:
         text += f" Targets: {', '.join(str(slo) for slo in comparison.slos)}."
-    return "\n".join([text, *definition_notes((comparison.a, comparison.b))])
-
-
-def better_name(comparison: Comparison, line: ComparisonRow) -> str:
-    """The name of the better run, `=`, `~` or nothing."""
-    names = {"a": comparison.a.name, "b": comparison.b.name, "equal": "=", "unclear": "~"}
-    return names[line.better] if line.better else ""
+    return "\n".join([text, *definition_notes((comparison.a.run, comparison.b.run))])
 
 
 def _table(comparison: Comparison) -> "Table":
@@ -76,6 +55,7 @@ def _table(comparison: Comparison) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
+    # The columns fit into 80 characters.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("", no_wrap=True)
     for name in (comparison.a.name, comparison.b.name):
@@ -84,35 +64,26 @@ def _table(comparison: Comparison) -> "Table":
         )
     table.add_column("B/A", justify="right", no_wrap=True, min_width=5)
     table.add_column("better", overflow="fold", min_width=6)
-    section = ""
-    for line in comparison.lines:
-        if line.section != section:
-            section = line.section
-            table.add_row(Text(_title(comparison, section), style="bold"), end_section=False)
-        table.add_row(*(Text(cell) for cell in _cells(comparison, line)))
-        if (interval := line.change_interval) is not None:
-            low, high = f"{ratio(interval.low)} to", ratio(interval.high)
-            interval_row = ("    95 % interval of B/A", low, high, "", "")
-            table.add_row(*(Text(cell, style="dim") for cell in interval_row))
-        if _last_of(comparison, line):
-            table.add_section()
+    # A section for all requests and for each bucket, in which an interval follows its line.
+    names = {"a": comparison.a.name, "b": comparison.b.name, "equal": "=", "unclear": "~"}
+    for section, lines in groupby(comparison.lines, key=lambda line: line.section):
+        table.add_row(Text(_title(comparison, section), style="bold"))
+        for line in lines:
+            better = names[line.better] if line.better else ""
+            cells = (f"  {line.label}", *line.texts, ratio(line.change), better)
+            table.add_row(*(Text(cell) for cell in cells))
+            if (interval := line.change_interval) is not None:
+                low, high = f"{ratio(interval.low)} to", ratio(interval.high)
+                interval_row = ("    95 % interval of B/A", low, high, "", "")
+                table.add_row(*(Text(cell, style="dim") for cell in interval_row))
+        table.add_section()
     return table
-
-
-def _cells(comparison: Comparison, line: ComparisonRow) -> list[str]:
-    a, b = FORMATS[line.unit]([line.a, line.b])
-    return [f"  {line.label}", a, b, ratio(line.change), better_name(comparison, line)]
-
-
-def _last_of(comparison: Comparison, line: ComparisonRow) -> bool:
-    at = comparison.lines.index(line) + 1
-    return at == len(comparison.lines) or comparison.lines[at].section != line.section
 
 
 def _title(comparison: Comparison, section: str) -> str:
     if section == WHOLE_RUN:
         valid = all(verdict.valid for verdict in comparison.verdicts)
         return "all requests · valid" if valid else "all requests"
-    a, b = comparison.figures[section]
+    a, b = comparison.a.of[section], comparison.b.of[section]
     by_id = ", paired by id" if section in comparison.paired else ""
     return f"{section} · {a.answered:,} and {b.answered:,} answered{by_id}"

@@ -1,8 +1,9 @@
 """The HTML report of runs.
 
 In reading order: `report` collects the parts, `tables`, `plots` and `breakdown` make them, `page`
-puts them into one file. The room imports `compare`, `runs`, `charts` and `statistics`.
+fills the template `report.html` with them. The room imports `compare`, `runs`, `charts` and
+`statistics`.
 
 A new column is not made here: its figure is in `analysis/compare/figures.py`, and its line in
-`analysis/compare/compare.py`.
+`analysis/compare/lines.py`.
 """

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from html import escape
 
 import numpy as np
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from forebay.analysis.charts import svg
-from forebay.analysis.runs.run import RunData
+from forebay.analysis.compare.figures import RunFigures
 from forebay.analysis.statistics.quantiles import Floats, finite, order_statistic, tail_curve
 from forebay.analysis.statistics.units import duration
 
@@ -46,9 +47,9 @@ class Quantity:
     unit_s: float = 1.0
     infinite: bool = False
 
-    def samples(self, run: RunData, bucket: str) -> Floats:
+    def samples(self, side: RunFigures, bucket: str) -> Floats:
         """The values of the answered requests of a bucket in seconds, ascending."""
-        return np.sort(finite(run.numbers[self.column][run.rows(bucket, "ok")])) * self.unit_s
+        return np.sort(finite(side.run.numbers[self.column][side.of[bucket].ok])) * self.unit_s
 
 
 TTFT = Quantity("time to first token", "ttft_response_s", infinite=True)
@@ -61,8 +62,8 @@ OTHERS = (
 
 
 def percentile_plot(
-    runs: Sequence[RunData], bucket: str, min_beyond: int, quantity: Quantity = TTFT
-) -> str:
+    runs: Sequence[RunFigures], bucket: str, min_beyond: int, quantity: Quantity = TTFT
+) -> Markup:
     """Draw a latency of `bucket` by percentile on HDR's scale: x = 1 / (1 - percentile), log axes.
 
     The curve is thin where fewer than `min_beyond` samples are beyond. A dotted curve adds a run's
@@ -70,12 +71,12 @@ def percentile_plot(
     """
     samples = [quantity.samples(run, bucket) for run in runs]
     lost = [
-        int(run.rows(bucket).sum()) - len(of) if quantity.infinite else 0
+        run.of[bucket].intended - len(of) if quantity.infinite else 0
         for run, of in zip(runs, samples, strict=True)
     ]
     longest_s = max((float(of[-1]) for of in samples if len(of)), default=-math.inf)
     if longest_s < 0.0 or (longest_s <= SMALLEST_S and not quantity.infinite):
-        return ""  # nothing was answered, or no request waited for long enough to draw it
+        return Markup()  # nothing was answered, or no request waited for long enough to draw it
     # The x axis ends at the run with most requests, lost ones included.
     most = max(len(of) + gone for of, gone in zip(samples, lost, strict=True))
     frame = _percentile_frame(max(20.0, float(most)), np.concatenate(samples))
@@ -104,12 +105,12 @@ def percentile_plot(
     label = f"{name} by percentile, {bucket} requests: " + "; ".join(
         f"{run.name} {_spoken(of)}" for run, of in zip(runs, samples, strict=True)
     )
-    extra = {"data-curves": json.dumps(curves), "data-left": frame.x.start,
-             "data-right": frame.x.end, "data-most": frame.x.high}  # fmt: skip
-    return _svg("".join(drawn), svg.HEIGHT, label, "percentile", extra)
+    ends = {"left": frame.x.start, "right": frame.x.end, "most": frame.x.high}
+    data = {"curves": json.dumps(curves), **ends}
+    return _svg("".join(drawn), svg.HEIGHT, label, "percentile", data)
 
 
-def timeline_plot(runs: Sequence[RunData], bucket: str, first: int = 0) -> str:
+def timeline_plot(runs: Sequence[RunFigures], bucket: str, first: int = 0) -> Markup:
     """Draw TTFT of every answered request of `bucket` at the time it was due.
 
     Strips below the axis, one per run, mark unanswered requests. `first` is the number of the first
@@ -118,7 +119,7 @@ def timeline_plot(runs: Sequence[RunData], bucket: str, first: int = 0) -> str:
     columns = [_over_time(run, bucket) for run in runs]
     times = [times for due, _, lost in columns for times in (due, lost) if len(times)]
     if not times:
-        return ""
+        return Markup()
     strips = [number for number, (_, _, lost) in enumerate(columns) if len(lost)]
     every = np.concatenate([ttft for _, ttft, _ in columns])
     frame = _time_frame(max(float(due.max()) for due in times), every, len(strips))
@@ -150,18 +151,18 @@ def _strip(frame: _Frame, place: int, number: int, name: str, due_s: Floats) -> 
     return svg.element("path", title, d=path, class_=f"ticks run{number}")
 
 
-def legend_mark(number: int) -> str:
+def legend_mark(number: int) -> Markup:
     """The mark of a run, for a legend."""
     drawn = svg.mark(number, 7, 7, f"mark run{number}", "")
-    return svg.element("svg", drawn, viewBox="0 0 14 14", class_="key", aria_hidden="true")
+    return Markup(svg.element("svg", drawn, viewBox="0 0 14 14", class_="key", aria_hidden="true"))
 
 
-def _over_time(run: RunData, bucket: str) -> tuple[Floats, Floats, Floats]:
+def _over_time(side: RunFigures, bucket: str) -> tuple[Floats, Floats, Floats]:
     """Due times and TTFT of answered requests, and due times of unanswered ones."""
-    ok, rows = run.rows(bucket, "ok"), run.rows(bucket)
-    due, ttft = run.numbers["intended_s"], run.numbers["ttft_response_s"]
-    ok &= np.isfinite(due) & np.isfinite(ttft)
-    return due[ok], ttft[ok], finite(due[rows & ~run.rows(bucket, "ok")])
+    figures, numbers = side.of[bucket], side.run.numbers
+    due, ttft = numbers["intended_s"], numbers["ttft_response_s"]
+    drawn = figures.ok & np.isfinite(due) & np.isfinite(ttft)
+    return due[drawn], ttft[drawn], finite(due[figures.rows & ~figures.ok])
 
 
 def _percentile_frame(most: float, values: Floats) -> _Frame:
@@ -249,9 +250,15 @@ def _spoken(ordered: Floats) -> str:
     return f"median {duration(order_statistic(ordered, 0.5))}, longest {duration(ordered[-1])}"
 
 
-def _svg(drawn: str, height: float, label: str, kind: str, extra: dict[str, object]) -> str:
-    attributes = "".join(f' {key}="{escape(str(value))}"' for key, value in extra.items())
-    return (
-        f'<svg viewBox="0 0 {svg.WIDTH:g} {height:g}" class="plot {kind}" role="img" '
-        f'aria-label="{escape(label)}"{attributes}>{drawn}</svg>'
+def _svg(drawn: str, height: float, label: str, kind: str, data: dict[str, object]) -> Markup:
+    return Markup(
+        svg.element(
+            "svg",
+            drawn,
+            viewBox=f"0 0 {svg.WIDTH:g} {height:g}",
+            class_=f"plot {kind}",
+            role="img",
+            aria_label=label,
+            **{f"data-{key}": str(value) for key, value in data.items()},
+        )
     )

@@ -4,33 +4,30 @@ Every sentence is computed from the runs, and every text from a file is escaped.
 single file that needs no other. `write_report` overwrites nothing without `force`.
 """
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from forebay.analysis.compare.compare import Comparison, compare
+from forebay.analysis.compare.compare import compare_all, definition_notes
 from forebay.analysis.compare.cost import Price
-from forebay.analysis.compare.headline import Headline, headline, single
+from forebay.analysis.compare.figures import RunFigures
+from forebay.analysis.compare.headline import headline
+from forebay.analysis.compare.lines import table_rows
 from forebay.analysis.report import tables
-from forebay.analysis.report.breakdown import breakdown_section
-from forebay.analysis.report.page import html_page
+from forebay.analysis.report.breakdown import PARTS, breakdown
+from forebay.analysis.report.page import render
 from forebay.analysis.report.plots import OTHERS, legend_mark, percentile_plot, timeline_plot
-from forebay.analysis.runs.provenance import setting, text_of
 from forebay.analysis.runs.run import RunData
 from forebay.analysis.statistics.quantiles import MIN_BEYOND
-from forebay.analysis.statistics.units import is_text, printable
+from forebay.analysis.statistics.units import is_text, listed, printable
 from forebay.replay.plan.slo import Slo
 from forebay.traces.errors import InputError
 from forebay.traces.whole_file import whole_file
 
-MOST_WARNINGS = 5  # the others are folded
 TOGETHER = 2  # runs whose dots share one plot over time
 MAX_RUNS = 10  # the page has as many colours that are easy to distinguish
-
-_UNIT = re.compile(r"(?<=\d) (?=(?:m?s|/s|%)(?:\W|$))")
-_TOGETHER = "\N{NO-BREAK SPACE}"  # keeps a number and its unit on one line
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +55,34 @@ def build_report(
         raise InputError(f"--title {printable(title)}: is not UTF-8; write it in UTF-8")
     if not 1 <= len(runs) <= MAX_RUNS:
         raise InputError(f"{len(runs)} runs: a report takes 1 to {MAX_RUNS}")
-    # A single run is compared with itself; only the first column of the rows is shown.
-    comparisons = [compare(runs[0], run, slos, min_beyond, price) for run in (runs[1:] or runs)]
-    headlines = [headline(comparison) for comparison in comparisons] if len(runs) > 1 else []
-    title = title or _title([run.name for run in runs])
-    warnings = _warnings(comparisons)
-    alone = (
-        [] if headlines else single({key: two[0] for key, two in comparisons[0].figures.items()})
-    )
+    # Figures are computed once. Sentences, cards, tables and plots only choose among them.
+    comparisons = compare_all(runs, slos, min_beyond, price)
+    first = comparisons[0]
+    sides = [first.a, *(each.b for each in comparisons)][: len(runs)]
+    rows = table_rows([each.lines for each in comparisons], len(runs))
+    headlines = [headline(each) for each in comparisons]
+    warnings = tuple(dict.fromkeys(chain.from_iterable(each.warnings for each in comparisons)))
+    origins = [tables.origin(run) for run in runs]
     # The page goes from the verdict down to single figures and their origin.
-    body = [
-        _top(title, runs),
-        _headlines(headlines),
-        _warning_box(warnings),
-        tables.cards(runs, comparisons),
-        _points(headlines[0].points if len(headlines) == 1 else alone),
-        _plots(runs, min_beyond),
-        breakdown_section(runs, min_beyond),
-        tables.figures_table(runs, comparisons),
-        tables.rejections_table(runs),
-        tables.backends_table(runs),
-        tables.provenance_section(runs),
-        tables.definitions(min_beyond, slos),
-    ]  # fmt: skip
-    summary = " ".join([head.summary for head in headlines] or alone)
-    return ReportPage(html_page(f"{title} · Forebay", "\n".join(body)), summary, warnings)
+    html = render(
+        title=title or _title([run.name for run in runs]),
+        runs=sides,
+        facts=_facts(first.a, origins[0].texts),
+        headlines=headlines,
+        warnings=warnings,
+        cards=tables.cards(first, rows),
+        legend=_legend(origins),
+        **_drawings(sides, min_beyond),
+        parts=PARTS,
+        figures=rows,
+        notes=definition_notes(runs),
+        unanswered=tables.rejections(sides),
+        backends=tables.balance(sides),
+        origins=origins,
+        slos=slos,
+        min_beyond=min_beyond,
+    )
+    return ReportPage(html, " ".join(head.summary for head in headlines), warnings)
 
 
 def write_report(page: ReportPage, out: Path, force: bool = False) -> None:
@@ -105,142 +105,52 @@ def write_text(text: str, out: Path, force: bool = False) -> None:
 
 
 def _title(names: Sequence[str]) -> str:
-    if len(names) == 2:
-        return f"{names[1]} compared with {names[0]}"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"{names[1]} compared with {names[0]}" if len(names) == 2 else listed(names)
 
 
-def _top(title: str, runs: Sequence[RunData]) -> str:
-    first = runs[0]
-    facts = [f"{first.requests:,} requests"]
+def _facts(side: RunFigures, texts: Mapping[str, str]) -> list[str]:
+    """Say in short how the load was made."""
+    facts = [f"{side.of[None].intended:,} requests"]
     for what, say in (("trace", "trace {}"), ("rate", "{} requests per second"), ("model", "{}")):
-        if value := text_of(setting(first, what)):
+        if value := texts.get(what):
             facts.append(say.format(Path(value).name if what == "trace" else value))
-    scale = text_of(setting(first, "time scale"))
-    if scale not in ("", "1"):
+    scale = texts.get("time scale", "1")
+    if scale != "1":
         facts.append(f"simulated time, {scale} times as fast as real time")
-    return (
-        f'<header><h1>{escape(title)}</h1><p class="soft">{escape(" · ".join(facts))}</p></header>'
-    )
+    return facts
 
 
-def _warnings(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(text for comparison in comparisons for text in comparison.warnings))
-
-
-def _warning_box(warnings: Sequence[str]) -> str:
-    if not warnings:
-        return ""
-    rest = warnings[MOST_WARNINGS:]
-    more = f"<details><summary>{len(rest)} more</summary>{_list(rest)}</details>" if rest else ""
-    return (
-        '<div class="warnings" role="note"><strong>Read with care</strong>'
-        f"{_list(warnings[:MOST_WARNINGS])}{more}</div>"
-    )
-
-
-def _list(texts: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
-
-
-def _points(points: Sequence[str]) -> str:
-    items = "".join(f"<li>{_UNIT.sub(_TOGETHER, escape(point))}</li>" for point in points)
-    return f'<ul class="points">{items}</ul>' if points else ""
-
-
-def _headlines(headlines: Sequence[Headline]) -> str:
-    """One sentence for each comparison. With several, each unfolds its figures."""
-    if len(headlines) == 1:
-        (head,) = headlines
-        return f'<p class="summary {head.mood}">{escape(head.summary)}</p>'
-    return "".join(
-        f'<details class="summary {head.mood}"><summary>{escape(head.summary)}</summary>'
-        f"{_points(head.points)}</details>"
-        for head in headlines
-    )
-
-
-def _legend(runs: Sequence[RunData]) -> str:
+def _legend(origins: Sequence[tables.RunOrigin]) -> list[str]:
     """Name each run, with its seed where the seeds differ."""
-    seeds = [text_of(setting(run, "seed")) for run in runs]
-    labels = [f"{run.name}, seed {seed}" if len(set(seeds)) > 1 and seed else run.name
-            for run, seed in zip(runs, seeds, strict=True)]  # fmt: skip
-    items = "".join(
-        f"<li>{legend_mark(number)}{escape(name)}</li>" for number, name in enumerate(labels)
-    )
-    return f'<ul class="legend">{items}</ul>'
-
-
-def _timelines(runs: Sequence[RunData], buckets: Sequence[str]) -> list[tuple[str, str]]:
-    """One plot for each bucket. With many runs each has its own, as dots would hide each other."""
-    if len(runs) <= TOGETHER:
-        return [(name, timeline_plot(runs, name)) for name in buckets]
+    differ = len({origin.seed for origin in origins}) > 1
     return [
-        (f"{name}, {run.name}", timeline_plot([run], name, number))
-        for name in buckets
-        for number, run in enumerate(runs)
+        f"{origin.name}, seed {origin.seed}" if differ and origin.seed else origin.name
+        for origin in origins
     ]
 
 
-def _plots(runs: Sequence[RunData], min_beyond: int) -> str:
-    buckets = list(dict.fromkeys(name for run in runs for name in run.buckets()))
-    legend = _legend(runs)
-    percentile = [(name, percentile_plot(runs, name, min_beyond)) for name in buckets]
-    # Latencies without samples have no plot.
+def _drawings(runs: Sequence[RunFigures], min_beyond: int) -> dict[str, Any]:
+    """Draw each bucket. A drawing stands behind its title."""
+    buckets = list(dict.fromkeys(name for run in runs for name in run.buckets))
+    # Dots of many runs would hide each other.
+    if len(runs) <= TOGETHER:
+        timelines = [(name, timeline_plot(runs, name)) for name in buckets]
+    else:
+        timelines = [
+            (f"{name}, {run.name}", timeline_plot([run], name, number))
+            for name in buckets
+            for number, run in enumerate(runs)
+        ]
     others = [
-        (f"{name}: {quantity.name}", f'{plot}<div class="readout"></div>')
+        (f"{name}: {quantity.name}", percentile_plot(runs, name, min_beyond, quantity))
         for name in buckets
         for quantity in OTHERS
-        if (plot := percentile_plot(runs, name, min_beyond, quantity))
     ]
-    timeline = _timelines(runs, buckets)
-    dotted = (
-        " Dotted: with rejected and failed requests counted as infinitely late."
-        if any((run.words["outcome"] != "ok").any() for run in runs)
-        else ""
-    )
-    # The section of other latencies is left out when it would be empty.
-    return (
-        _section(
-            "Time to first token by percentile",
-            "Answered requests, from when each was due; both axes are logarithmic. Marks: p50, "
-            f"p90, p95, p99 and p99.9. A thin line: fewer than {min_beyond} samples beyond."
-            f"{dotted}",
-            legend,
-            [
-                (name, f'{plot}<div class="readout"></div>' if plot else "")
-                for name, plot in percentile
-            ],
-        )
-        + _section(
-            "Time to first token over the run",
-            "Each dot is an answered request, at the time it was due. Strokes below the axis are "
-            "rejected or failed requests.",
-            legend,
-            timeline,
-        )
-        + (
-            _section(
-                "The other latencies by percentile",
-                "As above. Where a tool defines a latency otherwise, the table below says so.",
-                legend,
-                others,
-            )
-            if others
-            else ""
-        )
-    )
-
-
-def _section(title: str, caption: str, legend: str, plots: Sequence[tuple[str, str]]) -> str:
-    figures = [
-        f"<figure><h3>{escape(name)}</h3>"
-        + (plot or '<p class="soft small">No request of this bucket was answered.</p>')
-        + "</figure>"
-        for name, plot in plots
-    ]
-    kind = "plots one" if len(figures) == 1 else "plots"
-    return (
-        f'<section><h2>{title}</h2><p class="soft small">{escape(caption)}</p>{legend}'
-        f'<div class="{kind}">{"".join(figures)}</div></section>'
-    )
+    # Latencies without samples have no plot.
+    return {
+        "marks": [legend_mark(number) for number in range(len(runs))],
+        "ttft": [(name, percentile_plot(runs, name, min_beyond)) for name in buckets],
+        "timelines": timelines,
+        "other_latencies": [(title, plot) for title, plot in others if plot],
+        "spent": breakdown(runs, buckets, min_beyond),
+    }

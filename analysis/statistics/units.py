@@ -86,6 +86,21 @@ def ratio(value: float | None) -> str:
     return f"{value:.1f}×" if value >= 10 else f"{value:.2f}×"
 
 
+FORMATS = {
+    "s": durations,
+    "per_s": rates,
+    "share": shares,
+    "ratio": ratios,
+    "count": counts,
+    "money": money,
+}
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return `a, b and c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
 def is_text(words: str) -> bool:
     """True if a command-line word was valid UTF-8. Otherwise no page or JSON can hold it."""
     return words.isascii() or not any("\ud800" <= c <= "\udfff" for c in words)

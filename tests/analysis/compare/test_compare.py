@@ -256,7 +256,7 @@ class TestComparison:
         assert line(found, "chat", "tpot_p50").better == "equal"
         assert line(found, "run", "intended").better is None
         assert found.line("chat", "ttft_p99.9") is None  # one sample beyond: hidden, so no line
-        assert found.headline_percentile == {"chat": "p99"}
+        assert found.headline_keys == {"chat": "ttft_p99"}
 
     def test_worse_is_called_worse(self, pair: tuple[Path, Path]) -> None:
         good, bad = load_runs([pair[1], pair[0]])

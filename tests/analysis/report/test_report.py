@@ -17,12 +17,12 @@ from made_runs import SLOS, answered, refused, write_pair, write_run
 
 from forebay.analysis.charts import svg
 from forebay.analysis.cli import compare_app, report_app
-from forebay.analysis.compare.figures import figures
+from forebay.analysis.compare.figures import figures, run_figures
+from forebay.analysis.report import report
 from forebay.analysis.report.breakdown import spent_times
-from forebay.analysis.report.page import html_page
 from forebay.analysis.report.plots import percentile_plot, timeline_plot
 from forebay.analysis.report.report import build_report, write_report
-from forebay.analysis.report.tables import provenance_section
+from forebay.analysis.report.tables import origin
 from forebay.analysis.runs.load import load_run, load_runs
 from forebay.analysis.runs.provenance import repeat_command
 from forebay.proxy.cli import main
@@ -107,7 +107,8 @@ def test_the_time_of_single_requests_adds_up(tmp_path: Path) -> None:
         for i in range(200)
     ]  # fmt: skip
     run = load_run(write_run(tmp_path / "r", rows))
-    spent = {times.rank: times for times in spent_times(run, "chat", 10)}
+    (side,) = run_figures([run])
+    spent = {times.rank: times for times in spent_times(side, "chat", 10)}
     assert list(spent) == ["p50", "p90", "longest"]  # 2 samples beyond p99 are too few
     median = spent["p50"]
     assert median.request_id == "q99"
@@ -306,7 +307,7 @@ def test_hostile_texts_stay_text(tmp_path: Path) -> None:
 
 
 def test_every_colour_has_a_light_and_a_dark_value() -> None:
-    style = html_page("t", "")
+    style = Path(report.__file__).with_name("report.css").read_text(encoding="utf-8")
     light, dark = style.split("prefers-color-scheme: dark")
     for name in re.findall(r"var\((--[a-z0-9]+)\)", style):
         if name != "--c":
@@ -316,11 +317,12 @@ def test_every_colour_has_a_light_and_a_dark_value() -> None:
 
 class TestPlots:
     def test_plots_are_xml_inside_their_frame(self, pair: tuple[Path, Path]) -> None:
+        drawn_runs = run_figures(load_runs(pair))
         for drawn in (
-            percentile_plot(load_runs(pair), "chat", 10),
-            percentile_plot(load_runs(pair), "document", 10),
-            timeline_plot(load_runs(pair), "chat"),
-            timeline_plot(load_runs(pair), "document"),
+            percentile_plot(drawn_runs, "chat", 10),
+            percentile_plot(drawn_runs, "document", 10),
+            timeline_plot(drawn_runs, "chat"),
+            timeline_plot(drawn_runs, "document"),
         ):
             root = ElementTree.fromstring(drawn)
             height = float(root.attrib["viewBox"].split()[3])
@@ -333,7 +335,7 @@ class TestPlots:
                     assert 5 <= float(y) <= height
 
     def test_axis_is_labelled_as_hdr_does(self, pair: tuple[Path, Path]) -> None:
-        root = ElementTree.fromstring(percentile_plot(load_runs(pair), "chat", 10))
+        root = ElementTree.fromstring(percentile_plot(run_figures(load_runs(pair)), "chat", 10))
         labels = [node.text for node in root.iter("text")]
         for label in ("0%", "50%", "90%", "99%", "99.9%", "100 ms", "1 s", "10 s"):
             assert label in labels
@@ -345,9 +347,11 @@ class TestPlots:
     def test_marks_stand_only_where_samples_do(self, tmp_path: Path) -> None:
         rows = [answered(i, "chat", float(i), 1.0 + i) for i in range(100)]
         run = load_run(write_run(tmp_path / "r", rows))
-        titles = re.findall(r"<title>(.*?)</title>", percentile_plot([run], "chat", 10))
+        titles = re.findall(
+            r"<title>(.*?)</title>", percentile_plot(run_figures([run]), "chat", 10)
+        )
         assert titles == ["r: p50 50.0 s", "r: p90 90.0 s"]
-        assert "p99" in percentile_plot([run], "chat", 1)
+        assert "p99" in percentile_plot(run_figures([run]), "chat", 1)
 
     def test_figures_of_the_summary_are_shown_by_their_count(self, tmp_path: Path) -> None:
         lag = {"count": 50, "p50": 0.1, "p99": 0.6, "max": 2.0}
@@ -356,15 +360,15 @@ class TestPlots:
         run = load_run(write_run(tmp_path / "r", rows, told))
         assert run.number("schedule_lag_ms", "p99") == 0.6
         assert run.shown("schedule_lag_ms", "p99") is None
-        assert "p50 0.1 ms, max 2 ms" in provenance_section([run])
+        assert origin(run).texts["schedule lag"] == "p50 0.1 ms, max 2 ms"
 
     def test_failures_draw_a_dotted_line(self, tmp_path: Path) -> None:
         rows = [answered(i, "chat", float(i), 1.0 + i) for i in range(100)]
         run = load_run(write_run(tmp_path / "r", rows))
-        assert "curve lost" not in percentile_plot([run], "chat", 10)
+        assert "curve lost" not in percentile_plot(run_figures([run]), "chat", 10)
         rows += [refused(200 + i, "chat", float(i)) for i in range(100)]
         run = load_run(write_run(tmp_path / "s", rows))
-        drawn = percentile_plot([run], "chat", 10)
+        drawn = percentile_plot(run_figures([run]), "chat", 10)
         path = re.search(r'<path d="([^"]*)" class="curve lost run0"', drawn)
         assert path is not None
         median = re.search(r'<text x="([\d.]+)"[^>]*>50%', drawn)
@@ -376,13 +380,13 @@ class TestPlots:
             answered(i, "chat", i * 0.01, 0.05 + (i * 7919 % 1000) / 500) for i in range(20_000)
         ]
         run = load_run(write_run(tmp_path / "r", rows))
-        assert len(percentile_plot([run], "chat", 10)) < 60_000
-        assert len(timeline_plot([run], "chat")) < 300_000
+        assert len(percentile_plot(run_figures([run]), "chat", 10)) < 60_000
+        assert len(timeline_plot(run_figures([run]), "chat")) < 300_000
 
     def test_zero_latency_and_one_request_do_not_break_the_axes(self, tmp_path: Path) -> None:
         run = load_run(write_run(tmp_path / "r", [answered(0, "chat", 0.0, 0.0)]))
-        ElementTree.fromstring(percentile_plot([run], "chat", 10))
-        ElementTree.fromstring(timeline_plot([run], "chat"))
+        ElementTree.fromstring(percentile_plot(run_figures([run]), "chat", 10))
+        ElementTree.fromstring(timeline_plot(run_figures([run]), "chat"))
 
 
 class TestCommand:

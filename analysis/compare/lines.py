@@ -1,0 +1,238 @@
+"""The lines of a comparison: a figure of two runs, their ratio, and which run is better.
+
+A is the baseline, B the run of interest. A run is called better only if the figures differ by more
+than `EQUAL_WITHIN`, and if the 95 % interval of the ratio, where there is one, excludes equality.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from forebay.analysis.compare.figures import Figures, RunFigures
+from forebay.analysis.statistics.quantile_intervals import ConfidenceInterval
+from forebay.analysis.statistics.quantiles import EQUAL_WITHIN, SHARES
+from forebay.analysis.statistics.share_intervals import share_ratio_interval
+from forebay.analysis.statistics.units import FORMATS, ratio
+
+Unit = Literal["s", "per_s", "share", "ratio", "count", "money"]
+Better = Literal["a", "b", "equal", "unclear"]
+Direction = Literal["lower", "higher", ""]
+
+WHOLE_RUN = "run"
+LATENCY_LABELS = {
+    "ttft": "TTFT",
+    "ttft_failures": "TTFT, failures = ∞,",
+    "e2e": "E2E",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "stall": "worst stall",
+    "queue": "proxy queue",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FigureKind:
+    """A figure that lines show. Without a direction, neither run is better in it."""
+
+    key: str
+    label: str
+    unit: Unit
+    direction: Direction = ""
+
+
+def _latency(key: str, label: str) -> list[FigureKind]:
+    """Return the kinds of a latency's percentiles. The longest with failures is no figure."""
+    names = SHARES if key == "ttft_failures" else (*SHARES, "max")
+    return [FigureKind(f"{key}_{name}", f"{label} {name}", "s", "lower") for name in names]
+
+
+THROUGHPUT = (
+    FigureKind("requests_per_s", "answered requests", "per_s"),
+    FigureKind("output_tokens_per_s", "output tokens", "per_s"),
+    FigureKind("prompt_tokens_per_s", "prompt tokens", "per_s"),
+    FigureKind("total_tokens_per_s", "all tokens", "per_s"),
+)
+SERVICE = (
+    FigureKind("goodput", "goodput", "per_s", "higher"),
+    FigureKind("attainment", "attainment", "share", "higher"),
+    FigureKind("hit_ratio", "prefix hit ratio", "share", "higher"),
+    *THROUGHPUT,
+)
+OF_RUNS = (
+    *SERVICE,
+    *_latency("session_e2e", "session E2E"),
+    FigureKind("intended", "requests due", "count"),
+    FigureKind("answered", "answered in full", "count", "higher"),
+    FigureKind("rejected", "rejected", "count"),
+    FigureKind("failed", "failed", "count", "lower"),
+    FigureKind("imbalance", "busiest / idlest GPU", "ratio", "lower"),
+)
+OF_BUCKETS = (*(kind for line in LATENCY_LABELS.items() for kind in _latency(*line)), *SERVICE)
+COSTS = (
+    FigureKind("cost_per_million", "cost of a million tokens", "money", "lower"),
+    FigureKind("cost_per_million_in_time", "the same, in time", "money", "lower"),
+)
+ALWAYS = ("ttft_p99", "imbalance")  # lines that stand even if neither run has the figure
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonRow:
+    """One figure of both runs in base units, or None if not measurable.
+
+    `ratio` and `interval` are A over B, as in JSON. Tables print `change`, which is B over A.
+    """
+
+    section: str
+    key: str
+    label: str
+    unit: Unit
+    a: float | None
+    b: float | None
+    texts: list[str]  # of A and B
+    ratio: float | None
+    change: float | None
+    better: Better | None
+    interval: ConfidenceInterval | None
+    change_interval: ConfidenceInterval | None
+
+    def factor(self, more: str, less: str) -> str:
+        """Return the change such as `1.9× higher`. The ratio has to be known."""
+        assert self.ratio is not None
+        return f"{ratio(max(self.ratio, _inverse(self.ratio)))} {less if self.ratio > 1 else more}"
+
+    def factor_limits(self) -> str:
+        """Return the 95 % interval of the factor in words, "" without an interval."""
+        interval = self.interval if (self.ratio or 0.0) >= 1 else self.change_interval
+        if interval is None:
+            return ""
+        return f" (95 % interval {ratio(interval.low)} to {ratio(interval.high)})"
+
+    def least_change(self) -> str:
+        """Name the least change that these runs show, if the interval holds equality."""
+        if self.interval is None or self.ratio is None or self.interval.clear:
+            return ""
+        least = self.interval.least_change(self.ratio)
+        if least == math.inf:
+            return " Runs as short as these show no change."
+        return f" These runs show a change of {100.0 * least:.0f} % or more."
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A figure of all runs: its line in the first comparison that has it, and its values."""
+
+    line: ComparisonRow
+    values: list[float | None]
+    texts: list[str]
+    heading: str
+
+
+def line_of(
+    section: str,
+    kind: FigureKind,
+    a: float | None,
+    b: float | None,
+    interval: ConfidenceInterval | None = None,
+) -> ComparisonRow:
+    """Return a line with its ratio A/B and the better run."""
+    better = _better(a, b, kind.direction)
+    if better in ("a", "b") and interval is not None and not interval.clear:
+        better = "unclear"
+    a_over_b = _ratio(a, b)
+    return ComparisonRow(
+        section=section,
+        key=kind.key,
+        label=kind.label,
+        unit=kind.unit,
+        a=a,
+        b=b,
+        texts=FORMATS[kind.unit]([a, b]),
+        ratio=a_over_b,
+        change=None if a_over_b is None else _inverse(a_over_b),
+        better=better,
+        interval=interval,
+        change_interval=interval
+        and ConfidenceInterval(_inverse(interval.high), _inverse(interval.low)),
+    )
+
+
+def lines_of(
+    bucket: str | None,
+    kinds: Sequence[FigureKind],
+    a: RunFigures,
+    b: RunFigures,
+    intervals: Mapping[str, ConfidenceInterval | None],
+) -> list[ComparisonRow]:
+    """Return the lines of a bucket, or of all requests. Figures that neither run has are left out.
+
+    The label of a figure that a run defines otherwise is marked.
+    """
+    section = WHOLE_RUN if bucket is None else bucket
+    otherwise = {*a.differs, *b.differs}
+    lines = []
+    for kind in kinds:
+        of_a, of_b = a.value(bucket, kind.key), b.value(bucket, kind.key)
+        if (of_a, of_b) == (None, None) and kind.key not in ALWAYS:
+            continue
+        if latency_of(kind.key) in otherwise:
+            kind = replace(kind, label=f"{kind.label} *")
+        lines.append(line_of(section, kind, of_a, of_b, intervals.get(kind.key)))
+    return lines
+
+
+def latency_of(key: str) -> str:
+    """Return the latency of a percentile's key, such as `ttft` of `ttft_failures_p50`."""
+    return key.rpartition("_")[0].partition("_")[0]
+
+
+def table_rows(lines_of_pairs: Sequence[Sequence[ComparisonRow]], count: int) -> list[TableRow]:
+    """Return each figure with its values in all runs, section by section.
+
+    Args:
+        lines_of_pairs: the lines of each comparison with the first run.
+        count: the number of runs.
+    """
+    rows: dict[tuple[str, str], tuple[ComparisonRow, list[float | None]]] = {}
+    # A single run is compared with itself, so both values of a line are the same.
+    for number, lines in enumerate(lines_of_pairs, start=min(1, count - 1)):
+        for line in lines:
+            _, values = rows.setdefault((line.section, line.key), (line, [None] * count))
+            values[0], values[number] = line.a, line.b
+    headings = {section: section for section, _ in rows} | {WHOLE_RUN: "all requests"}
+    return [
+        TableRow(line, values, FORMATS[line.unit](values), heading)
+        for section, heading in headings.items()
+        for line, values in rows.values()
+        if line.section == section
+    ]
+
+
+def share_intervals(a: Figures, b: Figures) -> dict[str, ConfidenceInterval | None]:
+    """Return the intervals of goodput and attainment."""
+    met = share_ratio_interval(a.attainment, a.intended, b.attainment, b.intended)
+    if met is None or not (a.observed_s and b.observed_s):
+        return {"attainment": met}
+    # Goodput is attainment times the requests due per second.
+    due = (a.intended / a.observed_s) / (b.intended / b.observed_s)
+    return {"attainment": met, "goodput": ConfidenceInterval(met.low * due, met.high * due)}
+
+
+def _inverse(ratio: float) -> float:
+    return 1 / ratio if ratio else math.inf
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    if a is None or b is None or (math.isinf(a) and math.isinf(b)):
+        return None
+    if b == 0:
+        return None if a == 0 else math.inf
+    return a / b
+
+
+def _better(a: float | None, b: float | None, direction: Direction) -> Better | None:
+    if not direction or a is None or b is None:
+        return None
+    if a == b or math.isclose(a, b, rel_tol=EQUAL_WITHIN):
+        return "equal"
+    return "a" if (a < b) == (direction == "lower") else "b"
