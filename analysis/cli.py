@@ -235,25 +235,16 @@ def _print(
     failures: list[str] | None,
     form: str,
 ) -> None:
-    """Print the comparisons, if any, as csv, markdown or json, or else for people."""
+    """Print the comparisons, if any, as csv, markdown or json, or else for people.
+
+    Args:
+        failures: they join the JSON if there were conditions.
+    """
     if not compared:
         return
     if form in ("csv", "markdown"):
-        summaries = [said.summary for said in words]
-        sys.stdout.write(_plain_text(compared, summaries, as_csv=form == "csv"))
-    else:
-        _show(compared, words, failures, as_json=form == "json")
-
-
-def _show(
-    compared: "Sequence[Comparison]",
-    words: "Sequence[Headline]",
-    failures: list[str] | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Print the comparisons. `failures` join the JSON if there were conditions."""
-    if as_json:
+        sys.stdout.write(_plain_text(compared, [said.summary for said in words], form))
+    elif form == "json":
         entries = [
             {"headline": said.summary, "mood": said.mood, "points": said.points}
             | comparison.as_json()
@@ -261,13 +252,19 @@ def _show(
         ]
         data = entries[0] if len(entries) == 1 else {"comparisons": entries}
         print_json(data if failures is None else {**data, "failures": failures})
-        return
-    from rich.console import Console
+    else:
+        from rich.console import Console
 
-    from forebay.analysis.compare.terminal import print_comparison
+        from forebay.analysis.compare.terminal import print_comparison
 
-    for comparison, said in zip(compared, words, strict=True):
-        print_comparison(comparison, said, Console(highlight=False))
+        for comparison, said in zip(compared, words, strict=True):
+            print_comparison(comparison, said, Console(highlight=False))
+
+
+def _plain_text(compared: "Sequence[Comparison]", summaries: list[str], form: str) -> str:
+    from forebay.analysis.compare.plain_tables import csv_table, markdown
+
+    return csv_table(compared) if form == "csv" else markdown(compared, summaries)
 
 
 @report_app.command()
@@ -294,7 +291,9 @@ def report(
 
     Example: forebay report runs/round-robin runs/forebay -o report.html
     """
-    from forebay.analysis.report.report import build_report, write_report
+    from forebay.analysis.compare.compare import compare_all
+    from forebay.analysis.compare.headline import headline
+    from forebay.analysis.report.report import build_report, write_text
     from forebay.analysis.statistics.units import is_text, printable
 
     form = figures.form()
@@ -305,48 +304,20 @@ def report(
         raise InputError("--json: standard output has the page already (-o -); give -o FILE")
     loaded = figures.load(runs)
     price = figures.price()
+    slos = _slos(slo, loaded)
     if form in ("markdown", "csv"):
-        _write_table(loaded, out, slo, min_beyond, price, as_csv=form == "csv", force=force)
-        return
-    page = build_report(loaded, _slos(slo, loaded), min_beyond, title, price)
-    write_report(page, out, force)
-    if form == "json":
-        print_json({"path": str(out), "headline": page.summary, "warnings": page.warnings})
-        return
-    talk(page.summary)
-    for warning in page.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    if str(out) != "-":
-        talk(f"wrote {out}")
-
-
-def _plain_text(compared: "Sequence[Comparison]", summaries: list[str], *, as_csv: bool) -> str:
-    from forebay.analysis.compare.plain_tables import csv_table, markdown
-
-    runs = [compared[0].a.run, *(comparison.b.run for comparison in compared)]
-    return csv_table(runs, compared) if as_csv else markdown(runs, compared, summaries)
-
-
-def _write_table(
-    runs: "Sequence[RunData]",
-    out: Path,
-    slo: str | None,
-    min_beyond: int,
-    price: "Price | None",
-    *,
-    as_csv: bool,
-    force: bool,
-) -> None:
-    """Write the figures of `report` as Markdown or CSV."""
-    from forebay.analysis.compare.compare import compare_all
-    from forebay.analysis.compare.headline import headline
-    from forebay.analysis.compare.plain_tables import csv_table, markdown
-    from forebay.analysis.report.report import write_text
-
-    compared = compare_all(runs, _slos(slo, runs), min_beyond, price)
-    said = [headline(comparison).summary for comparison in compared] if len(runs) > 1 else []
-    text = csv_table(runs, compared) if as_csv else markdown(runs, compared, said)
-    write_text(text, out, force)
+        compared = compare_all(loaded, slos, min_beyond, price)
+        said = [headline(each).summary for each in compared] if len(loaded) > 1 else []
+        write_text(_plain_text(compared, said, form), out, force)
+    else:
+        page = build_report(loaded, slos, min_beyond, title, price)
+        write_text(page.html, out, force)
+        if form == "json":
+            print_json({"path": str(out), "headline": page.summary, "warnings": page.warnings})
+            return
+        talk(page.summary)
+        for warning in page.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
     if str(out) != "-":
         talk(f"wrote {out}")
 

@@ -42,12 +42,7 @@ class Scale:
         return placed
 
     def __call__(self, value: float) -> float:
-        value = min(self.high, max(self.low, value))
-        if self.log:
-            part = math.log(value / self.low) / math.log(self.high / self.low)
-        else:
-            part = (value - self.low) / (self.high - self.low)
-        return self.start + part * (self.end - self.start)
+        return float(self.of_all(np.array([value]))[0])
 
 
 def log_domain(values: Iterable[float]) -> tuple[float, float]:

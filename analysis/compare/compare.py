@@ -28,9 +28,11 @@ from forebay.analysis.compare.lines import (
     WHOLE_RUN,
     Better,
     FigureKind,
+    TableRow,
     line_of,
     lines_of,
     share_intervals,
+    table_rows,
 )
 from forebay.analysis.compare.lines import ComparisonRow as ComparisonRow
 from forebay.analysis.compare.pairs import paired
@@ -151,13 +153,24 @@ def compare_all(
     return [_with_doubts(comparison) for comparison in compared]
 
 
-def definition_notes(runs: Sequence[RunData]) -> list[str]:
+def sides_of(comparisons: Sequence[Comparison]) -> list[RunFigures]:
+    """Return the runs of comparisons with the same first run."""
+    first = comparisons[0]
+    return [first.a] if first.a is first.b else [first.a, *(each.b for each in comparisons)]
+
+
+def rows_of(comparisons: Sequence[Comparison]) -> list[TableRow]:
+    """Return each figure with its values in all runs, section by section."""
+    return table_rows([each.lines for each in comparisons], len(sides_of(comparisons)))
+
+
+def definition_notes(comparisons: Sequence[Comparison]) -> list[str]:
     """A sentence for each figure that a run defines otherwise than a run folder does."""
     return [
-        f"* {LATENCY_LABELS.get(key, key).removeprefix('worst ')} of {run.name} "
-        f"({run.info.get('made_by')}): {words}."
-        for run in {id(run): run for run in runs}.values()
-        for key, words in (run.info.get("differs") or {}).items()
+        f"* {LATENCY_LABELS.get(key, key).removeprefix('worst ')} of {side.name} "
+        f"({side.run.info.get('made_by')}): {words}."
+        for side in sides_of(comparisons)
+        for key, words in side.differs.items()
     ]
 
 

@@ -37,9 +37,8 @@ TOKENS = ("prompt_tokens", "output_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of one bucket of one run (None: all buckets). Latencies are in seconds."""
+    """The figures of a bucket of a run, or of all its buckets. Latencies are in seconds."""
 
-    bucket: str | None
     intended: int
     answered: int
     rejected: int
@@ -158,7 +157,6 @@ def figures(
     goodput, attainment = _goodput(run, bucket, slos)
     prompt, output = (float(np.nansum(run.numbers[name][ok])) for name in TOKENS)
     return Figures(
-        bucket=bucket,
         intended=intended,
         answered=answered,
         rejected=int(run.rows(bucket, "rejected").sum()),
@@ -224,11 +222,8 @@ def busy_s(run: RunData) -> float | None:
 
 def observation_s(run: RunData) -> float | None:
     """The seconds that goodput is divided by: the time in which requests were due."""
-    for key in ("window_s", "duration_s"):
-        seconds = run.number(key)
-        if seconds is not None and seconds > 0:
-            return seconds
-    return None
+    known = (run.number(key) or 0.0 for key in ("window_s", "duration_s"))
+    return next((seconds for seconds in known if seconds > 0), None)
 
 
 def _goodput(
@@ -272,11 +267,8 @@ def backends(run: RunData) -> list[BackendRow]:
     names = run.words["backend"]
     worked = set(names[~np.isnan(run.numbers["prompt_tokens"])].tolist())
     tokens_by_name = run.summary.get("prompt_tokens_per_backend")
-    idle = (
-        {printable(str(name)) for name in tokens_by_name}
-        if isinstance(tokens_by_name, Mapping)
-        else set()
-    )
+    recorded = tokens_by_name if isinstance(tokens_by_name, Mapping) else ()
+    idle = {printable(str(name)) for name in recorded}
     for name in sorted((worked | idle) - {""}):
         rows = names == name
         tokens = float(finite(run.numbers["prompt_tokens"][rows]).sum())

@@ -47,7 +47,7 @@ def notes(comparison: Comparison) -> str:
     )
     if comparison.slos:
         text += f" Targets: {', '.join(str(slo) for slo in comparison.slos)}."
-    return "\n".join([text, *definition_notes((comparison.a.run, comparison.b.run))])
+    return "\n".join([text, *definition_notes([comparison])])
 
 
 def _table(comparison: Comparison) -> "Table":

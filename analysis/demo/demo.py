@@ -126,7 +126,7 @@ def _live(
     from forebay.analysis.compare.headline import headline
     from forebay.analysis.demo.processes import ServerFailed
     from forebay.analysis.demo.side_by_side import side_by_side
-    from forebay.analysis.report.report import build_report, write_report
+    from forebay.analysis.report.report import build_report, write_text
     from forebay.analysis.runs.load import load_runs
     from forebay.replay.plan.options import ReplayOptions
     from forebay.replay.send.fast_loop import run_on_fast_loop
@@ -150,7 +150,7 @@ def _live(
     runs = load_runs([sides.direct.folder, sides.proxied.folder])
     comparison = compare(runs[0], runs[1])
     words = headline(comparison)
-    write_report(build_report(runs), page, True)
+    write_text(build_report(runs).html, page, True)
     if show:
         from rich.console import Console
 

@@ -1,7 +1,7 @@
 """Build the HTML report of one or more runs. The others are compared with the first.
 
 Every sentence is computed from the runs, and every text from a file is escaped. The page is a
-single file that needs no other. `write_report` overwrites nothing without `force`.
+single file that needs no other. `write_text` overwrites nothing without `force`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from forebay.analysis.compare.compare import compare_all, definition_notes
+from forebay.analysis.compare.compare import compare_all, definition_notes, rows_of, sides_of
 from forebay.analysis.compare.cost import Price
 from forebay.analysis.compare.figures import RunFigures
 from forebay.analysis.compare.headline import headline
-from forebay.analysis.compare.lines import table_rows
 from forebay.analysis.report import tables
 from forebay.analysis.report.breakdown import PARTS, breakdown
 from forebay.analysis.report.page import render
@@ -57,9 +56,7 @@ def build_report(
         raise InputError(f"{len(runs)} runs: a report takes 1 to {MAX_RUNS}")
     # Figures are computed once. Sentences, cards, tables and plots only choose among them.
     comparisons = compare_all(runs, slos, min_beyond, price)
-    first = comparisons[0]
-    sides = [first.a, *(each.b for each in comparisons)][: len(runs)]
-    rows = table_rows([each.lines for each in comparisons], len(runs))
+    sides, rows = sides_of(comparisons), rows_of(comparisons)
     headlines = [headline(each) for each in comparisons]
     warnings = tuple(dict.fromkeys(chain.from_iterable(each.warnings for each in comparisons)))
     origins = [tables.origin(run) for run in runs]
@@ -67,15 +64,15 @@ def build_report(
     html = render(
         title=title or _title([run.name for run in runs]),
         runs=sides,
-        facts=_facts(first.a, origins[0].texts),
+        facts=_facts(sides[0], origins[0].texts),
         headlines=headlines,
         warnings=warnings,
-        cards=tables.cards(first, rows),
+        cards=tables.cards(comparisons[0], rows),
         legend=_legend(origins),
         **_drawings(sides, min_beyond),
         parts=PARTS,
         figures=rows,
-        notes=definition_notes(runs),
+        notes=definition_notes(comparisons),
         unanswered=tables.rejections(sides),
         backends=tables.balance(sides),
         origins=origins,
@@ -83,11 +80,6 @@ def build_report(
         min_beyond=min_beyond,
     )
     return ReportPage(html, " ".join(head.summary for head in headlines), warnings)
-
-
-def write_report(page: ReportPage, out: Path, force: bool = False) -> None:
-    """Write the page as `write_text` does."""
-    write_text(page.html, out, force)
 
 
 def write_text(text: str, out: Path, force: bool = False) -> None:

@@ -35,9 +35,6 @@ class CurvePoint:
     ttft_p99_s: float | None
     doubt: str
 
-    def as_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
@@ -79,7 +76,7 @@ class SearchResult:
             "knee_rule": FOLLOWING,
             "requests": self.requests,
             "warnings": list(self.warnings),
-            "curve": [point.as_json() for point in self.points],
+            "curve": list(self.points),
         }
 
 

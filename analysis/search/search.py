@@ -251,7 +251,7 @@ class LoadSearch:
         if self._folder is not None:
             with whole_file(self._folder / TRIALS) as file:  # a full disk leaves no half of a line
                 for row in chain.from_iterable(self.trials.values()):
-                    file.write(orjson.dumps(row.as_json(), option=orjson.OPT_APPEND_NEWLINE))
+                    file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
         evidence = self.evidence(load)
         self._told(
             f"{load:g}/s: {evidence.share:.2%} of {evidence.count:,} requests met the targets "

@@ -1,10 +1,10 @@
 """Measure one part of a load: replay rows against a server, or simulate them, and judge them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,12 @@ from forebay.traces.command_line.messages import talk
 from forebay.traces.schema import TraceRequest
 
 Words = NDArray[np.object_]
+COLUMNS = {  # of a run, by metric
+    "ttft": "ttft_response_s",
+    "e2e": "e2e_response_s",
+    "tpot": "tpot_s",
+    "stall": "stall_s",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +64,6 @@ class TrialRow:
     def evidence(self) -> Evidence:
         return Evidence(self.good, self.judged, self.effective)
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class TrialMaker(Protocol):
     """A way to measure one part of a load."""
@@ -83,7 +86,7 @@ class SimTrials:
         )
         trace, _ = workload.requests(self.scenario.engine.context, lambda _: 0.0)
         table = Table(simulate(trace, self.scenario))
-        values = {metric: np.where(table.done, table.metrics[metric], np.nan) for metric in METRICS}
+        values = {metric: np.where(table.done, table.metrics[metric], np.nan) for metric in COLUMNS}
         check_sessions(self.slos, bool(table.tasks_s))
         values[SESSION] = table.metrics[SESSION]
         return trial_row(rate_per_s, part, table.arrival_s, table.bucket, values, self.slos)
@@ -131,9 +134,6 @@ class HttpTrials:
         return replace(row, verdict=replayed["verdict"], reason=replayed["verdict_reason"])
 
 
-METRICS = ("ttft", "e2e", "tpot", "stall")
-
-
 def part_seed(seed: int, part: int) -> int:
     """Make the seed of a part's arrivals: the same for every load, so that loads differ in pace."""
     return seed * 1_000_003 + part
@@ -144,15 +144,9 @@ def trial_of_run(run: RunData, rate_per_s: float, part: int, slos: Sequence[Slo]
     due = run.numbers["intended_s"]
     order = np.argsort(due, kind="stable")
     ok = run.words["outcome"] == "ok"
-    columns = {
-        "ttft": "ttft_response_s",
-        "e2e": "e2e_response_s",
-        "tpot": "tpot_s",
-        "stall": "stall_s",
-    }
     values = {
         metric: np.where(ok, run.numbers[column], np.nan)[order]
-        for metric, column in columns.items()
+        for metric, column in COLUMNS.items()
     }
     values[SESSION] = run.task_seconds()[order]
     return trial_row(rate_per_s, part, due[order], run.words["bucket"][order], values, slos)

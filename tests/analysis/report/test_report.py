@@ -21,7 +21,7 @@ from forebay.analysis.compare.figures import figures, run_figures
 from forebay.analysis.report import report
 from forebay.analysis.report.breakdown import spent_times
 from forebay.analysis.report.plots import percentile_plot, timeline_plot
-from forebay.analysis.report.report import build_report, write_report
+from forebay.analysis.report.report import build_report, write_text
 from forebay.analysis.report.tables import origin
 from forebay.analysis.runs.load import load_run, load_runs
 from forebay.analysis.runs.provenance import repeat_command
@@ -425,14 +425,14 @@ class TestCommand:
         assert captured.err == ""
 
     def test_places_that_cannot_be_written(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
-        page = build_report([load_run(pair[0])], SLOS)
+        page = build_report([load_run(pair[0])], SLOS).html
         with pytest.raises(InputError, match="is a folder; name a file"):
-            write_report(page, tmp_path)
+            write_text(page, tmp_path)
         with pytest.raises(InputError, match="cannot be written"):
-            write_report(page, tmp_path / "no" / "such" / "r.html")
+            write_text(page, tmp_path / "no" / "such" / "r.html")
         (tmp_path / "file").write_text("mine")
         with pytest.raises(InputError, match=r"r\.html: cannot be written \(Not a directory\)"):
-            write_report(page, tmp_path / "file" / "r.html")
+            write_text(page, tmp_path / "file" / "r.html")
 
     def test_a_link_a_pipe_and_standard_output_are_written_to(
         self, pair: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]

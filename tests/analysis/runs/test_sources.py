@@ -361,7 +361,7 @@ def test_definitions_that_differ_stand_beside_the_figure(tmp_path: Path) -> None
     labels = {line.key: line.label for line in found.lines if line.section == "chat"}
     assert labels["tpot_max"] == "TPOT max *"
     assert labels["e2e_max"] == "E2E max"
-    notes = " ".join(definition_notes(runs))
+    notes = " ".join(definition_notes([found]))
     assert "* TPOT of result.json (vllm bench serve): (E2E - TTFT) / (output tokens - 1)." in notes
 
 
