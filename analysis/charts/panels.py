@@ -4,40 +4,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
 from forebay.analysis.charts import svg
 
-LIGHT = ("#fff", "#1b1f24", "#57606a", "#dfe3e8")
-DARK = ("#14171a", "#e6e9ec", "#9fa9b4", "#30363d")
-RUNS_LIGHT = ("#b85c00", "#0a63b8", "#0b7a5b", "#8b3f8f", "#5c6670", "#a8203e")
-RUNS_DARK = ("#f2a04e", "#68b0f5", "#4cc7a1", "#d694d8", "#a9b3bd", "#f48a9e")
-
-
-def _colours(tones: Sequence[str], runs: Sequence[str]) -> str:
-    """The rules of a theme. Plain colours, because many renderers know no CSS variables."""
-    paper, ink, soft, rule = tones
-    rules = [
-        f"text{{fill:{soft}}}.key{{fill:{ink};stroke:{paper}}}.paper,.over{{fill:{paper}}}",
-        f".under{{fill:{ink}}}.grid,.cell{{stroke:{rule}}}.base,.note{{stroke:{soft}}}",
-        f".mark{{stroke:{paper}}}",
-    ]
-    for number, run in enumerate(runs):
-        css_class = f"run{number}"
-        rules.append(
-            f".mark.{css_class},.cell.{css_class}{{fill:{run}}}.curve.{css_class}{{stroke:{run}}}"
-        )
-    return "".join(rules)
-
-
-STYLE = (
-    ":root{color-scheme:light dark}text{font:12px system-ui,sans-serif}"
-    ".key{paint-order:stroke;stroke-width:5}.note{stroke-dasharray:3 4}"
-    ".curve{fill:none;stroke-width:2}"
-    + _colours(LIGHT, RUNS_LIGHT)
-    + f"@media(prefers-color-scheme:dark){{{_colours(DARK, RUNS_DARK)}}}"
-)
+# Plain colours for both themes, because many renderers know no CSS variables.
+_CSS = files(__package__).joinpath("panels.css").read_text(encoding="utf-8")
+STYLE = "".join(_CSS.splitlines())
 Points = Sequence[tuple[float, float]]
 KEY_ROW = 16
 LETTER = 7.5  # width of a letter of 12 pixels, with its part of the gap to the next label
