@@ -296,6 +296,7 @@ def report(
     from forebay.analysis.report.report import build_report, write_text
     from forebay.analysis.statistics.units import is_text, printable
 
+    # Wrong options are errors before any run is read.
     form = figures.form()
     out = out or Path(f"report.{SUFFIXES.get(form, 'html')}")
     if not is_text(str(out)):
@@ -305,6 +306,7 @@ def report(
     loaded = figures.load(runs)
     price = figures.price()
     slos = _slos(slo, loaded)
+    # A table of the figures, or the page.
     if form in ("markdown", "csv"):
         compared = compare_all(loaded, slos, min_beyond, price)
         said = [headline(each).summary for each in compared] if len(loaded) > 1 else []

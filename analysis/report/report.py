@@ -1,14 +1,23 @@
 """Build the HTML report of one or more runs. The others are compared with the first.
 
-Every sentence is computed from the runs, and every text from a file is escaped. The page is a
-single file that needs no other. `write_text` overwrites nothing without `force`.
+Every sentence is computed from the runs. The page is a single file that needs no other. The
+template `report.html` is filled by Jinja2, which escapes all texts that are not Markup. The content
+security policy forbids every outside resource and any other script, so that a name in a trace can
+never run as code. Without the script, only the values under the percentile plots are missing.
 """
 
+import base64
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 from forebay.analysis.compare.compare import compare_all, definition_notes, rows_of, sides_of
 from forebay.analysis.compare.cost import Price
@@ -16,17 +25,41 @@ from forebay.analysis.compare.figures import RunFigures
 from forebay.analysis.compare.headline import headline
 from forebay.analysis.report import tables
 from forebay.analysis.report.breakdown import PARTS, breakdown
-from forebay.analysis.report.page import render
 from forebay.analysis.report.plots import OTHERS, legend_mark, percentile_plot, timeline_plot
 from forebay.analysis.runs.run import RunData
 from forebay.analysis.statistics.quantiles import MIN_BEYOND
-from forebay.analysis.statistics.units import is_text, listed, printable
+from forebay.analysis.statistics.units import (
+    counts,
+    durations,
+    is_text,
+    listed,
+    printable,
+    ratio,
+    shares,
+)
 from forebay.replay.plan.slo import Slo
 from forebay.traces.errors import InputError
 from forebay.traces.whole_file import whole_file
 
 TOGETHER = 2  # runs whose dots share one plot over time
 MAX_RUNS = 10  # the page has as many colours that are easy to distinguish
+
+_UNIT = re.compile(r"(?<=\d) (?=(?:m?s|/s|%)(?:\W|$))")
+_TOGETHER = "\N{NO-BREAK SPACE}"  # keeps a number and its unit on one line
+_JINJA = Environment(
+    autoescape=True,
+    keep_trailing_newline=True,
+    lstrip_blocks=True,
+    trim_blocks=True,
+    undefined=StrictUndefined,
+)
+_JINJA.filters |= {
+    "counts": counts,
+    "durations": durations,
+    "ratio": ratio,
+    "shares": shares,
+    "together": lambda text: _UNIT.sub(_TOGETHER, text),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +94,7 @@ def build_report(
     warnings = tuple(dict.fromkeys(chain.from_iterable(each.warnings for each in comparisons)))
     origins = [tables.origin(run) for run in runs]
     # The page goes from the verdict down to single figures and their origin.
-    html = render(
+    html = _render(
         title=title or _title([run.name for run in runs]),
         runs=sides,
         facts=_facts(sides[0], origins[0].texts),
@@ -94,6 +127,20 @@ def write_text(text: str, out: Path, force: bool = False) -> None:
         raise InputError(f"--out {out}: exists; give another name, or --force to overwrite it")
     with whole_file(out) as file:
         file.write(text.encode())
+
+
+def _render(**values: Any) -> str:
+    """Fill the template with the values, the style and the script."""
+    html, style, script = (
+        files(__package__).joinpath(f"report.{kind}").read_text(encoding="utf-8")
+        for kind in ("html", "css", "js")
+    )
+    return _JINJA.from_string(html).render(
+        style=Markup(style),
+        script=Markup(script),
+        script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        **values,
+    )
 
 
 def _title(names: Sequence[str]) -> str:
