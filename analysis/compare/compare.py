@@ -50,6 +50,7 @@ from forebay.analysis.statistics.quantiles import MIN_BEYOND, SHARES, Floats
 from forebay.analysis.statistics.units import listed
 from forebay.replay.plan.slo import Slo
 
+JSON_FIELDS = ("section", "key", "unit", "a", "b", "ratio", "better")  # of a line
 HEADLINE_ORDER = ("p99", "p90", "p50")  # the first with enough samples in both runs
 
 
@@ -108,14 +109,8 @@ class Comparison:
             "min_beyond": self.min_beyond,
             "paired": list(self.paired),
             "figures": [
-                {
-                    "section": line.section,
-                    "key": line.key,
-                    "unit": line.unit,
-                    "a": _plain(line.a),
-                    "b": _plain(line.b),
-                    "ratio": _plain(line.ratio),
-                    "better": line.better,
+                {name: _plain(getattr(line, name)) for name in JSON_FIELDS}
+                | {
                     "interval_95": [_plain(line.interval.low), _plain(line.interval.high)]
                     if line.interval
                     else None,
@@ -125,8 +120,8 @@ class Comparison:
         }
 
 
-def _plain(value: float | None) -> float | str | None:
-    return "inf" if value is not None and math.isinf(value) else value
+def _plain(value: float | str | None) -> float | str | None:
+    return "inf" if value == math.inf else value
 
 
 def compare(

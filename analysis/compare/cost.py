@@ -43,14 +43,14 @@ class Price:
 
         The targets are `slos`, else the recorded targets of the run.
         """
-        seconds = busy_s(run)
-        if not seconds:
-            return {"cost_per_million": None, "cost_per_million_in_time": None}
-        paid = self.per_gpu_hour * self.gpus_of(run) * seconds / HOUR_S
         rows = {
             "cost_per_million": run.rows(outcome="ok"),
             "cost_per_million_in_time": good_rows(run, slos or recorded_slos(run)),
         }
+        seconds = busy_s(run)
+        if not seconds:
+            return dict.fromkeys(rows)
+        paid = self.per_gpu_hour * self.gpus_of(run) * seconds / HOUR_S
         tokens = {key: _tokens(run, mask) for key, mask in rows.items()}
         return {key: paid / count * MILLION if count else None for key, count in tokens.items()}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.analysis.runs.run import RunData, at_path
+from forebay.analysis.runs.run import RunData
 from forebay.analysis.statistics.quantiles import (
     MIN_BEYOND,
     SHARES,
@@ -147,13 +147,13 @@ def figures(
         run.numbers["ttft_response_s"][ok], intended - answered, min_beyond
     )
     latency["queue"] = percentile_table(run.numbers["queue_ms"][ok] / 1e3, min_beyond=min_beyond)
-    # Single gaps are not in the table of requests, only in the summary.
-    latency["itl"] = recorded(run, "itl_ms", bucket or "all", min_beyond)
+    latency["itl"] = _gaps(run, bucket or "all", min_beyond)
     if bucket is None:
         times_s = np.array(list(run.task_times().seconds().values()))
         latency["session_e2e"] = percentile_table(
             times_s[np.isfinite(times_s)], min_beyond=min_beyond
         )
+    # Then the figures of the service, as far as the run knows them.
     goodput, attainment = _goodput(run, bucket, slos)
     prompt, output = (float(np.nansum(run.numbers[name][ok])) for name in TOKENS)
     return Figures(
@@ -173,15 +173,15 @@ def figures(
     )
 
 
-def recorded(run: RunData, metric: str, tag: str, min_beyond: int = MIN_BEYOND) -> Percentiles:
-    """Percentiles from summary.json, for metrics measured per token instead of per request."""
-    count = int(run.number(metric, tag, "count") or 0)
+def _gaps(run: RunData, tag: str, min_beyond: int) -> Percentiles:
+    """The inter-token latency from summary.json. The table of requests has no single gaps."""
+    count = int(run.number("itl_ms", tag, "count") or 0)
     values: dict[str, float | None] = {}
     for name, share in SHARES.items():
-        value_ms = run.number(metric, tag, name)
+        value_ms = run.number("itl_ms", tag, name)
         hidden = value_ms is None or samples_beyond(share, count) < min_beyond
         values[name] = None if hidden or value_ms is None else value_ms / 1e3
-    longest_ms = run.number(metric, tag, "max") if count else None
+    longest_ms = run.number("itl_ms", tag, "max") if count else None
     return Percentiles(count, values, None if longest_ms is None else longest_ms / 1e3)
 
 
@@ -196,8 +196,8 @@ def _rates(run: RunData, answered: int, prompt: float, output: float) -> dict[st
 
 def recorded_slos(run: RunData) -> tuple[Slo, ...]:
     """The targets of the run's own goodput."""
-    slo_texts = at_path(run.summary, ("slos",))
-    texts = [str(text) for text in slo_texts] if isinstance(slo_texts, list) else []
+    recorded = run.summary.get("slos")
+    texts = [str(text) for text in recorded] if isinstance(recorded, list) else []
     buckets = [text.rpartition(".")[0] for text in texts]
     return parse_slos(",".join(texts), buckets) if texts else ()
 
@@ -222,8 +222,8 @@ def busy_s(run: RunData) -> float | None:
 
 def observation_s(run: RunData) -> float | None:
     """The seconds that goodput is divided by: the time in which requests were due."""
-    known = (run.number(key) or 0.0 for key in ("window_s", "duration_s"))
-    return next((seconds for seconds in known if seconds > 0), None)
+    durations_s = (run.number(key) or 0.0 for key in ("window_s", "duration_s"))
+    return next((seconds for seconds in durations_s if seconds > 0), None)
 
 
 def _goodput(
@@ -266,9 +266,8 @@ def backends(run: RunData) -> list[BackendRow]:
     table = []
     names = run.words["backend"]
     worked = set(names[~np.isnan(run.numbers["prompt_tokens"])].tolist())
-    tokens_by_name = run.summary.get("prompt_tokens_per_backend")
-    recorded = tokens_by_name if isinstance(tokens_by_name, Mapping) else ()
-    idle = {printable(str(name)) for name in recorded}
+    listed = run.summary.get("prompt_tokens_per_backend")
+    idle = {printable(str(name)) for name in listed} if isinstance(listed, Mapping) else set()
     for name in sorted((worked | idle) - {""}):
         rows = names == name
         tokens = float(finite(run.numbers["prompt_tokens"][rows]).sum())

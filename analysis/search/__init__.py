@@ -1,6 +1,6 @@
 """Find the highest load at which a server meets its targets, and prove it: `forebay search`.
 
 In reading order: `cli` is the command, `search` chooses the loads, `bracket` narrows them, `trial`
-measures a load, `evidence` decides whether it met the targets, `result` writes the outcome, `curve`
-draws it. The room imports `experiments`, `runs`, `charts` and `statistics`.
+measures a load, `evidence` decides whether it met the targets, `result` writes and draws the
+outcome. The room imports `experiments`, `runs`, `charts` and `statistics`.
 """

@@ -290,13 +290,14 @@ def search_command(arguments: SearchArguments, flags: ModelFlags) -> None:
 
 def show(result: "SearchResult", folder: Path | None, *, as_json: bool) -> None:
     import orjson
+    from rich.console import Console
+
+    from forebay.analysis.search.result import curve_plot, curve_table
+    from forebay.traces.whole_file import whole_file
 
     data = orjson.dumps(result.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     # The folder gets the result even if a terminal shows it too.
     if folder is not None:
-        from forebay.analysis.search.curve import curve_plot
-        from forebay.traces.whole_file import whole_file
-
         for name, content in (("result.json", data), ("curve.svg", curve_plot(result).encode())):
             with whole_file(folder / name) as file:
                 file.write(content)
@@ -304,10 +305,6 @@ def show(result: "SearchResult", folder: Path | None, *, as_json: bool) -> None:
         sys.stdout.write(data.decode())
         return
     # Print the table, the answer, and the number of users that the answer stands for.
-    from rich.console import Console
-
-    from forebay.analysis.search.curve import curve_table
-
     console = Console(highlight=False)
     console.print(curve_table(result))
     console.print(result.sentence)
