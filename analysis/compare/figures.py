@@ -92,20 +92,6 @@ class RunFigures:
     imbalance: float | None
     differs: Mapping[str, str]  # by the latencies that the run defines otherwise: how
 
-    def value(self, bucket: str | None, key: str) -> float | None:
-        """Return a figure by the key of its line, such as `goodput` or `ttft_p99`."""
-        figures = self.of[bucket]
-        if key in figures.rates:
-            return figures.rates[key]
-        if key == "imbalance":
-            return self.imbalance
-        name, _, share = key.rpartition("_")
-        if name in figures.latency:
-            percentiles = figures.latency[name]
-            return percentiles.max if share == "max" else percentiles.values[share]
-        value: float | None = getattr(figures, "goodput_per_s" if key == "goodput" else key)
-        return value
-
 
 def run_figures(
     runs: Sequence[RunData],

@@ -106,7 +106,7 @@ def _latency(comparison: Comparison, bucket: str, line: ComparisonRow) -> str:
         return f"{text}."
     if line.better == "equal":
         return f"{text}: equal within 5 %{line.factor_limits()}.{line.least_change()}"
-    factor = line.factor("longer", "shorter")
+    factor = f"{line.factor} {'shorter' if line.ratio > 1 else 'longer'}"
     if line.better == "unclear":
         return f"{text}: {factor}, but not significant{line.factor_limits()}.{line.least_change()}"
     return f"{text}: {factor}{line.factor_limits()}."
@@ -198,8 +198,9 @@ def _figure(
         return text
     if line.better == "equal":
         return f"{text}: equal within 5 %"
-    change = "" if line.ratio in (0.0, float("inf")) else f": {line.factor(more, less)}"
-    return f"{text}{change}{', but not significant' if line.better == 'unclear' else ''}"
+    if line.ratio not in (0.0, float("inf")):
+        text += f": {line.factor} {less if line.ratio > 1 else more}"
+    return f"{text}, but not significant" if line.better == "unclear" else text
 
 
 def _unanswered(comparison: Comparison) -> list[str]:

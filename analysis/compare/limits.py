@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from forebay.analysis.compare.compare import Comparison
 from forebay.analysis.compare.figures import RunFigures
-from forebay.analysis.compare.lines import LATENCY_LABELS, THROUGHPUT, Unit
+from forebay.analysis.compare.lines import LATENCY_LABELS, THROUGHPUT, Unit, figure_of
 from forebay.analysis.statistics.quantiles import SHARES
 from forebay.analysis.statistics.units import FORMATS
 from forebay.traces.command_line.quantities import seconds
@@ -139,7 +139,7 @@ def _judge(comparison: Comparison, limit: FailCondition) -> str | None:
 
 
 def _measured(comparison: Comparison, side: RunFigures, limit: FailCondition) -> float:
-    value = side.value(limit.bucket, limit.figure)
+    value = figure_of(side, limit.bucket, limit.figure)
     if value is None:
         raise InputError(f"--fail-if {limit.text!r}: {_why_none(comparison, limit, side.name)}")
     return value

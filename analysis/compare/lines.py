@@ -92,14 +92,10 @@ class ComparisonRow:
     texts: list[str]  # of A and B
     ratio: float | None
     change: float | None
+    factor: str  # the larger of both divided by the smaller, such as 1.9×
     better: Better | None
     interval: ConfidenceInterval | None
     change_interval: ConfidenceInterval | None
-
-    def factor(self, more: str, less: str) -> str:
-        """Return the change such as `1.9× higher`. The ratio has to be known."""
-        assert self.ratio is not None
-        return f"{ratio(max(self.ratio, _inverse(self.ratio)))} {less if self.ratio > 1 else more}"
 
     def factor_limits(self) -> str:
         """Return the 95 % interval of the factor in words, "" without an interval."""
@@ -140,6 +136,7 @@ def line_of(
     if better in ("a", "b") and interval is not None and not interval.clear:
         better = "unclear"
     a_over_b = _ratio(a, b)
+    change = None if a_over_b is None else _inverse(a_over_b)
     return ComparisonRow(
         section=section,
         key=kind.key,
@@ -149,7 +146,8 @@ def line_of(
         b=b,
         texts=FORMATS[kind.unit]([a, b]),
         ratio=a_over_b,
-        change=None if a_over_b is None else _inverse(a_over_b),
+        change=change,
+        factor="" if a_over_b is None or change is None else ratio(max(a_over_b, change)),
         better=better,
         interval=interval,
         change_interval=interval
@@ -172,13 +170,28 @@ def lines_of(
     otherwise = {*a.differs, *b.differs}
     lines = []
     for kind in kinds:
-        of_a, of_b = a.value(bucket, kind.key), b.value(bucket, kind.key)
+        of_a, of_b = (figure_of(side, bucket, kind.key) for side in (a, b))
         if (of_a, of_b) == (None, None) and kind.key not in ALWAYS:
             continue
         if latency_of(kind.key) in otherwise:
             kind = replace(kind, label=f"{kind.label} *")
         lines.append(line_of(section, kind, of_a, of_b, intervals.get(kind.key)))
     return lines
+
+
+def figure_of(side: RunFigures, bucket: str | None, key: str) -> float | None:
+    """Return a figure of a run by the key of its line, such as `goodput` or `ttft_p99`."""
+    figures = side.of[bucket]
+    if key in figures.rates:
+        return figures.rates[key]
+    if key == "imbalance":
+        return side.imbalance
+    name, _, share = key.rpartition("_")
+    if name in figures.latency:
+        percentiles = figures.latency[name]
+        return percentiles.max if share == "max" else percentiles.values[share]
+    value: float | None = getattr(figures, "goodput_per_s" if key == "goodput" else key)
+    return value
 
 
 def latency_of(key: str) -> str:

@@ -62,8 +62,9 @@ def _change(line: ComparisonRow) -> str:
         return "equal within 5 %"
     if line.ratio in (0.0, float("inf")):
         return "better" if line.better == "b" else "worse"
-    direction = ("longer", "shorter") if line.unit == "s" else ("higher", "lower")
-    return line.factor(*direction) + (", not significant" if line.better == "unclear" else "")
+    more, less = ("longer", "shorter") if line.unit == "s" else ("higher", "lower")
+    words = f"{line.factor} {less if line.ratio > 1 else more}"
+    return f"{words}, not significant" if line.better == "unclear" else words
 
 
 def rejections(

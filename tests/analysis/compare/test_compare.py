@@ -13,7 +13,13 @@ import pytest
 from made_runs import SLOS, Row, answered, realistic_rows, refused, write_pair, write_run
 
 from forebay.analysis.cli import compare_app
-from forebay.analysis.compare.compare import Comparison, ComparisonRow, compare
+from forebay.analysis.compare.compare import (
+    Comparison,
+    ComparisonRow,
+    compare,
+    compare_all,
+    rows_of,
+)
 from forebay.analysis.compare.cost import Price
 from forebay.analysis.compare.figures import backends, figures, imbalance, unanswered
 from forebay.analysis.compare.headline import headline
@@ -257,6 +263,16 @@ class TestComparison:
         assert line(found, "run", "intended").better is None
         assert found.line("chat", "ttft_p99.9") is None  # one sample beyond: hidden, so no line
         assert found.headline_keys == {"chat": "ttft_p99"}
+
+    @pytest.mark.parametrize("count", [1, 2, 3])
+    def test_a_row_of_a_table_has_a_value_for_each_run(self, tmp_path: Path, count: int) -> None:
+        seconds = (1.0, 0.25, 2.0)[:count]
+        paths = [write_run(tmp_path / str(s), steady(1000, s)) for s in seconds]
+        rows = rows_of(compare_all(load_runs(paths)))
+        by_key = {(row.heading, row.line.key): row for row in rows}
+        assert by_key["chat", "ttft_p99"].values == [1.99 * s for s in seconds]
+        assert len(by_key["all requests", "intended"].texts) == count
+        assert [row.heading for row in rows] == sorted(row.heading for row in rows)
 
     def test_worse_is_called_worse(self, pair: tuple[Path, Path]) -> None:
         good, bad = load_runs([pair[1], pair[0]])
